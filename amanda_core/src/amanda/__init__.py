@@ -1,0 +1,62 @@
+"""Amanda: instrumentation of neural networks, operator by operator.
+
+The facade that users import: names only, no logic. `amanda.tools` comes with the distribution
+amanda-tools and is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amanda import tool
+from amanda_core import __version__
+from amanda_core.action import IPoint, staged
+from amanda_core.activation import (
+    Handle,
+    apply,
+    attach,
+    autodiff_disabled,
+    autodiff_enabled,
+    cache_disabled,
+    cache_enabled,
+    disabled,
+    enabled,
+    step,
+)
+from amanda_core.context import OpContext
+from amanda_core.errors import AmandaError, AmandaWarning
+from amanda_core.tool import Tool
+
+__all__ = [
+    "AmandaError",
+    "AmandaWarning",
+    "Handle",
+    "IPoint",
+    "OpContext",
+    "Tool",
+    "__version__",
+    "apply",
+    "attach",
+    "autodiff_disabled",
+    "autodiff_enabled",
+    "cache_disabled",
+    "cache_enabled",
+    "disabled",
+    "enabled",
+    "staged",
+    "step",
+    "tool",
+    "tools",
+]
+
+if TYPE_CHECKING:
+    from amanda import tools
+else:
+
+    def __getattr__(name: str) -> object:
+        # Not at import: listing or applying tools of one's own needs no amanda-tools.
+        if name == "tools":
+            import importlib
+
+            return importlib.import_module("amanda.tools")
+        raise AttributeError(f"module 'amanda' has no attribute {name!r}")

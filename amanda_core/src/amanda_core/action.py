@@ -1,0 +1,142 @@
+"""Instrumentation points and the six kinds of action that an analysis routine can ask for.
+
+Owns the vocabulary (`IPoint`, `ActionKind`), the record of one request (`Action`) and the order of
+points that decides what is too late. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amanda_core.tool import Tool
+
+__all__ = ["Action", "ActionKind", "IPoint", "staged"]
+
+
+class IPoint(Enum):
+    """Instrumentation point: before or after an op, forward or backward (paper, section 4.2)."""
+
+    BEFORE_FORWARD = "before_forward_op"
+    AFTER_FORWARD = "after_forward_op"
+    BEFORE_BACKWARD = "before_backward_op"
+    AFTER_BACKWARD = "after_backward_op"
+
+    # Members are singletons; hashing by identity spares Enum's Python-level hash on every lookup.
+    __hash__ = object.__hash__
+
+    @classmethod
+    def of(cls, backward: bool, require_outputs: bool) -> IPoint:
+        """The point that `Tool.add_inst_for_op` names by two flags."""
+        if backward:
+            return cls.AFTER_BACKWARD if require_outputs else cls.BEFORE_BACKWARD
+        return cls.AFTER_FORWARD if require_outputs else cls.BEFORE_FORWARD
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the point belongs to the backward program."""
+        return self in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+
+    @property
+    def rank(self) -> int:
+        """Place in the order of points within one execution, from 0."""
+        return _ORDER[self]
+
+
+_ORDER = {point: rank for rank, point in enumerate(IPoint)}
+
+
+class ActionKind(Enum):
+    """The six kinds of action (paper, listing 3), named like the methods that ask for them."""
+
+    INSERT_BEFORE_OP = "insert_before_op"
+    INSERT_AFTER_OP = "insert_after_op"
+    INSERT_BEFORE_BACKWARD_OP = "insert_before_backward_op"
+    INSERT_AFTER_BACKWARD_OP = "insert_after_backward_op"
+    REPLACE_OP = "replace_op"
+    REPLACE_BACKWARD_OP = "replace_backward_op"
+
+    __hash__ = object.__hash__
+
+    @property
+    def point(self) -> IPoint:
+        """The point whose plan the action joins; a replacement belongs to the point before."""
+        return _POINT_OF[self]
+
+    @property
+    def is_replacement(self) -> bool:
+        """Whether the routine stands in for the op."""
+        return self in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
+
+    @property
+    def selects(self) -> str:
+        """Name of the values that the routine gets."""
+        return _SELECTS[self]
+
+
+_POINT_OF = {
+    ActionKind.INSERT_BEFORE_OP: IPoint.BEFORE_FORWARD,
+    ActionKind.REPLACE_OP: IPoint.BEFORE_FORWARD,
+    ActionKind.INSERT_AFTER_OP: IPoint.AFTER_FORWARD,
+    ActionKind.INSERT_BEFORE_BACKWARD_OP: IPoint.BEFORE_BACKWARD,
+    ActionKind.REPLACE_BACKWARD_OP: IPoint.BEFORE_BACKWARD,
+    ActionKind.INSERT_AFTER_BACKWARD_OP: IPoint.AFTER_BACKWARD,
+}
+_SELECTS = {
+    ActionKind.INSERT_BEFORE_OP: "inputs",
+    ActionKind.REPLACE_OP: "inputs",
+    ActionKind.INSERT_AFTER_OP: "outputs",
+    ActionKind.INSERT_BEFORE_BACKWARD_OP: "grad_outputs",
+    ActionKind.REPLACE_BACKWARD_OP: "grad_outputs",
+    ActionKind.INSERT_AFTER_BACKWARD_OP: "grad_inputs",
+}
+
+_STAGED = "__amanda_staged__"
+
+
+def staged(routine: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an instrumentation routine as pure framework code that may be embedded into a graph.
+
+    A staged routine uses only operations of the framework and has no Python side effects, and its
+    keyword arguments do not change within an epoch. Eager drivers call it like any other.
+
+    >>> @staged
+    ... def halve(weight):
+    ...     return weight * 0.5
+    """
+    setattr(routine, _STAGED, True)
+    return routine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Action:
+    """One request of an analysis routine.
+
+    Attributes:
+        kind: Which of the six kinds.
+        routine: The instrumentation routine.
+        positions: Positions that the routine gets, in this order; None means all.
+        kwargs: Passed on by reference at each execution.
+        tool: Who asked.
+        autodiff: Whether the routine's own operations are differentiated.
+    """
+
+    kind: ActionKind
+    routine: Callable[..., Any]
+    positions: tuple[int, ...] | None
+    kwargs: Mapping[str, Any]
+    tool: Tool
+    autodiff: bool
+
+    @property
+    def staged(self) -> bool:
+        """Whether the routine carries the mark of `staged`."""
+        return bool(getattr(self.routine, _STAGED, False))
+
+    @property
+    def routine_name(self) -> str:
+        """Qualified name of the routine, for messages."""
+        return str(getattr(self.routine, "__qualname__", None) or repr(self.routine))

@@ -1,0 +1,322 @@
+"""Applying tools and leaving them, and the control API (paper, listing 5).
+
+Owns the stack of applied tools of each thread and the life of its session: drivers are attached
+when the stack gets its first entry and detached when it loses its last, by whatever way.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ContextDecorator, _GeneratorContextManager, contextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+
+from amanda_core import discovery
+from amanda_core.driver import Attachment, Blind
+from amanda_core.errors import (
+    AmandaError,
+    DriverError,
+    ReentryError,
+    ThreadError,
+    ToolError,
+    annotate,
+)
+from amanda_core.imports import ImportWatcher
+from amanda_core.session import Session, Store
+from amanda_core.threads import THREAD
+from amanda_core.tool import Tool, check_tool, in_dependency_order
+
+__all__ = [
+    "Applied",
+    "Handle",
+    "apply",
+    "attach",
+    "autodiff_disabled",
+    "autodiff_enabled",
+    "cache_disabled",
+    "cache_enabled",
+    "disabled",
+    "enabled",
+    "step",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_LOCAL = threading.local()
+
+
+class _Stack:
+    """The applied tools of one thread, in order of application, and what serves them."""
+
+    def __init__(self, first: Handle) -> None:
+        self.entries = [first]
+        self.thread = threading.get_ident()
+        self.attachments: dict[str, Attachment] = {}
+        self.watcher: ImportWatcher | None = None
+        manager = discovery.plugin_manager()
+        tools = in_dependency_order(first.tools)
+        self.session = Session(tools, Store.resume(tools), manager.hook)
+
+    def open(self) -> None:
+        THREAD.session = self.session
+        try:
+            waiting = [d for d in discovery.drivers() if not self.attach(d)]
+            names = [module for d in waiting for module in d.info.modules]
+            if names:
+                self.watcher = ImportWatcher(names, self.imported)
+                self.watcher.start()
+            self.session.begin_step()
+        except BaseException:
+            self.close()
+            raise
+
+    def attach(self, driver: discovery.Driver) -> bool:
+        try:
+            # The plugin's own implementation: the other drivers are not asked.
+            attachment = driver.plugin.amanda_attach(session=self.session)
+        except AmandaError:
+            raise
+        except Exception as error:
+            raise DriverError(
+                f"Driver {driver.info.name!r} of {driver.distribution} failed to attach: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if attachment is None:
+            return False
+        self.attachments[driver.info.name] = attachment
+        self.session.declare(driver.info.name, driver.info.capabilities)
+        return True
+
+    def imported(self, module: str) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        for driver in discovery.drivers():
+            if module in driver.info.modules and driver.info.name not in self.attachments:
+                self.attach(driver)
+
+    def change(self, entries: list[Handle]) -> None:
+        self.entries = entries
+        self.session.set_tools(in_dependency_order(t for entry in entries for t in entry.tools))
+
+    def close(self) -> None:
+        THREAD.session = None
+        self.session.close()
+        if self.watcher is not None:
+            self.watcher.stop()
+        failure: BaseException | None = None
+        for attachment in reversed(self.attachments.values()):
+            try:
+                attachment.detach()
+            except BaseException as error:  # noqa: PERF203  The others are detached all the same.
+                if failure is None:
+                    failure = error
+                else:
+                    annotate(failure, f"Another driver failed to detach: {error!r}")
+        self.attachments.clear()
+        if failure is not None:
+            raise failure
+
+
+class Handle:
+    """Tools applied until `remove` is called; what `attach` returns.
+
+    Attributes:
+        tools: The tools as given.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(tools)
+        self._stack: _Stack | None = None
+
+    def _enter(self) -> None:
+        if THREAD.routine_depth:
+            raise ReentryError(
+                "Tools cannot be applied inside a routine of a tool",
+                fix="Apply them together, outside, or declare them with depends_on()",
+            )
+        stack = getattr(_LOCAL, "stack", None)
+        if stack is not None:
+            stack.change([*stack.entries, self])
+            self._stack = stack
+            return
+        discovery.require_any()
+        self._stack = _LOCAL.stack = _Stack(self)
+        try:
+            self._stack.open()
+        except BaseException:
+            self._stack = _LOCAL.stack = None
+            raise
+
+    def remove(self) -> None:
+        """Take the tools back; a second call does nothing.
+
+        Raises:
+            ThreadError: They were applied in another thread.
+            BaseException: An exception of a routine that could not be raised where it arose.
+        """
+        stack = self._stack
+        if stack is None:
+            return
+        if threading.get_ident() != stack.thread:
+            raise ThreadError(
+                "The tools were applied in another thread",
+                fix="Leave `apply` in the thread that entered it",
+            )
+        self._stack = None
+        entries = [entry for entry in stack.entries if entry is not self]
+        try:
+            if entries:
+                stack.change(entries)
+            else:
+                _LOCAL.stack = None
+                stack.close()
+        finally:
+            # Also if a driver fails to detach: neither error may be lost.
+            stack.session.raise_pending()
+
+    def coverage(self) -> dict[str, list[Blind]]:
+        """Driver name -> what it cannot see here, and why; empty once removed."""
+        attachments = self._stack.attachments if self._stack is not None else {}
+        return {name: list(held.coverage()) for name, held in attachments.items()}
+
+    @property
+    def session(self) -> Session | None:
+        """The session, while the tools are applied."""
+        return self._stack.session if self._stack is not None else None
+
+
+class Applied(ContextDecorator):
+    """What `apply` returns: a context manager and decorator, usable any number of times."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tuple(tools)
+        self._handles: list[Handle] = []
+
+    def _recreate_cm(self) -> Applied:
+        return Applied(self._tools)
+
+    def __call__(self, func: F) -> F:
+        """Decorate a function: the tools are applied while it runs."""
+        # A call of such a function only makes an object: the tools would be gone when it runs.
+        if (
+            inspect.isgeneratorfunction(func)
+            or inspect.iscoroutinefunction(func)
+            or inspect.isasyncgenfunction(func)
+        ):
+            raise ToolError(
+                f"{func.__qualname__} is a generator or coroutine function",
+                where="@amanda.apply",
+                fix="Write `with amanda.apply(...)` inside it",
+            )
+        return super().__call__(func)
+
+    def __enter__(self) -> Handle:
+        handle = Handle(self._tools)
+        handle._enter()
+        self._handles.append(handle)
+        return handle
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        handle = self._handles[-1]
+        if error is not None and handle.session is not None:
+            handle.session.raised(error)
+        try:
+            handle.remove()
+        finally:
+            # Left in a foreign thread they stay applied, for the right thread to leave.
+            if handle.session is None:
+                self._handles.remove(handle)
+
+
+def apply(*tools: Tool) -> Applied:
+    """Apply tools to every operator that runs in the extent of a ``with`` or of a function.
+
+    Covers each framework that has a driver, also one imported later, in this thread and in the
+    threads that the framework runs on its behalf. Nested tools run after outer ones.
+
+    Args:
+        *tools: Instances of `Tool`; their dependencies come along.
+
+    Raises:
+        ToolError: Something else was given.
+        DependencyCycleError: The tools depend on one another.
+        MissingDriverError: On entering, if no driver is installed.
+        ReentryError: On entering, inside a routine.
+
+    >>> from amanda_core.tool import Tool
+    >>> applied = apply(Tool())
+    """
+    for tool in tools:
+        check_tool(tool, "amanda.apply")
+    in_dependency_order(tools)
+    return Applied(tools)
+
+
+def attach(*tools: Tool) -> Handle:
+    """Apply tools until the returned handle's ``remove()`` is called."""
+    for tool in tools:
+        check_tool(tool, "amanda.attach")
+    handle = Handle(tools)
+    handle._enter()
+    return handle
+
+
+def step() -> None:
+    """End a step by hand, where no optimizer or outermost run of a graph does.
+
+    Does nothing while no tool is applied.
+    """
+    if THREAD.session is not None:
+        THREAD.session.end_step()
+
+
+@contextmanager
+def _switched(name: str, value: bool) -> Iterator[None]:
+    control = THREAD.control
+    before = getattr(control, name)
+    setattr(control, name, value)
+    try:
+        yield
+    finally:
+        setattr(control, name, before)
+
+
+Switch = _GeneratorContextManager[None]
+
+
+def disabled() -> Switch:
+    """Extent, or decorator of a function, in which no tool is active in this thread."""
+    return _switched("enabled", False)
+
+
+def enabled() -> Switch:
+    """Extent in which tools are active again inside `disabled`."""
+    return _switched("enabled", True)
+
+
+def cache_disabled() -> Switch:
+    """Extent in which analysis runs at every execution of an op."""
+    return _switched("caching", False)
+
+
+def cache_enabled() -> Switch:
+    """Extent in which analysis runs once per op again inside `cache_disabled`."""
+    return _switched("caching", True)
+
+
+def autodiff_enabled() -> Switch:
+    """Extent in which routines being inserted will be differentiated; sampled at insertion."""
+    return _switched("autodiff", True)
+
+
+def autodiff_disabled() -> Switch:
+    """Extent in which routines being inserted will not be differentiated (the default)."""
+    return _switched("autodiff", False)

@@ -1,0 +1,549 @@
+"""`OpContext`: everything known of one op, and the requests of the analysis routines.
+
+Owns the inspection and instrumentation APIs of the paper (listings 3 and 4), whose names and
+signatures hold as printed. Records actions; `session` runs the analysis, `plan` the routines.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from amanda_core.action import Action, ActionKind, IPoint
+from amanda_core.errors import (
+    ActionError,
+    LateActionError,
+    PositionError,
+    ReplacementConflictError,
+    StaleContextError,
+    UnsupportedError,
+)
+from amanda_core.plan import EMPTY, Plan, Step
+
+if TYPE_CHECKING:
+    from amanda_core.driver import Site
+    from amanda_core.session import Session
+    from amanda_core.tool import Tool
+
+__all__ = ["OpContext"]
+
+_UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
+
+
+class _Weak:
+    """A weak reference that cannot be taken for a value."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, value: Any) -> None:
+        self.ref = weakref.ref(value)
+
+
+def _weak(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_weak(item) for item in value]
+    try:
+        return _Weak(value)
+    except TypeError:
+        return value  # Numbers, strings and None hold nothing alive.
+
+
+def _strong(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_strong(item) for item in value]
+    return value.ref() if isinstance(value, _Weak) else value
+
+
+class OpContext(dict[str, Any]):
+    """Context of one forward op, or of one backward op, in one session.
+
+    Tools write keys for one another; keys persist while the tensors are valid only during the call
+    of a routine. A backward context reads through to the context of its forward op and writes
+    locally. The keys ``type`` and ``backward_type`` are always there, None where unknown.
+
+    Made by drivers through `Session.open`.
+    """
+
+    # A context stands for an op, so two are equal only if they are the same one.
+    __hash__: ClassVar[Callable[[Any], int]] = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, session: Session, site: Site, op_id: int, forward: OpContext | None) -> None:
+        super().__init__()
+        self._session = session
+        self._site = site
+        self._id = op_id
+        self._forward = forward
+        self._backward = False
+        self._op: Any = None
+        self._values: dict[str, Sequence[Any] | None] = {}
+        self._remembered: dict[str, Any] = {}
+        self._released = True
+        self._attrs: Mapping[str, Any] = {}
+        self._constant: Callable[[int], Any] | None = None
+        self._recomputed = False
+        self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
+        self._plans: dict[IPoint, Plan] | None = None
+        self._epoch = -1
+        if forward is None:
+            self["type"] = None
+        self["backward_type"] = None
+
+    # Reading through from a backward context to its forward op.
+
+    def __missing__(self, key: str) -> Any:
+        if self._forward is not None:
+            return self._forward[key]
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or (self._forward is not None and key in self._forward)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of `key` here or in the forward context, else `default`."""
+        return self[key] if key in self else default  # noqa: SIM401  This is `get`.
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The value of `key` here or in the forward context; if there is none, `default`, kept."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __repr__(self) -> str:
+        side = "backward" if self._backward else "forward"
+        return f"<OpContext {side} {self.name!r} {dict(self)!r}>"
+
+    # Inspection API (paper, listing 4).
+
+    def get_op(self) -> Any:
+        """The raw operator of the backend; for a backward op that has no forward op, itself."""
+        return self._forward.get_op() if self._forward is not None else self._op
+
+    def get_op_id(self) -> int:
+        """The same number for the same operator in every iteration."""
+        return self._forward.get_op_id() if self._forward is not None else self._id
+
+    def get_inputs(self) -> Any:
+        """Inputs by position of the op's signature, or None in a context without forward op."""
+        return self._read("inputs", of_forward=True)
+
+    def get_outputs(self) -> Any:
+        """Outputs by position, or None before the op has run."""
+        return self._read("outputs", of_forward=True)
+
+    def get_backward_op(self) -> Any:
+        """The raw backward operator, or None in a forward context."""
+        return self._op if self._backward else None
+
+    def get_backward_op_id(self) -> int | None:
+        """The same number for the same backward op in every iteration; None in a forward context."""
+        return self._id if self._backward else None
+
+    def get_grad_outputs(self) -> Any:
+        """Gradients arriving at the backward op, by position; None in a forward context."""
+        return self._read("grad_outputs", of_forward=False)
+
+    def get_grad_inputs(self) -> Any:
+        """Gradients that the backward op computed, by position; None before it has run."""
+        return self._read("grad_inputs", of_forward=False)
+
+    op = property(get_op)
+    op_id = property(get_op_id)
+    inputs = property(get_inputs)
+    outputs = property(get_outputs)
+    backward_op = property(get_backward_op)
+    backward_op_id = property(get_backward_op_id)
+    grad_outputs = property(get_grad_outputs)
+    grad_inputs = property(get_grad_inputs)
+
+    def is_forward(self) -> bool:
+        """Whether this is the context of a forward op."""
+        return not self._backward
+
+    def is_backward(self) -> bool:
+        """Whether this is the context of a backward op."""
+        return self._backward
+
+    @property
+    def forward(self) -> OpContext | None:
+        """Context of the forward op of a backward context; None if there is none."""
+        return self._forward
+
+    @property
+    def namespace(self) -> str:
+        """``framework/version/mode``."""
+        return self._site.namespace
+
+    @property
+    def site(self) -> Site:
+        """The unchanging facts that the driver gave."""
+        return self._site
+
+    @property
+    def op_type(self) -> str:
+        """The backend's own name of this operator or backward operator."""
+        return self._site.op_type
+
+    @property
+    def name(self) -> str:
+        """Readable name, such as ``encoder.layer.3.attention.self.query/linear``."""
+        return self._site.name
+
+    @property
+    def module_path(self) -> str:
+        """Path of the module in which the op runs; empty outside any module."""
+        return self._site.module_path
+
+    @property
+    def source(self) -> str | None:
+        """``file:line`` of the call, or None."""
+        return self._site.source
+
+    @property
+    def zone(self) -> str:
+        """``model``, or which other part of a program: ``optimizer``, ``init``."""
+        return self._site.zone
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the input positions, as far as known."""
+        return self._forward.input_names if self._forward is not None else self._site.input_names
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Arguments that are not positions, such as ``dtype`` or a graph node's attributes."""
+        return self._forward.attrs if self._forward is not None else self._attrs
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether this execution reruns one that already took place (activation checkpointing)."""
+        return self._forward.recomputed if self._forward is not None else self._recomputed
+
+    @property
+    def where(self) -> str:
+        """Op name, id, module path and source line, for messages."""
+        parts = [f"op {self.name!r} (id {self._id}"]
+        if self.module_path:
+            parts.append(f", module {self.module_path!r}")
+        if self.source:
+            parts.append(f", at {self.source}")
+        return "".join(parts) + ")"
+
+    def value(self, position: int) -> Any:
+        """The concrete value of a parameter or constant input, in every execution mode.
+
+        Args:
+            position: Input position of the op's signature.
+
+        Returns:
+            The value, or None where input `position` is computed or not known yet.
+
+        Raises:
+            PositionError: The op has no such input.
+        """
+        if self._forward is not None:
+            return self._forward.value(position)
+        inputs = self.get_inputs()
+        if inputs is None:
+            return None
+        self._check_positions(ActionKind.INSERT_BEFORE_OP, (position,))
+        return self._constant(position) if self._constant is not None else inputs[position]
+
+    # Instrumentation API (paper, listing 3).
+
+    def insert_before_op(
+        self, func: Callable[..., Any], inputs: Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
+        """Call `func` with the selected inputs each time before the op runs.
+
+        Args:
+            func: The instrumentation routine. It returns None (unchanged), one value, or as many
+                values as it was given.
+            inputs: Positions of the op's signature, or None for all.
+            **kwargs: Passed on to `func` by reference.
+
+        Raises:
+            LateActionError: The op has already run at this point of the analysis.
+            PositionError: The op has no such input.
+        """
+        self._record(ActionKind.INSERT_BEFORE_OP, func, inputs, kwargs)
+
+    def insert_after_op(
+        self, func: Callable[..., Any], outputs: Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
+        """Call `func` with the selected outputs each time after the op has run.
+
+        Arguments, results and errors are those of `insert_before_op`.
+        """
+        self._record(ActionKind.INSERT_AFTER_OP, func, outputs, kwargs)
+
+    def insert_before_backward_op(
+        self,
+        func: Callable[..., Any],
+        grad_outputs: Sequence[int] | None = None,
+        *,
+        grad_out: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Call `func` with the selected gradients each time before the backward op runs.
+
+        In a forward context position i is the whole gradient arriving at output i of the op (the
+        aligned view); in a backward context it is that of this one backward op (the raw view).
+        `grad_out` is the paper's other spelling.
+        """
+        positions = self._one_of(grad_outputs, grad_out, "grad_outputs", "grad_out")
+        self._record(ActionKind.INSERT_BEFORE_BACKWARD_OP, func, positions, kwargs)
+
+    def insert_after_backward_op(
+        self,
+        func: Callable[..., Any],
+        grad_inputs: Sequence[int] | None = None,
+        *,
+        grad_in: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Call `func` with the selected gradients each time after the backward op has run.
+
+        In a forward context position i is what this op contributes to the gradient of its input i
+        (the aligned view); in a backward context it is the i-th result of this one backward op
+        (the raw view). `grad_in` is the paper's other spelling.
+        """
+        positions = self._one_of(grad_inputs, grad_in, "grad_inputs", "grad_in")
+        self._record(ActionKind.INSERT_AFTER_BACKWARD_OP, func, positions, kwargs)
+
+    def replace_op(
+        self, func: Callable[..., Any], inputs: Sequence[int] | None = None, **kwargs: Any
+    ) -> None:
+        """Run `func` with the selected inputs instead of the op; it returns the op's result.
+
+        What it computes is differentiated as written. To remove an op, replace it by the identity.
+
+        Raises:
+            ReplacementConflictError: Another applied tool replaces this op as well.
+        """
+        self._record(ActionKind.REPLACE_OP, func, inputs, kwargs)
+
+    def replace_backward_op(
+        self,
+        func: Callable[..., Any],
+        grad_outputs: Sequence[int] | None = None,
+        *,
+        grad_out: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Run `func` with the selected gradients instead of the backward op.
+
+        It returns the gradients of the inputs: in a forward context one for each leading input up
+        to the last differentiable one, or a single value where only one input is differentiable;
+        in a backward context one for each result of this backward op.
+        """
+        positions = self._one_of(grad_outputs, grad_out, "grad_outputs", "grad_out")
+        self._record(ActionKind.REPLACE_BACKWARD_OP, func, positions, kwargs)
+
+    # For drivers.
+
+    def trigger_callback(self, i_point: IPoint) -> Plan:
+        """Run the analysis that is due at `i_point`, and return the plan of that point.
+
+        Args:
+            i_point: A forward point in a forward context, a backward one in a backward context.
+        """
+        self._session.analyse(self, i_point)
+        return self.plan(i_point)
+
+    def plan(self, i_point: IPoint) -> Plan:
+        """The plan of a point as it stands, without analysis.
+
+        The backward points of a forward context are the aligned view.
+
+        Raises:
+            ReplacementConflictError: Two applied tools replace this op.
+        """
+        session = self._session
+        if self._plans is None or self._epoch != session.epoch:
+            self._plans = self._make_plans()
+            self._epoch = session.epoch
+        return self._plans.get(i_point, EMPTY)
+
+    def fill(
+        self,
+        *,
+        op: Any = _UNSET,
+        inputs: Sequence[Any] | None = _UNSET,
+        outputs: Sequence[Any] | None = _UNSET,
+        grad_outputs: Sequence[Any] | None = _UNSET,
+        grad_inputs: Sequence[Any] | None = _UNSET,
+        attrs: Mapping[str, Any] = _UNSET,
+        constant: Callable[[int], Any] | None = _UNSET,
+        recomputed: bool = _UNSET,
+    ) -> None:
+        """Set what is known of the current execution."""
+        self._released = False
+        if op is not _UNSET:
+            self._op = op
+        if attrs is not _UNSET:
+            self._attrs = attrs
+        if constant is not _UNSET:
+            self._constant = constant
+        if recomputed is not _UNSET:
+            self._recomputed = recomputed
+        values = self._values
+        if inputs is not _UNSET:
+            values["inputs"] = inputs
+        if outputs is not _UNSET:
+            values["outputs"] = outputs
+        if grad_outputs is not _UNSET:
+            values["grad_outputs"] = grad_outputs
+        if grad_inputs is not _UNSET:
+            values["grad_inputs"] = grad_inputs
+
+    def release(self) -> None:
+        """Let go of the tensors at the end of an execution; keys and facts stay.
+
+        A forward context remembers its values weakly, so that a backward routine still finds those
+        that live on anyway (parameters above all) and None in the place of the others.
+        """
+        if not self._backward:
+            self._remembered = {what: _weak(values) for what, values in self._values.items()}
+        self._values.clear()
+        self._constant = None
+        self._released = True
+        if self._backward:
+            # A backward operator object keeps its part of the graph alive.
+            self._op = None
+
+    # Inside.
+
+    def _read(self, what: str, *, of_forward: bool) -> Any:
+        holder = self
+        if of_forward and self._backward:
+            if self._forward is None:
+                return None
+            holder = self._forward
+        if not holder._released:
+            return holder._values.get(what)
+        if not self._released:
+            return _strong(holder._remembered.get(what))
+        raise StaleContextError(
+            f"The {what} of this op are valid only during the call of a routine",
+            where=self.where,
+            fix="Keep a copy of what is needed later under a key of the context",
+        )
+
+    @staticmethod
+    def _one_of(first: Any, second: Any, name: str, alias: str) -> Any:
+        if first is not None and second is not None:
+            raise ActionError(f"Both {name} and {alias} were given", fix=f"Give only {name}")
+        return first if first is not None else second
+
+    def _record(
+        self,
+        kind: ActionKind,
+        func: Callable[..., Any],
+        positions: Sequence[int] | None,
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        if self._recorder is None:
+            raise LateActionError(
+                f"{kind.value} was called outside an analysis routine",
+                where=self.where,
+                fix="Ask for actions in a routine registered with add_inst_for_op",
+            )
+        tool, point, log = self._recorder
+        where = f"tool {tool.tool_name}, {point.value}, {self.where}"
+        if not callable(func):
+            raise ActionError(f"{func!r} cannot be called", where=where, fix="Pass a function")
+        if self._backward and not kind.point.is_backward:
+            raise LateActionError(
+                f"{kind.value} on a backward context comes too late: the forward op has run",
+                where=where,
+                fix="Ask for it in a forward analysis routine",
+            )
+        if kind.point.rank < point.rank:
+            raise LateActionError(
+                f"{kind.value} at {point.value} comes too late",
+                where=where,
+                fix="Register the routine with require_outputs=False",
+            )
+        if kind.point.is_backward and not self._session.can("gradients", self.namespace):
+            raise UnsupportedError(f"The driver of {self.namespace} has no gradients", where=where)
+        chosen = self._check_positions(kind, positions, where)
+        control = self._session.control
+        log.append(Action(kind, func, chosen, kwargs, tool, control.autodiff))
+        if kind.is_replacement:
+            self._find_conflict(kind, tool)
+
+    def _check_positions(
+        self, kind: ActionKind, positions: Sequence[int] | None, where: str = ""
+    ) -> tuple[int, ...] | None:
+        if positions is None:
+            return None
+        # Taken once: an iterator would be empty behind the check.
+        chosen = tuple(positions) if isinstance(positions, Iterable) else None
+        if chosen is None or not all(type(p) is int for p in chosen):
+            raise PositionError(
+                f"{kind.selects}={positions!r} is not a list of positions",
+                where=where or self.where,
+                fix=f"Write {kind.selects}=[0] for the first",
+            )
+        count = self._count(kind.selects)
+        for position in chosen:
+            if position < 0 or (count is not None and position >= count):
+                known = "" if count is None else f": it has {count} ({self._named(kind)})"
+                raise PositionError(
+                    f"The op has no {kind.selects}[{position}]{known}",
+                    where=where or self.where,
+                    fix="Positions are those of the op's signature, counted from 0",
+                )
+        return chosen
+
+    def _named(self, kind: ActionKind) -> str:
+        names = self.input_names
+        inputs = kind.selects == "inputs" or (kind.selects == "grad_inputs" and not self._backward)
+        return ", ".join(names) if inputs and names else "numbered from 0"
+
+    def _count(self, what: str) -> int | None:
+        if not self._backward:
+            what = {"grad_outputs": "outputs", "grad_inputs": "inputs"}.get(what, what)
+        values = self._values.get(what)
+        return None if values is None else len(values)
+
+    def _make_plans(self) -> dict[IPoint, Plan]:
+        steps: dict[IPoint, list[Step]] = {}
+        replacements: dict[IPoint, Step] = {}
+        for action in self._session.actions_of(self):
+            step, point = Step(action, self), action.kind.point
+            if not action.kind.is_replacement:
+                steps.setdefault(point, []).append(step)
+            elif point in replacements:
+                self._conflict(action.kind, replacements[point].action.tool, action.tool)
+            else:
+                replacements[point] = step
+        return {
+            point: Plan(steps.get(point, ()), replacements.get(point))
+            for point in (*steps, *(p for p in replacements if p not in steps))
+        }
+
+    def _find_conflict(self, kind: ActionKind, tool: Tool) -> None:
+        assert self._recorder is not None
+        recorded = [a.tool for a in self._recorder[2] if a.kind is kind]
+        others = [
+            action.tool
+            for action in self._session.actions_of(self, without=(tool, self._recorder[1]))
+            if action.kind is kind
+        ]
+        if len(recorded) + len(others) > 1:
+            self._conflict(kind, (others or recorded)[0], tool)
+
+    def _conflict(self, kind: ActionKind, first: Tool, second: Tool) -> None:
+        raise ReplacementConflictError(
+            f"Both {first.tool_name} and {second.tool_name} ask for {kind.value}",
+            where=self.where,
+            fix="Apply only one of them, or let one insert before or after the op instead",
+        )

@@ -1,0 +1,178 @@
+"""`Plan`: what is to be done at one point of one op, as ordered, typed steps and a fold over values.
+
+Owns how a routine is called, what its result means and what is said when it fails. A plan is all
+that a driver ever executes; values are opaque here. A driver folds (`plan(values)`) or walks the
+steps itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from amanda_core.action import Action
+from amanda_core.errors import PositionError, RoutineResultError, annotate
+from amanda_core.threads import THREAD
+
+if TYPE_CHECKING:
+    from amanda_core.context import OpContext
+
+__all__ = ["Plan", "Step"]
+
+
+class Step:
+    """One action bound to its op.
+
+    Attributes:
+        action: The action: its kind, positions, routine, keyword arguments, tool, flags.
+    """
+
+    __slots__ = ("_context", "_skip_none", "action")
+
+    def __init__(self, action: Action, context: OpContext) -> None:
+        self.action = action
+        self._context = context
+        # A gradient that does not exist is None, and then there is nothing to call a routine with.
+        self._skip_none = action.kind.point.is_backward and not action.kind.is_replacement
+
+    def __repr__(self) -> str:
+        return f"<Step {self.where}>"
+
+    @property
+    def where(self) -> str:
+        """Tool, routine and op, for messages."""
+        action = self.action
+        return (
+            f"{action.kind.value} by tool {action.tool.tool_name}, "
+            f"routine {action.routine_name}, {self._context.where}"
+        )
+
+    def __call__(self, values: Sequence[Any]) -> list[tuple[int, Any]]:
+        """Call the routine with its selection of `values`.
+
+        Returns:
+            The changed positions with their new values; empty where nothing changed. A value that
+            is the same object counts as unchanged.
+
+        Raises:
+            PositionError: A selected position does not exist.
+            RoutineResultError: The routine returned a wrong number of values.
+            BaseException: Whatever the routine raised, with a note.
+        """
+        positions = self.action.positions
+        if positions is None:
+            positions = tuple(range(len(values)))
+        selected = self._select(values, positions)
+        if self._skip_none and selected and all(value is None for value in selected):
+            return []
+        result = self._call(selected)
+        if result is None:
+            return []
+        return [
+            (position, new)
+            for position, old, new in zip(
+                positions, selected, self._as_many(result, selected), strict=True
+            )
+            if new is not old
+        ]
+
+    def replace(self, values: Sequence[Any]) -> Any:
+        """Call a replacement and return what it stands for: the op's result, as it came.
+
+        Raises:
+            RoutineResultError: The routine returned None.
+        """
+        positions = self.action.positions
+        selected = values if positions is None else self._select(values, positions)
+        result = self._call(list(selected))
+        if result is None:
+            raise RoutineResultError(
+                "A replacement returned None",
+                where=self.where,
+                fix="Return what the op would have returned",
+            )
+        return result
+
+    def _select(self, values: Sequence[Any], positions: tuple[int, ...]) -> list[Any]:
+        try:
+            return [values[position] for position in positions]
+        except IndexError:
+            raise PositionError(
+                f"Position {max(positions)} was asked for, but there are {len(values)} "
+                f"{self.action.kind.selects}, counted from 0",
+                where=self.where,
+                fix="Ask for existing positions, or for all by leaving them out",
+            ) from None
+
+    def _call(self, selected: list[Any]) -> Any:
+        # Spelled out instead of `with inside_routine()`: this runs at every execution of an op.
+        THREAD.routine_depth += 1
+        try:
+            return self.action.routine(*selected, **self.action.kwargs)
+        except BaseException as error:
+            annotate(error, f"In {self.where}")
+            raise
+        finally:
+            THREAD.routine_depth -= 1
+
+    def _as_many(self, result: Any, selected: list[Any]) -> Sequence[Any]:
+        wanted = len(selected)
+        if wanted == 1:
+            old = selected[0]
+            if not isinstance(result, (tuple, list)):
+                return (result,)
+            if isinstance(old, (tuple, list)):
+                # The position is itself a list of tensors: a sequence is its new value, unless
+                # that stands alone inside a sequence.
+                wrapped = len(result) == 1 and isinstance(result[0], (tuple, list))
+                return result if wrapped else (result,)
+            if len(result) == 1:
+                return result
+        elif isinstance(result, (tuple, list)) and len(result) == wanted:
+            return result
+        got = len(result) if isinstance(result, (tuple, list)) else 1
+        raise RoutineResultError(
+            f"A routine returned {got} value{'s' if got != 1 else ''}, but was given {wanted}",
+            where=self.where,
+            fix=f"Return None for no change, or {wanted} value{'s' if wanted != 1 else ''}",
+        )
+
+
+class Plan:
+    """The steps of one op at one point, in tool order, and at most one replacement.
+
+    A false plan has nothing to do.
+
+    Attributes:
+        steps: Insertions in order.
+        replacement: What runs instead of the op, after the steps before it; or None.
+    """
+
+    __slots__ = ("replacement", "steps")
+
+    def __init__(self, steps: Sequence[Step] = (), replacement: Step | None = None) -> None:
+        self.steps = tuple(steps)
+        self.replacement = replacement
+
+    def __bool__(self) -> bool:
+        return bool(self.steps) or self.replacement is not None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __repr__(self) -> str:
+        return f"<Plan of {len(self.steps)} steps{' and a replacement' * bool(self.replacement)}>"
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Fold the steps over `values`: each sees what the earlier ones made of them."""
+        new = list(values)
+        for step in self.steps:
+            for position, value in step(new):
+                new[position] = value
+        return new
+
+
+EMPTY = Plan()

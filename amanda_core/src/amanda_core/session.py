@@ -1,0 +1,420 @@
+"""`Session`: one stretch of applied tools: contexts, ids, analysis, epochs, pending errors.
+
+Owns what drivers talk to while tools are applied, and the `Store` that outlives a session so that
+the same tools resume. Applying and leaving is `activation`'s; executing plans is the drivers'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from amanda_core.action import Action, IPoint
+from amanda_core.context import OpContext
+from amanda_core.errors import AmandaWarning, annotate
+from amanda_core.threads import THREAD, Control, inside_routine
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from amanda_core.driver import Site
+    from amanda_core.tool import Tool
+
+__all__ = ["Session", "Store"]
+
+T = TypeVar("T")
+
+# How many stores one tool keeps for resuming; the oldest unused one goes first.
+_STORES_KEPT = 4
+# How many combinations of nested tools one store tells apart before plans are made anew.
+_EPOCHS_KEPT = 64
+
+
+class Store:
+    """What outlives a session, so that the same tools applied again resume.
+
+    Held by the newest tool only, which is likely to die first: its plans hold all of them.
+    """
+
+    __slots__ = ("__weakref__", "contexts", "epochs", "in_use", "persistent", "tools")
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(weakref.ref(tool, self._discard) for tool in tools)
+        #: (is backward, id) -> context
+        self.contexts: dict[tuple[bool, int], OpContext] = {}
+        #: Serial and generation of each active tool -> epoch
+        self.epochs: dict[tuple[tuple[int, int], ...], int] = {}
+        self.persistent: dict[str, Any] = {}
+        self.in_use = False
+
+    def _discard(self, _: object) -> None:
+        for reference in self.tools:
+            tool = reference()
+            if tool is not None:
+                tool._amanda.logs.pop(self, None)
+                stores = tool._amanda.stores
+                for key in [key for key, store in stores.items() if store is self]:
+                    del stores[key]
+
+    @classmethod
+    def resume(cls, tools: Sequence[Tool]) -> Store:
+        """The store of an earlier session of exactly these tools, or a new one."""
+        if not tools:
+            return cls(())
+        stores = max((tool._amanda for tool in tools), key=lambda kept: kept.serial).stores
+        key = tuple(id(tool) for tool in tools)
+        store: Store | None = stores.pop(key, None)
+        if store is None or store.in_use:
+            store = cls(tools)
+        stores[key] = store  # At the end: the most recently used.
+        for old in list(itertools.islice(stores, max(0, len(stores) - _STORES_KEPT))):
+            if not stores[old].in_use:
+                stores[old]._discard(None)
+        return store
+
+
+class Session:
+    """One stretch during which a stack of tools is applied in one thread.
+
+    Attributes:
+        tools: All applied tools, dependencies first, tools of nested `apply` last.
+        epoch: Changes whenever a cached plan may be wrong. The same tools have the same epoch.
+        control: The switches of the thread that owns the session.
+        closed: Whether the tools were left; routines no longer run then.
+    """
+
+    _epochs = itertools.count(1)
+
+    def __init__(self, tools: Sequence[Tool], store: Store, hook: pluggy.HookRelay) -> None:
+        self.control: Control = THREAD.control
+        self.closed = False
+        self.tools: tuple[Tool, ...] = ()
+        self.epoch = 0
+        self._store = store
+        self._hook = hook
+        self._wanted: frozenset[IPoint] = frozenset()
+        self._capabilities: dict[str, frozenset[str]] = {}
+        self._pending: list[BaseException] = []
+        self._warned: set[str] = set()
+        self._step = 0
+        self.watches_scopes = False
+        store.in_use = True
+        self.set_tools(tools)
+
+    # For activation.
+
+    def set_tools(self, tools: Sequence[Tool]) -> None:
+        """Make `tools`, in this order, the applied ones."""
+        for tool in self.tools:
+            tool._amanda.listeners.discard(self)
+        self.tools = tuple(tools)
+        for tool in self.tools:
+            tool._amanda.listeners.add(self)
+        self._refresh()
+
+    def tools_changed(self) -> None:
+        """A tool registered something or was invalidated: no cached plan holds."""
+        self._refresh()
+
+    def _refresh(self) -> None:
+        key = tuple((tool._amanda.serial, tool._amanda.generation) for tool in self.tools)
+        epochs = self._store.epochs
+        if len(epochs) >= _EPOCHS_KEPT:
+            epochs.clear()
+        self.epoch = epochs.setdefault(key, next(self._epochs))
+        wanted = {point for tool in self.tools for point in IPoint if tool._amanda.routines[point]}
+        # Rules serve the analysis of others; where there is none, they are what was applied.
+        rules = any(t._amanda.before_rules or t._amanda.after_rules for t in self.tools)
+        self._wanted = frozenset(wanted) if wanted or not rules else frozenset(IPoint)
+        self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
+
+    def close(self) -> None:
+        """End the session: contexts stay in the store, routines no longer run."""
+        self.closed = True
+        self._store.in_use = False
+        for tool in self.tools:
+            tool._amanda.listeners.discard(self)
+
+    # For drivers: the state to consult.
+
+    @property
+    def enabled(self) -> bool:
+        """Whether operators of the calling thread are to be instrumented now."""
+        return self.control.enabled and not self.closed and not THREAD.routine_depth
+
+    @property
+    def caching(self) -> bool:
+        """Whether analysis runs once per op; plans may be cached for one epoch then."""
+        return self.control.caching
+
+    @property
+    def wants_backward(self) -> bool:
+        """Whether some applied tool analyses backward ops."""
+        return not self._wanted.isdisjoint((IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
+
+    def wants(self, i_point: IPoint) -> bool:
+        """Whether some applied tool analyses at `i_point`."""
+        return i_point in self._wanted
+
+    def can(self, capability: str, namespace: str) -> bool:
+        """Whether the driver of `namespace` declared `capability`."""
+        known = self._capabilities.get(namespace.partition("/")[0])
+        return known is None or capability in known
+
+    def declare(self, framework: str, capabilities: frozenset[str]) -> None:
+        """Record what the driver of `framework` can do."""
+        self._capabilities[framework] = capabilities
+
+    def persistent(self, name: str, factory: Callable[[], T]) -> T:
+        """An object of a driver's that resumes with the contexts, made at the first call."""
+        kept = self._store.persistent
+        if name not in kept:
+            kept[name] = factory()
+        return kept[name]  # type: ignore[no-any-return]
+
+    def contexts(self) -> Iterator[OpContext]:
+        """All contexts so far, forward and backward."""
+        return iter(tuple(self._store.contexts.values()))
+
+    # For drivers: contexts and analysis.
+
+    def open(
+        self,
+        site: Site,
+        raw: Any,
+        inputs: Sequence[Any] | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        forward: OpContext | None = None,
+        *,
+        backward: bool = False,
+        constant: Callable[[int], Any] | None = None,
+        recomputed: bool = False,
+    ) -> OpContext:
+        """The context of an op at the begin of an execution.
+
+        Args:
+            site: The op's facts; its key decides which context it is.
+            raw: The raw (backward) operator.
+            inputs: Values by position of the signature; of a forward op only.
+            attrs: Arguments that are not positions.
+            forward: Context of the forward op of a backward op, if it has one.
+            backward: Whether this is a backward op.
+            constant: Gives the concrete value of a parameter or constant input, or None.
+            recomputed: Whether this reruns an execution that already took place.
+        """
+        contexts = self._store.contexts
+        scope = (forward.get_op_id(), site.key) if forward is not None else site.key
+        op_id = stable_id(scope)
+        context = contexts.get((backward, op_id))
+        while context is not None and not _same_op(context, site, forward):
+            op_id += 1  # Two keys with one hash: the second takes the next free number.
+            context = contexts.get((backward, op_id))
+        new = context is None
+        if context is None:
+            context = OpContext(self, site, op_id, forward)
+            context._backward = backward
+            contexts[backward, op_id] = context
+        context._session = self
+        if backward:
+            context._values.clear()
+            context.fill(op=raw)
+        else:
+            context._values.clear()
+            context.fill(
+                op=raw,
+                inputs=inputs,
+                attrs=attrs or {},
+                constant=constant,
+                recomputed=recomputed,
+            )
+        if new:
+            try:
+                with inside_routine():
+                    self._hook.amanda_prepare_context(context=context)
+            except BaseException:
+                del contexts[backward, op_id]  # Or it would be taken for a prepared one.
+                raise
+        return context
+
+    def forget(self, context: OpContext) -> None:
+        """Drop the context of an op that can never run again, such as one of a dead model."""
+        key = (context._backward, context._id)
+        self._store.contexts.pop(key, None)
+        for tool in self.tools:
+            log = tool._amanda.logs.get(self._store)
+            if log:
+                for point in IPoint:
+                    log.pop((key, point), None)
+
+    def analyse(self, context: OpContext, i_point: IPoint) -> None:
+        """Run what analysis is due for `context` at `i_point`."""
+        if self.due(context, i_point):
+            self._hook.amanda_trigger_callback(context=context, i_point=i_point)
+
+    def due(self, context: OpContext, i_point: IPoint) -> bool:
+        """Whether `analyse` would run some tool's analysis."""
+        return i_point in self._wanted and bool(self._due(context, i_point))
+
+    def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
+        """Rules and routines of the applied tools, in order; the core's part of the hook.
+
+        Raises:
+            BaseException: Whatever a routine raised, with a note; its tool's analysis is not cached.
+        """
+        due = {id(tool) for tool in self._due(context, i_point)}
+        context._plans = None
+        with inside_routine():
+            for tool in self.tools:
+                for rule in tool._amanda.before_rules:
+                    self._call(rule, tool, context, i_point)
+                if id(tool) in due:
+                    self._record(tool, context, i_point)
+            try:
+                for tool in reversed(self.tools):
+                    for rule in tool._amanda.after_rules:
+                        self._call(rule, tool, context, i_point)
+            except BaseException:
+                # The rules belong to the analysis of all: none of it is cached.
+                for tool in self.tools:
+                    if id(tool) in due:
+                        key = ((context._backward, context._id), i_point)
+                        tool._amanda.logs[self._store].pop(key, None)
+                raise
+
+    def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
+        tools = [tool for tool in self.tools if tool._amanda.routines[i_point]]
+        if not tools:
+            # Only rules are applied; they run once an op and point like analysis does.
+            tools = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
+        if not self.control.caching:
+            return tools
+        key = ((context._backward, context._id), i_point)
+        return [tool for tool in tools if key not in tool._amanda.logs.get(self._store, ())]
+
+    def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
+        key = ((context._backward, context._id), i_point)
+        log = tool._amanda.logs.setdefault(self._store, {})
+        log.pop(key, None)
+        actions: list[Action] = []
+        context._recorder = (tool, i_point, actions)
+        try:
+            for routine in tuple(tool._amanda.routines[i_point]):
+                self._call(routine, tool, context, i_point)
+        finally:
+            context._recorder = None
+        log[key] = tuple(actions)
+
+    def _call(
+        self,
+        routine: Callable[[OpContext], Any],
+        tool: Tool,
+        context: OpContext,
+        i_point: IPoint,
+    ) -> None:
+        try:
+            routine(context)
+        except BaseException as error:
+            name = getattr(routine, "__qualname__", repr(routine))
+            annotate(
+                error,
+                f"In analysis by tool {tool.tool_name}, routine {name}, "
+                f"{i_point.value}, {context.where}",
+            )
+            raise
+
+    def actions_of(
+        self, context: OpContext, *, without: tuple[Tool, IPoint] | None = None
+    ) -> Iterator[Action]:
+        """Logged actions of the applied tools for an op, in tool order."""
+        op = (context._backward, context._id)
+        for tool in self.tools:
+            log = tool._amanda.logs.get(self._store)
+            if not log:
+                continue
+            for point in IPoint:
+                if without is None or tool is not without[0] or point is not without[1]:
+                    yield from log.get((op, point), ())
+
+    # For drivers: errors, warnings, steps and scopes.
+
+    def defer(self, error: BaseException) -> None:
+        """Keep an exception that cannot be raised where it arose, for `raise_pending`."""
+        self._pending.append(error)
+
+    def raised(self, error: BaseException) -> None:
+        """If a deferred exception has found its own way out, the others become notes on it."""
+        if any(pending is error for pending in self._pending):
+            for other in self._pending:
+                if other is not error:
+                    annotate(error, f"Then also {type(other).__name__}: {other}")
+            self._pending.clear()
+
+    def raise_pending(self) -> None:
+        """Raise the first deferred exception; the others become notes on it."""
+        if self._pending:
+            first, *others = self._pending
+            self._pending.clear()
+            for other in others:
+                annotate(first, f"Then also {type(other).__name__}: {other}")
+            raise first
+
+    def warn_once(self, message: str) -> None:
+        """Warn with `AmandaWarning`, once in this session."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, AmandaWarning, stacklevel=3)
+
+    def begin_step(self) -> None:
+        """Tell the tools that a step begins."""
+        self._tell(lambda tool: [begin for begin, _ in tool._amanda.step], self._step)
+
+    def end_step(self) -> None:
+        """Tell the tools that a step has ended and the next one begins."""
+        self._tell(lambda tool: [end for _, end in tool._amanda.step], self._step)
+        self._step += 1
+        self.begin_step()
+
+    def enter_scope(self, path: str) -> None:
+        """Tell the tools that the module scope `path` is entered."""
+        self._tell(lambda tool: [enter for enter, _ in tool._amanda.scope], path)
+
+    def leave_scope(self, path: str) -> None:
+        """Tell the tools that the module scope `path` is left."""
+        self._tell(lambda tool: [leave for _, leave in tool._amanda.scope], path)
+
+    def _tell(
+        self, listeners: Callable[[Tool], Sequence[Callable[[Any], None] | None]], what: Any
+    ) -> None:
+        if not self.enabled:
+            return
+        for tool in self.tools:
+            for listener in listeners(tool):
+                if listener is None:
+                    continue
+                try:
+                    with inside_routine():
+                        listener(what)
+                except BaseException as error:
+                    annotate(error, f"In a listener of tool {tool.tool_name} at {what!r}")
+                    raise
+
+
+def _same_op(context: OpContext, site: Site, forward: OpContext | None) -> bool:
+    known = context.forward
+    if known is None or forward is None:
+        return context._site.key == site.key and known is forward
+    return context._site.key == site.key and known.get_op_id() == forward.get_op_id()
+
+
+def stable_id(key: Hashable) -> int:
+    """A number of 63 bits that depends on nothing but the key's printed form.
+
+    >>> stable_id(("conv1", 3)) == stable_id(("conv1", 3))
+    True
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,50 @@
+"""What belongs to one thread: the control flags and how deep it is inside routines.
+
+Owns the thread-local state that both the activation of tools and the running of routines need.
+Drivers may run routines on foreign threads; the flags that count there are the owner's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amanda_core.session import Session
+
+__all__ = ["THREAD", "Control", "inside_routine"]
+
+
+class Control:
+    """The switches of the control API (paper, listing 5) as they stand in one thread."""
+
+    __slots__ = ("autodiff", "caching", "enabled")
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self.caching = True
+        self.autodiff = False
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.control = Control()
+        #: More than 0 while a routine of a tool runs in this thread.
+        self.routine_depth = 0
+        #: The session of this thread, while tools are applied.
+        self.session: Session | None = None
+
+
+THREAD = _Thread()
+
+
+@contextmanager
+def inside_routine() -> Iterator[None]:
+    """Mark the extent of a routine: no operator in it is instrumented, `apply` is an error."""
+    THREAD.routine_depth += 1
+    try:
+        yield
+    finally:
+        THREAD.routine_depth -= 1

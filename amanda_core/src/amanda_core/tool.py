@@ -1,0 +1,250 @@
+"""`Tool`: what a person writes. Registration of routines, dependencies and invalidation.
+
+Owns a tool's own state and the dependency order; knows nothing of sessions but that somebody
+wants to hear of changes. The methods' names and signatures are the paper's (listing 2).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from amanda_core.action import IPoint
+from amanda_core.errors import DependencyCycleError, ToolError
+
+if TYPE_CHECKING:
+    from amanda_core.context import OpContext
+
+__all__ = ["Tool", "in_dependency_order"]
+
+Analysis = Callable[["OpContext"], None]
+StepListener = Callable[[int], None]
+ScopeListener = Callable[[str], None]
+
+
+_COPIED = ("routines", "before_rules", "after_rules", "step", "scope", "dependencies")
+
+
+class _Registrations:
+    """What one tool registered, and the memory of the sessions that it took part in."""
+
+    __slots__ = (
+        "after_rules",
+        "before_rules",
+        "dependencies",
+        "generation",
+        "listeners",
+        "logs",
+        "routines",
+        "scope",
+        "serial",
+        "step",
+        "stores",
+    )
+
+    _serials = itertools.count()
+
+    def __init__(self) -> None:
+        #: Tells tools apart for good, which addresses do not.
+        self.serial = next(self._serials)
+        #: Counts the changes after which no plan made with this tool holds any more.
+        self.generation = 0
+        self.routines: dict[IPoint, list[Analysis]] = {point: [] for point in IPoint}
+        self.before_rules: list[Analysis] = []
+        self.after_rules: list[Analysis] = []
+        self.step: list[tuple[StepListener | None, StepListener | None]] = []
+        self.scope: list[tuple[ScopeListener | None, ScopeListener | None]] = []
+        self.dependencies: list[Tool] = []
+        #: Called when the registrations change or the tool is invalidated.
+        self.listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: Store -> {(op id, point): actions}. Kept here so that a tool's actions, which refer to
+        #: the tool, die with it; the stores are keyed weakly.
+        self.logs: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+        #: Tools of one `apply` (by identity) -> the store to resume. Held by the newest of them.
+        self.stores: dict[tuple[int, ...], Any] = {}
+
+    def changed(self) -> None:
+        self.generation += 1
+        for listener in tuple(self.listeners):
+            listener.tools_changed()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Registrations:
+        # A copied tool starts without sessions: contexts and plans belong to the original.
+        new = _Registrations()
+        memo[id(self)] = new
+        for name in _COPIED:
+            setattr(new, name, copy.deepcopy(getattr(self, name), memo))
+        return new
+
+    def __reduce__(self) -> Any:
+        return _Registrations, (), {name: getattr(self, name) for name in _COPIED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class Tool:
+    """An instrumentation tool: analysis routines that decide what is inserted where.
+
+    Subclass it, or create an instance and register functions. A subclass may leave out
+    ``super().__init__()``.
+
+    >>> tool = Tool()
+    >>> tool.add_inst_for_op(lambda context: print(context.get_op()))
+    """
+
+    _amanda: _Registrations
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Tool:  # noqa: D102  Not for calling.
+        # Here and not in __init__, so that a subclass need not call super().__init__().
+        self = super().__new__(cls)
+        self._amanda = _Registrations()
+        return self
+
+    def add_inst_for_op(
+        self,
+        callback: Analysis,
+        backward: bool = False,
+        require_outputs: bool = False,
+    ) -> None:
+        """Register an analysis routine for every op (paper, listing 2).
+
+        Args:
+            callback: Called with the op's context, once per op and session.
+            backward: For the ops of the backward program instead of the forward one.
+            require_outputs: After the op has run instead of before it.
+
+        Raises:
+            ToolError: `callback` cannot be called.
+        """
+        self._check_callable(callback, "add_inst_for_op")
+        point = IPoint.of(backward, require_outputs)
+        self._amanda.routines[point].append(callback)
+        # Ops analysed at this point before have not met the new routine.
+        for log in self._amanda.logs.values():
+            for key in [key for key in log if key[1] is point]:
+                del log[key]
+        self._amanda.changed()
+
+    def add_context_rule(
+        self, before: Analysis | None = None, after: Analysis | None = None
+    ) -> None:
+        """Register functions that transform contexts around the analysis of other tools.
+
+        They run at each point at which some applied tool analyses (at all points if none does):
+        `before` in tool order ahead of the dependents' routines, `after` in reverse tool order
+        behind all routines. The paper's mapping tool is made of these.
+        """
+        for rule in (before, after):
+            if rule is not None:
+                self._check_callable(rule, "add_context_rule")
+        if before is not None:
+            self._amanda.before_rules.append(before)
+        if after is not None:
+            self._amanda.after_rules.append(after)
+        self._amanda.changed()
+
+    def add_inst_for_step(
+        self, begin: StepListener | None = None, end: StepListener | None = None
+    ) -> None:
+        """Register functions for the begin and end of a step (the paper's iteration point).
+
+        Each gets the number of the step, from 0. What ends a step is the backend's to say: an
+        optimizer's step, an outermost run of a graph, or a call of `amanda.step`.
+        """
+        self._amanda.step.append((begin, end))
+        self._amanda.changed()
+
+    def add_inst_for_scope(
+        self, enter: ScopeListener | None = None, leave: ScopeListener | None = None
+    ) -> None:
+        """Register functions for entering and leaving a module scope; each gets its path."""
+        self._amanda.scope.append((enter, leave))
+        self._amanda.changed()
+
+    def depends_on(self, *tools: Tool) -> None:
+        """Declare that this tool consumes what `tools` put into contexts (paper, section 5.2).
+
+        They are applied with this tool, and their routines run before its own.
+
+        Raises:
+            ToolError: One of them is not a tool.
+        """
+        for tool in tools:
+            check_tool(tool, "depends_on")
+        self._amanda.dependencies.extend(tools)
+        self._amanda.changed()
+
+    def invalidate(self) -> None:
+        """Forget what this tool's analysis asked for, so that it runs again (schedules).
+
+        Contexts and what tools wrote into them stay.
+        """
+        self._amanda.logs.clear()
+        self._amanda.changed()
+
+    @property
+    def tool_name(self) -> str:
+        """Name in messages: the class, or ``Tool`` with its first routine for a plain instance."""
+        name = type(self).__qualname__
+        if type(self) is Tool:
+            for routines in self._amanda.routines.values():
+                if routines:
+                    return f"Tool({getattr(routines[0], '__qualname__', repr(routines[0]))})"
+        return name
+
+    def _check_callable(self, function: object, method: str) -> None:
+        if not callable(function):
+            raise ToolError(
+                f"{function!r} cannot be called",
+                where=f"{type(self).__qualname__}.{method}",
+                fix="Pass a function or method that takes an OpContext",
+            )
+
+
+def check_tool(tool: object, where: str) -> None:
+    """Raise `ToolError` unless `tool` is an instance of `Tool`."""
+    if isinstance(tool, Tool):
+        return
+    fix = "Pass instances of amanda.Tool"
+    if isinstance(tool, type) and issubclass(tool, Tool):
+        fix = f"Pass an instance: {tool.__name__}()"
+    elif isinstance(tool, (list, tuple)):
+        fix = f"Pass the tools one by one: {where}(*tools)"
+    raise ToolError(f"{tool!r} is not a tool", where=where, fix=fix)
+
+
+def in_dependency_order(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """The tools and all that they depend on, each once, dependencies first.
+
+    Otherwise the order is the given one.
+
+    Raises:
+        DependencyCycleError: The dependencies form a circle; the message prints it.
+    """
+    # By identity: a tool may be a dataclass, with an equality of its own and no hash.
+    order: dict[int, Tool] = {}
+    path: dict[int, Tool] = {}
+
+    def visit(tool: Tool) -> None:
+        if id(tool) in path:
+            circle = [*list(path.values())[list(path).index(id(tool)) :], tool]
+            raise DependencyCycleError(
+                "Tools depend on one another: " + " -> ".join(t.tool_name for t in circle),
+                fix="Remove one of these depends_on() calls",
+            )
+        if id(tool) in order:
+            return
+        path[id(tool)] = tool
+        for dependency in tool._amanda.dependencies:
+            visit(dependency)
+        del path[id(tool)]
+        order[id(tool)] = tool
+
+    for tool in tools:
+        visit(tool)
+    return tuple(order.values())

@@ -1,0 +1,46 @@
+"""Each test finds no installed driver, so that no framework is imported, and may register some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import importlib_metadata
+import pytest
+
+from amanda_core import discovery
+
+from . import toy
+from .toy_driver import REPLACED, ToyDriver
+
+
+class Installed:
+    """Entry points as they would be found among installed distributions."""
+
+    def __init__(self) -> None:
+        self.points: list[Any] = []
+
+    def entry_points(self, *, group: str) -> list[Any]:
+        return [point for point in self.points if point.group == group]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
+    """What is installed: nothing, until a test appends to `points`."""
+    nothing = Installed()
+    monkeypatch.setattr(importlib_metadata, "entry_points", nothing.entry_points)
+    monkeypatch.setattr(discovery, "_manager", None)
+    monkeypatch.setattr(discovery, "_drivers", {})
+    monkeypatch.setattr(discovery, "_broken", {})
+    return nothing
+
+
+@pytest.fixture
+def driver(installed: Installed) -> Iterator[ToyDriver]:
+    """The toy driver, registered; afterwards the framework is as it was found."""
+    found = {name: getattr(toy, name) for name in REPLACED}
+    plugin = ToyDriver()
+    discovery.register(plugin, "toy")
+    yield plugin
+    assert {name: getattr(toy, name) for name in REPLACED} == found
+    assert not plugin.attachments

@@ -1,0 +1,44 @@
+"""Short ways to make what nearly every test needs: tools of one routine, and sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from amanda_core import OpContext, Session, Site, Tool
+from amanda_core.activation import Handle
+
+
+def tool(
+    *routines: Callable[[OpContext], Any], backward: bool = False, require_outputs: bool = False
+) -> Tool:
+    """A plain tool with analysis routines at one point."""
+    made = Tool()
+    for routine in routines:
+        made.add_inst_for_op(routine, backward, require_outputs)
+    return made
+
+
+class Named(Tool):
+    """A tool that does nothing, with a name for messages and a routine at every point."""
+
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name = log, name
+        for backward in (False, True):
+            for require_outputs in (False, True):
+                self.add_inst_for_op(self.analyse, backward, require_outputs)
+
+    def analyse(self, context: OpContext) -> None:
+        self.log.append(self.name)
+
+
+def site(key: Any = "op", *, namespace: str = "toy/1.2.3/eager", **facts: Any) -> Site:
+    """A site, for tests that play the driver's part."""
+    facts = {"op_type": "linear", "name": f"layer/{key}", **facts}
+    return Site(key=key, namespace=namespace, **facts)
+
+
+def session_of(handle: Handle) -> Session:
+    """The session of a handle whose tools are applied."""
+    assert handle.session is not None
+    return handle.session

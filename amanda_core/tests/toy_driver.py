@@ -1,0 +1,427 @@
+"""A complete eager driver, of the framework `toy`, written against the public interface only.
+
+What it shows: facts and site keys, analysis at the first execution, plans cached for an epoch,
+values edited beside the tape, raw backward ops, aligned gradients by gates around an op.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from amanda_core import (
+    DRIVER_API,
+    Blind,
+    DriverInfo,
+    Finding,
+    IPoint,
+    OpContext,
+    Plan,
+    Session,
+    Site,
+    hookimpl,
+)
+
+from . import toy
+
+T = TypeVar("T")
+
+NAMESPACE = "toy/1.2.3/eager"
+VOCABULARY = {"linear": "linear", "add": "add", "mul": "mul", "relu": "relu", "total": "sum"}
+REPLACED = ("dispatch", "backward", "scope_entered", "scope_left", "update")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plans of one op, and the epoch for which they hold."""
+
+    epoch: int
+    context: OpContext
+    before: Plan
+    after: Plan
+    aligned_before: Plan
+    aligned_after: Plan
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.before or self.after or self.aligned_before or self.aligned_after)
+
+
+class ToyDriver:
+    """The plugin.
+
+    Args:
+        name: First part of the namespace.
+        modules: Modules that make the framework be in use.
+        capabilities: What it claims to do.
+        api: The interface that it claims to speak.
+    """
+
+    def __init__(
+        self,
+        name: str = "toy",
+        modules: tuple[str, ...] = ("toy",),
+        capabilities: frozenset[str] = frozenset({"gradients", "replace_backward"}),
+        api: int = DRIVER_API,
+    ) -> None:
+        self.info = DriverInfo(name, modules, (f"{name}/*/eager",), capabilities, VOCABULARY, api)
+        self.loaded = True
+        self.attachments: dict[int, ToyAttachment] = {}
+        self.detached = 0
+        self.prepared: list[OpContext] = []
+        self.found: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    @hookimpl
+    def amanda_driver_info(self) -> DriverInfo:
+        return self.info
+
+    @hookimpl
+    def amanda_preflight(self) -> Sequence[Finding]:
+        return [Finding("info", "The toy framework has one version")]
+
+    @hookimpl
+    def amanda_prepare_context(self, context: OpContext) -> None:
+        if context.namespace.startswith(f"{self.info.name}/"):
+            self.prepared.append(context)
+            if context.is_forward():
+                context["type"] = VOCABULARY.get(context.op_type)
+
+    @hookimpl
+    def amanda_attach(self, session: Session) -> ToyAttachment | None:
+        if not self.loaded:
+            return None
+        with self._lock:
+            if not self.attachments:
+                self._replace()
+            attachment = ToyAttachment(self, session)
+            self.attachments[attachment.thread] = attachment
+        return attachment
+
+    def release(self, attachment: ToyAttachment) -> None:
+        with self._lock:
+            del self.attachments[attachment.thread]
+            self.detached += 1
+            if not self.attachments:
+                for name in REPLACED:
+                    setattr(toy, name, self.found.pop(name))
+
+    def _replace(self) -> None:
+        self.found = {name: getattr(toy, name) for name in REPLACED}
+        for name in REPLACED:
+            setattr(toy, name, self._routed(name))
+
+    def _routed(self, name: str) -> Callable[..., Any]:
+        # Other threads run vanilla.
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            attachment = self.attachments.get(threading.get_ident())
+            if attachment is None:
+                return self.found[name](*args, **kwargs)
+            return getattr(attachment, name)(*args, **kwargs)
+
+        return replacement
+
+
+class ToyAttachment:
+    """The driver's hold on the framework for one session."""
+
+    def __init__(self, driver: ToyDriver, session: Session) -> None:
+        self.driver = driver
+        self.session = session
+        self.thread = threading.get_ident()
+        self.vanilla = dict(driver.found)
+        self.planned: dict[Any, Planned] = session.persistent("toy.planned", dict)
+        self.leaves: list[tuple[toy.Node, Any]] = []
+
+    def detach(self) -> None:
+        for node, wrapper in self.leaves:
+            node.wrappers.remove(wrapper)
+        self.driver.release(self)
+
+    def isolate(self) -> AbstractContextManager[object]:
+        return toy.no_grad()
+
+    def coverage(self) -> Sequence[Blind]:
+        return [Blind("Value.data", "an attribute is read without dispatch")]
+
+    # What stands in place of the framework's functions.
+
+    def scope_entered(self, path: str) -> None:
+        if self.session.watches_scopes:
+            self.session.enter_scope(path)
+
+    def scope_left(self, path: str) -> None:
+        if self.session.watches_scopes:
+            self.session.leave_scope(path)
+
+    def update(self, *args: Any) -> None:
+        self.vanilla["update"](*args)
+        self.session.end_step()
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        self.vanilla["backward"](*args, **kwargs)
+        self.session.raise_pending()
+
+    def dispatch(self, op: toy.Op, arguments: list[Any]) -> tuple[toy.Value, ...]:
+        session = self.session
+        if not session.enabled:
+            return self._original(op, arguments)
+        key = (toy.scope_path(), op.name, *_call_site())
+        planned = self.planned.get(key) if session.caching else None
+        if planned is None or planned.epoch != session.epoch:
+            return self._analyse(op, arguments, key)
+        if planned.is_empty and not session.wants_backward:
+            return self._original(op, arguments)
+        arguments = self._fold(planned.before, arguments)
+        gated, gate = self._exit(planned, arguments)
+        outputs = self._taped(planned, gated, gate, self._run(op, planned.before, gated))
+        return tuple(self._fold(planned.after, outputs))
+
+    # Forward.
+
+    def _original(self, op: toy.Op, arguments: list[Any]) -> tuple[toy.Value, ...]:
+        outputs: tuple[toy.Value, ...] = self.vanilla["dispatch"](op, arguments)
+        return outputs
+
+    def _analyse(self, op: toy.Op, arguments: list[Any], key: Any) -> tuple[toy.Value, ...]:
+        session = self.session
+        path, _, function, offset, line = key
+        site = Site(
+            key=(path, op.name, function, offset),
+            op_type=op.name,
+            namespace=NAMESPACE,
+            name=f"{path}/{op.name}" if path else op.name,
+            module_path=path,
+            source=line,
+            input_names=op.inputs,
+        )
+        epoch = session.epoch
+        context = session.open(site, op, arguments)
+        try:
+            with self.isolate():
+                before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+            arguments = self._fold(before, arguments)
+            # Whether gradients are of interest is known only after the analysis behind the op.
+            late: list[Planned] = []
+            gated, gate = self._exit(late, arguments)
+            outputs = self._run(op, before, gated)
+            context.fill(outputs=outputs)
+            with self.isolate():
+                after = context.trigger_callback(IPoint.AFTER_FORWARD)
+            planned = Planned(
+                epoch,
+                context,
+                before,
+                after,
+                context.plan(IPoint.BEFORE_BACKWARD),
+                context.plan(IPoint.AFTER_BACKWARD),
+            )
+            late.append(planned)
+            self.planned[key] = planned
+            outputs = self._taped(planned, gated, gate, outputs)
+            return tuple(self._fold(after, outputs))
+        finally:
+            context.release()
+
+    def _run(self, op: toy.Op, before: Plan, arguments: list[Any]) -> tuple[toy.Value, ...]:
+        if before.replacement is None:
+            return self._original(op, arguments)
+        result = before.replacement.replace(arguments)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def _fold(self, plan: Plan, values: Sequence[Any]) -> list[Any]:
+        # Walks the steps, because each has its own answer to whether the tape sees it.
+        new = list(values)
+        for step in plan:
+            with nullcontext() if step.action.autodiff else self.isolate():
+                changed = step(new)
+            for position, value in changed:
+                new[position] = value if step.action.autodiff else _beside(value, new[position])
+        return new
+
+    # Backward.
+
+    @property
+    def _active(self) -> bool:
+        if self.session.closed:
+            self.session.warn_once(
+                "backward runs after the tools were left; their routines do not run"
+            )
+            return False
+        return self.session.enabled
+
+    def _guarded(self, function: Callable[[], T], default: T) -> T:
+        if threading.get_ident() == self.thread:
+            return function()
+        try:
+            return function()
+        except BaseException as error:
+            self.session.defer(error)
+            return default
+
+    def _exit(
+        self, planned: Planned | list[Planned], arguments: list[Any]
+    ) -> tuple[list[Any], toy.Node]:
+        """Put a gate below the op, where its contributions to its inputs' gradients come by."""
+        edges = [value.edge if value is not None else None for value in toy.flat(arguments)]
+
+        def run(gradients: toy.Gradients) -> toy.Gradients:
+            plans = planned if isinstance(planned, Planned) else planned[0]
+            if not plans.aligned_after or not self._active:
+                return gradients
+            with self.isolate():
+                return self._guarded(
+                    lambda: _flat(plans.aligned_after(_nested(gradients, arguments))), gradients
+                )
+
+        gate = toy.Node("", run, edges, arity=len(edges))
+        slots: Iterator[int] = iter(range(len(edges)))
+
+        def through(value: toy.Value | None) -> toy.Value | None:
+            slot = next(slots)
+            if value is None or value.edge is None:
+                return value
+            return toy.Value(value.data, (gate, slot), name=value.name)
+
+        gated = [[through(v) for v in a] if isinstance(a, list) else through(a) for a in arguments]
+        return gated, gate
+
+    def _taped(
+        self,
+        planned: Planned,
+        arguments: list[Any],
+        exit_gate: toy.Node,
+        outputs: tuple[toy.Value, ...],
+    ) -> tuple[toy.Value, ...]:
+        """Watch the backward ops of an op, and put a gate above them where one is of use."""
+        if self.session.wants_backward:
+            for ordinal, node in enumerate(_between(outputs, exit_gate)):
+                self._watch(node, (ordinal, node.name), planned.context)
+            for edge in exit_gate.edges:
+                if edge is not None and edge[0].name == "AccumulateGrad":
+                    self._watch_leaf(edge[0])
+        if not planned.aligned_before:
+            return outputs
+        replacement = planned.aligned_before.replacement
+        slots: list[toy.Edge | None] = [(exit_gate, i) for i in range(exit_gate.arity)]
+
+        def run(gradients: toy.Gradients) -> toy.Gradients:
+            nothing = [None] * len(slots)
+            if not self._active:
+                return [*gradients, *nothing]
+            with self.isolate():
+                new = self._guarded(lambda: planned.aligned_before(gradients), list(gradients))
+                if replacement is None:
+                    return [*new, *nothing]
+                results = _as_list(replacement.replace(new))
+            flat = _flat(results)
+            return [*[None] * len(outputs), *flat, *nothing[len(flat) :]]
+
+        entry = toy.Node("", run, [*(output.edge for output in outputs), *slots], len(outputs))
+        return tuple(
+            toy.Value(output.data, (entry, index) if output.edge is not None else None)
+            for index, output in enumerate(outputs)
+        )
+
+    def _watch_leaf(self, node: toy.Node) -> None:
+        if all(node is not seen for seen, _ in self.leaves):
+            wrapper = self._watch(node, ("leaf", len(self.leaves)), None)
+            self.leaves.append((node, wrapper))
+
+    def _watch(self, node: toy.Node, key: tuple[Any, ...], forward: OpContext | None) -> Any:
+        def wrapper(run: toy.Run, gradients: toy.Gradients) -> toy.Gradients:
+            if not self._active:
+                return run(gradients)
+            return self._backward_op(node, key, forward, run, gradients)
+
+        node.wrappers.append(wrapper)
+        return wrapper
+
+    def _backward_op(
+        self,
+        node: toy.Node,
+        key: tuple[Any, ...],
+        forward: OpContext | None,
+        run: toy.Run,
+        gradients: toy.Gradients,
+    ) -> toy.Gradients:
+        name = f"{forward.name}/{node.name}" if forward is not None else node.name
+        site = Site(key=key, op_type=node.name, namespace=NAMESPACE, name=name)
+        context = self.session.open(site, node, forward=forward, backward=True)
+        try:
+            context.fill(grad_outputs=gradients)
+            with self.isolate():
+                before = self._guarded(
+                    lambda: context.trigger_callback(IPoint.BEFORE_BACKWARD), Plan()
+                )
+                gradients = self._guarded(lambda: before(gradients), list(gradients))
+                if before.replacement is not None:
+                    results: toy.Gradients = _as_list(before.replacement.replace(gradients))
+                else:
+                    results = run(gradients)
+                context.fill(grad_inputs=results)
+                after = self._guarded(
+                    lambda: context.trigger_callback(IPoint.AFTER_BACKWARD), Plan()
+                )
+                return self._guarded(lambda: after(results), list(results))
+        finally:
+            context.release()
+
+
+def _call_site() -> tuple[str, int, str]:
+    """Function, offset in its bytecode, and ``file:line`` of the first frame outside."""
+    frame = sys._getframe(1)
+    while frame.f_globals["__name__"] in (__name__, toy.__name__):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    code = frame.f_code
+    file = code.co_filename.rpartition("/")[2]
+    return code.co_name, frame.f_lasti, f"{file}:{frame.f_lineno}"
+
+
+def _beside(new: Any, old: Any) -> Any:
+    """The new value in the old one's place on the tape: gradients flow straight through."""
+    if isinstance(new, list):
+        return [_beside(n, o) for n, o in zip(new, old, strict=True)]
+    if new is None or old is None:
+        return new
+    return toy.Value(new.data, old.edge, name=old.name)
+
+
+def _between(outputs: Sequence[toy.Value], gate: toy.Node) -> list[toy.Node]:
+    """The backward nodes of an op, from its outputs down to the gate below it."""
+    found: dict[toy.Node, None] = {}
+    waiting = [output.edge for output in outputs]
+    while waiting:
+        edge = waiting.pop(0)
+        if edge is not None and edge[0] is not gate and edge[0] not in found:
+            found[edge[0]] = None
+            waiting.extend(edge[0].edges)
+    return list(found)
+
+
+def _nested(gradients: toy.Gradients, arguments: Sequence[Any]) -> list[Any]:
+    """Gradients by position: one for each argument, a list for a list."""
+    rest = iter(gradients)
+    return [[next(rest) for _ in a] if isinstance(a, list) else next(rest) for a in arguments]
+
+
+def _flat(gradients: Sequence[Any]) -> list[float | None]:
+    opened: list[float | None] = []
+    for gradient in gradients:
+        opened.extend(gradient if isinstance(gradient, list) else [gradient])
+    return opened
+
+
+def _as_list(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def plans_of(driver: ToyDriver, session: Session) -> Mapping[Any, Planned]:
+    """What the driver has cached for a session."""
+    planned: dict[Any, Planned] = session.persistent("toy.planned", dict)
+    return planned

@@ -1,0 +1,232 @@
+"""`TorchAttachment`: this driver's hold on torch for one session.
+
+Owns the parts (sites, execution, backward program, interceptor, patches), their start and their
+end, and the calls of modules. What is done to an operator, `_execute` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_core import Blind, Session
+from amanda_core.errors import is_annotated
+from amanda_driver_torch import _interceptor, _tracing
+from amanda_driver_torch._backward import Backward
+from amanda_driver_torch._execute import Execution, Operator, OpRecord
+from amanda_driver_torch._operators import unknown_bindings
+from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._scopes import Activation, Labels, Scopes
+from amanda_driver_torch._sites import Sites
+from amanda_driver_torch._state import STATE, opaquely
+
+__all__ = ["NAMESPACE", "TorchAttachment"]
+
+NAMESPACE = f"pytorch/{torch.__version__.partition('+')[0]}/eager"
+
+# torch's C bindings of these turn a TypeError into NotImplemented, also a routine's own.
+_BINARY = frozenset(
+    {"add", "sub", "rsub", "mul", "div", "matmul", "pow", "remainder", "floor_divide", "fmod"}
+    | {"bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor__"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "__lshift__", "__rshift__"}
+    | {"add_", "sub_", "mul_", "div_", "pow_", "remainder_", "floor_divide_"}
+)
+
+
+class TorchAttachment:
+    """Instruments the operators of one thread, and their backward ops wherever they run.
+
+    Attributes:
+        session: The session.
+        backward: The backward program.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._scopes = session.persistent("pytorch.scopes", Scopes)
+        self._sites: Sites[OpRecord] = Sites(
+            self._scopes,
+            session.persistent("pytorch.labels", Labels),
+            session.persistent("pytorch.names", dict),
+            NAMESPACE,
+            OpRecord,
+        )
+        self.backward = Backward(session, self._sites, NAMESPACE)
+        self._execution = Execution(self, self.backward)
+        self._interceptor = _interceptor.choose(self)
+        self._attached = False
+
+    def attach(self) -> None:
+        """Start intercepting in this thread."""
+        PATCHES.acquire()
+        self._attached = True
+        STATE.attachment = self
+        self._interceptor.start()
+
+    def detach(self) -> None:
+        """Stop intercepting and restore everything."""
+        if not self._attached:
+            return
+        self._attached = False
+        STATE.attachment = None
+        STATE.activations.clear()
+        try:
+            self._interceptor.stop()
+        finally:
+            PATCHES.release()
+            self.backward.release()
+            self._sites.clear()
+
+    @contextmanager
+    def isolate(self) -> Iterator[None]:
+        """Extent without gradients, in which nothing is intercepted."""
+        STATE.quiet += 1
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            STATE.quiet -= 1
+
+    def coverage(self) -> Sequence[Blind]:
+        """What is not seen, and why."""
+        return [
+            *self._interceptor.coverage(),
+            Blind("torch.func transforms", "values are wrapped and have no graph to edit"),
+            Blind("tracing, scripting, export, FakeTensor modes", "they run the model on stand-ins"),
+            Blind("compiled callables", "they run eagerly while tools are applied"),
+            Blind("Triton kernels, torch.cuda.jiterator", "they bypass torch's operators"),
+            Blind("threads other than the one that entered `apply`", "they run vanilla"),
+            Blind(
+                "gradients of gradients in the first backward pass with create_graph",
+                "ops that were found to need nothing before are looked at from the next pass on",
+            ),
+            *(Blind(name, "not known to be an operator") for name in unknown_bindings()),
+        ]
+
+    def watching(self) -> bool:
+        """Whether an operator that this thread calls now is to be instrumented."""
+        return (
+            STATE.attachment is self
+            and not STATE.quiet
+            and not STATE.opaque
+            and self.session.enabled
+        )
+
+    def is_buffer(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer of the model that is running."""
+        if not STATE.activations:
+            return False
+        return self._scopes.is_buffer(STATE.activations[0].scope, tensor)
+
+    # Operators.
+
+    def execute(
+        self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """One call of an operator, seen by the interceptor."""
+        reason = _tracing.reason_to_look_away(args)
+        if reason is not None:
+            if reason:
+                self.session.warn_once(reason)
+            return call(*args, **kwargs)
+        record = self._sites.locate(operator.op_type, args, kwargs)
+        try:
+            return self._execution(record, operator, call, args, kwargs)
+        except TypeError as error:
+            if operator.op_type in _BINARY and is_annotated(error):
+                self.session.defer(error)
+            raise
+
+    def execute_python(
+        self,
+        raw: Any,
+        name: str,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """One call of an operator written in Python or as a script."""
+        # A module called in its body lifts this: then the operator was a container.
+        with opaquely():
+            return self.execute(Operator(raw, raw, name), call, args, kwargs)
+
+    # Modules.
+
+    def call_module(
+        self,
+        module: nn.Module,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """One call of a module: its scope is entered and left."""
+        activations = STATE.activations
+        if not activations:
+            self._sweep()
+        activation = self._scopes.enter(
+            module, activations[-1] if activations else None, STATE.backward > 0
+        )
+        session, path = self.session, activation.scope.path
+        opaque, STATE.opaque = STATE.opaque, 0
+        recomputing, STATE.recomputing = STATE.recomputing, STATE.recomputing or bool(
+            opaque and STATE.backward
+        )
+        activations.append(activation)
+        try:
+            if session.watches_scopes:
+                session.enter_scope(path)
+            if opaque:
+                with self._interceptor.inside():
+                    return original(module, *args, **kwargs)
+            return original(module, *args, **kwargs)
+        except BaseException as error:
+            # A routine's TypeError that became "unsupported operand" on its way comes out again.
+            session.raised(error)
+            session.raise_pending()
+            raise
+        finally:
+            activations.pop()
+            STATE.opaque, STATE.recomputing = opaque, recomputing
+            if session.watches_scopes:
+                session.leave_scope(path)
+
+    @contextmanager
+    def resumed(self, activations: list[Activation]) -> Iterator[None]:
+        """Extent of a recomputation, on whatever thread: as it was in the first run."""
+        before = (
+            STATE.attachment,
+            STATE.activations,
+            STATE.opaque,
+            STATE.recomputing,
+        )
+        STATE.attachment, STATE.activations = self, activations
+        STATE.opaque, STATE.recomputing = 0, True
+        try:
+            with self._interceptor.inside():
+                yield
+        finally:
+            STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing = before
+
+    def _sweep(self) -> None:
+        """Forget what belongs to models that are gone."""
+        dead = set(self._scopes.take_dead())
+        if not dead:
+            return
+        for context in self.session.contexts():
+            if _root_of(context.site.key) in dead:
+                self.session.forget(context)
+        self._sites.clear()
+        self._scopes.free(dead)
+
+
+def _root_of(key: Any) -> str | None:
+    """Label of the root in a site's key."""
+    if key[0] == "op":
+        return str(key[1])
+    if key[0] == "accumulate" and key[1][0] == "parameter":
+        return str(key[1][1])
+    return None

@@ -1,0 +1,132 @@
+"""The autograd nodes that the driver itself puts into graphs, all invisible as operators.
+
+Owns the identity that carries an edited value while the gradient passes straight through, the tap
+on gradients, and the operator whose backward is replaced. Each passes gradients at once, before
+any node of the user's, so that sums of gradients keep their order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+__all__ = ["OWN_NODES", "pass_straight", "run_replaced", "tap"]
+
+# The engine runs ready nodes from the highest sequence number down. Above it there is only
+# AccumulateGrad at 2**64 - 1; operators count up from 0.
+_TOP = 2**62
+_serial = itertools.count(1)
+
+
+def _apply(function: type[Function], *args: Any) -> Any:
+    # `Function.apply` looks for setup_context and functorch wrappers in Python; its base is C
+    # (3.3 against 2.2 us, torch 2.13).
+    return super(Function, function).apply(*args)  # type: ignore[misc]
+
+
+def _prioritise(value: torch.Tensor) -> None:
+    node = value.grad_fn
+    if node is not None:
+        node._set_sequence_nr(_TOP - next(_serial))  # type: ignore[attr-defined]
+
+
+class AmandaEdit(Function):
+    """`new` in the place of `old`; the gradient goes to `old`."""
+
+    @staticmethod
+    def forward(ctx: Any, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        # Neither `new` itself nor a view of it: in-place operations on the result would fail.
+        return new.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tangents[0]
+
+
+class AmandaTap(Function):
+    """Identity on several tensors whose gradients are handed to a function together."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], *values: torch.Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.function = function
+        return tuple(value.detach() for value in values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None, *ctx.function(grads))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return tuple(tangents[1:])
+
+
+class AmandaReplaced(Function):
+    """An operator that runs as it is, and another function instead of its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, replacement: Any, written: Any, *values: torch.Tensor) -> Any:
+        ctx.replacement = replacement
+        ctx.count = len(values)
+        outputs, dirty = run(values)
+        if dirty:
+            ctx.mark_dirty(*dirty)
+        fixed = tuple(o for o in outputs if not (o.is_floating_point() or o.is_complex()))
+        if fixed:
+            ctx.mark_non_differentiable(*fixed)
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (None, None, None, *ctx.replacement(grads))
+
+
+#: Types of these nodes as they appear in a graph.
+OWN_NODES = tuple(f._backward_cls for f in (AmandaEdit, AmandaTap, AmandaReplaced))
+
+
+def pass_straight(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`new` as an autograd-neutral edit of `old`."""
+    if new.is_inference() and not torch.is_inference_mode_enabled():
+        # An inference tensor cannot be saved for backward; a clone outside is an ordinary one.
+        new = new.clone()
+    if not (old.requires_grad and torch.is_grad_enabled()):
+        return new.detach() if new.requires_grad else new
+    edited: torch.Tensor = _apply(AmandaEdit, old, new)
+    _prioritise(edited)
+    return edited
+
+
+def tap(
+    values: Sequence[torch.Tensor], function: Callable[[Sequence[Any]], Sequence[Any]]
+) -> list[torch.Tensor]:
+    """Identities of `values`; `function` maps their gradients, None where there is none."""
+    tapped = list(_apply(AmandaTap, function, *values))
+    _prioritise(tapped[0])
+    return tapped
+
+
+def run_replaced(
+    run: Callable[[Sequence[torch.Tensor]], tuple[Sequence[Any], Sequence[Any]]],
+    values: Sequence[torch.Tensor],
+    replacement: Callable[[Sequence[Any]], Sequence[Any]],
+) -> tuple[torch.Tensor, ...]:
+    """Outputs of an operator on `values` whose backward is `replacement`.
+
+    Args:
+        run: Runs the operator on the values; returns its tensors and those of them that are
+            inputs written in place.
+        values: The differentiable inputs.
+        replacement: Maps gradients of the outputs to one gradient for each of `values`.
+    """
+    return tuple(_apply(AmandaReplaced, run, replacement, None, *values))

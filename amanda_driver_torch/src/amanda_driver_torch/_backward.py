@@ -1,0 +1,319 @@
+"""Raw backward ops: every node that a forward op made, and the accumulation into leaves.
+
+Owns the records of backward ops and the hooks on nodes. The hooks hold their record weakly and no
+tensor: a context that holds tensors, referred to from a C++ node, would leak for ever.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amanda_core import IPoint, OpContext, Plan, Session, Site
+from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
+from amanda_driver_torch._nodes import BackwardOp, new_nodes, next_sequence, tensors_in
+
+if TYPE_CHECKING:
+    from amanda_driver_torch._sites import Sites
+
+__all__ = ["Backward", "Lifetime", "NodeRecord", "check_gradient"]
+
+# Key in the metadata of a leaf's node; the value tells which attachment hooked it.
+_MARK = "amanda"
+
+
+class Lifetime:
+    """Whether the session that a hook belongs to is still there; outlives it."""
+
+    __slots__ = ("_session", "_warned")
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.ref(session)
+        self._warned = False
+
+    def active(self) -> bool:
+        """Whether routines are to run now; warns once where the tools were left too early."""
+        session = self._session()
+        if session is None or session.closed:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    "backward ran after `apply` was left: edits made in the forward pass stay, "
+                    "backward routines do not run. Call backward inside `apply`.",
+                    AmandaWarning,
+                    stacklevel=4,
+                )
+            return False
+        return session.enabled
+
+
+class NodeRecord:
+    """One backward op of one forward op (or of a leaf), and what is to be done around it."""
+
+    __slots__ = ("__weakref__", "_backward", "_start", "context", "forward", "settled", "site")
+
+    def __init__(self, backward: Backward, site: Site, forward: OpContext | None) -> None:
+        self._backward = backward
+        self.site = site
+        self.forward = forward
+        self.context: OpContext | None = None
+        #: Epoch in which analysis found nothing to do here; 0 for none.
+        self.settled = 0
+        self._start = 0
+
+    def idle(self, session: Session) -> bool:
+        """Whether this node needs no hook: analysed in this epoch, and nothing asked."""
+        return (
+            session.caching
+            and self.settled == session.epoch
+            and not self._backward.second_order
+        )
+
+    def _open(self, session: Session) -> OpContext:
+        node = torch._C._current_autograd_node()
+        op = BackwardOp(self.site.op_type, node)
+        context = session.open(self.site, op, forward=self.forward, backward=True)
+        if self.forward is None:
+            context.fill(op=op)
+        self.context = context
+        return context
+
+    def before(self, grads: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Prehook: analysis and routines before the node; its gradients, if changed."""
+        session = self._backward.session
+        context = self._open(session)
+        self._start = next_sequence()
+        try:
+            context.fill(grad_outputs=list(grads))
+            plan = context.trigger_callback(IPoint.BEFORE_BACKWARD)
+            return self._backward.fold(plan, grads, context)
+        finally:
+            context.release()
+
+    def after(self, grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Posthook: replacement, analysis and routines after the node; its results, if changed."""
+        session, backward = self._backward.session, self._backward
+        context = self.context = self._open(session)
+        try:
+            context.fill(grad_outputs=list(grads))
+            before = context.plan(IPoint.BEFORE_BACKWARD)
+            results: Sequence[Any] = grad_inputs
+            if before.replacement is not None:
+                results = backward.replaced(before, grads, grad_inputs, context)
+            context.fill(grad_inputs=list(results))
+            plan = context.trigger_callback(IPoint.AFTER_BACKWARD)
+            changed = backward.fold(plan, results, context)
+            # Gradients of gradients are found from here, so a node that made some stays hooked.
+            if not (before or plan) and session.caching and not backward.second_order:
+                self.settled = session.epoch
+            if backward.second_order and torch.is_grad_enabled():
+                backward.track_second_order(self, tensors_in(grad_inputs), self._start)
+            if changed is not None:
+                return changed
+            return tuple(results) if results is not grad_inputs else None
+        finally:
+            context.release()
+
+
+class Backward:
+    """The backward program of one attachment.
+
+    Args:
+        session: The session.
+        sites: Names the leaves whose gradients are accumulated.
+        namespace: Namespace of the contexts.
+    """
+
+    def __init__(self, session: Session, sites: Sites[Any], namespace: str) -> None:
+        self.session = session
+        self.lifetime = Lifetime(session)
+        self._sites = sites
+        self._namespace = namespace
+        self._leaves: dict[Hashable, NodeRecord] = {}
+        #: Set by the first backward pass that is itself differentiated.
+        self.second_order = False
+        #: Node that ran -> records of the nodes that it made.
+        self._second_order: dict[NodeRecord, dict[Any, NodeRecord]] = {}
+        #: Leaf node -> its hooks. The node is held: it would vanish with the graph, hooks included.
+        self._held: dict[Any, list[Any]] = {}
+
+    def track(
+        self,
+        records: dict[Any, NodeRecord],
+        forward: OpContext,
+        tensors: Sequence[torch.Tensor],
+        start: int,
+        prefix: str = "",
+    ) -> bool:
+        """Hook the nodes that lead to `tensors` and were made since `start`.
+
+        Args:
+            records: Records of the forward op's nodes so far; new ones are added.
+            forward: Context of the forward op.
+            tensors: Its outputs, and arguments that it wrote.
+            start: Sequence number before it ran.
+            prefix: Tells generations apart (gradients of gradients).
+
+        Returns:
+            Whether nothing is left to do for these nodes in this epoch.
+        """
+        nodes, leaves = new_nodes(tensors, start)
+        settled = True
+        for number, node in nodes:
+            name = node.name()
+            key = (prefix, number, name)
+            record = records.get(key)
+            if record is None:
+                site = self._site(forward, key, name)
+                record = records[key] = NodeRecord(self, site, forward)
+            if not record.idle(self.session):
+                settled = False
+                self._hook(node, record)
+        for leaf in leaves:
+            settled &= self._track_leaf(leaf)
+        return settled
+
+    def track_second_order(
+        self, record: NodeRecord, tensors: Sequence[torch.Tensor], start: int
+    ) -> None:
+        """Hook the nodes that a node made while it ran (``create_graph=True``)."""
+        if record.forward is not None:
+            again = self._second_order.setdefault(record, {})
+            self.track(again, record.forward, tensors, start, prefix=f"{record.site.key!r}")
+
+    def _site(self, forward: OpContext, key: Any, name: str) -> Site:
+        return Site(
+            key=("backward", *key),
+            op_type=name,
+            namespace=self._namespace,
+            name=f"{forward.name}:{name}",
+            module_path=forward.module_path,
+            source=forward.source,
+            zone=forward.zone,
+        )
+
+    def _hook(self, node: Any, record: NodeRecord) -> list[Any]:
+        held, lifetime = weakref.ref(record), self.lifetime
+
+        def before(grads: Sequence[Any]) -> tuple[Any, ...] | None:
+            if not lifetime.active():
+                return None
+            record = held()
+            return None if record is None else record.before(grads)
+
+        def after(grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
+            if not lifetime.active():
+                return None
+            record = held()
+            return None if record is None else record.after(grad_inputs, grads)
+
+        return [node.register_prehook(before), node.register_hook(after)]
+
+    def _track_leaf(self, node: Any) -> bool:
+        if node in self._held:
+            return True
+        if node.metadata.get(_MARK) is self.lifetime:
+            return False  # Hooked by another op of this iteration.
+        key, name = self._sites.parameter_key(node.variable)
+        record = self._leaves.get(key)
+        if record is None:
+            site = Site(
+                key=("accumulate", key),
+                op_type="AccumulateGrad",
+                namespace=self._namespace,
+                name=f"{name}:AccumulateGrad",
+                module_path=name.rpartition(".")[0],
+            )
+            record = self._leaves[key] = NodeRecord(self, site, None)
+        if record.idle(self.session):
+            return True
+        hooks = self._hook(node, record)
+        node.metadata[_MARK] = self.lifetime
+        if isinstance(node.variable, torch.nn.Parameter):
+            self._held[node] = hooks
+            return True
+        # A leaf that comes and goes, such as an input: holding its node would hold the tensor.
+        return False
+
+    def release(self) -> None:
+        """Take all hooks off the leaves, which live on."""
+        for node, hooks in self._held.items():
+            node.metadata.pop(_MARK, None)
+            for hook in hooks:
+                hook.remove()
+        self._held.clear()
+
+    # Running plans on gradients.
+
+    def fold(
+        self, plan: Plan, grads: Sequence[Any], context: OpContext
+    ) -> tuple[Any, ...] | None:
+        """Gradients after the steps of `plan`, or None where they are unchanged."""
+        if not plan.steps:
+            return None
+        values = list(grads)
+        changed = False
+        for step in plan.steps:
+            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+                for position, new in step(values):
+                    check_gradient(values[position], new, step.where)
+                    values[position] = new
+                    changed = True
+        return tuple(values) if changed else None
+
+    def replaced(
+        self,
+        plan: Plan,
+        grads: Sequence[Any],
+        results: Sequence[Any],
+        context: OpContext,
+    ) -> list[Any]:
+        """Results of a replacement in the place of a node's own, which are discarded."""
+        assert plan.replacement is not None
+        given = plan.replacement.replace(list(grads))
+        values = list(given) if isinstance(given, (tuple, list)) else [given]
+        if len(values) != len(results):
+            raise RoutineResultError(
+                f"A replacement returned {len(values)} gradients, but this backward op has "
+                f"{len(results)} results",
+                where=plan.replacement.where,
+                fix="Return one value for each, None where there is none",
+            )
+        receivers = torch._C._current_autograd_node().next_functions
+        for index, (old, new) in enumerate(zip(results, values, strict=True)):
+            if old is None and new is not None:
+                if receivers[index][0] is not None:
+                    raise EditError(
+                        f"Result {index} of {context.name} is None in this backward pass; "
+                        "PyTorch does not let a hook supply one",
+                        where=plan.replacement.where,
+                        fix="Use replace_backward_op on the forward context",
+                    )
+                values[index] = None  # Nobody receives it.
+            else:
+                check_gradient(old, new, plan.replacement.where)
+        return values
+
+
+def check_gradient(old: Any, new: Any, where: str) -> None:
+    """Raise `EditError` unless `new` can stand where the gradient `old` stood."""
+    if new is None or old is None:
+        if old is None and new is not None:
+            raise EditError(
+                "There is no gradient here to be changed", where=where, fix="Return None"
+            )
+        return
+    if not isinstance(new, torch.Tensor):
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a gradient", where=where, fix="Return a tensor"
+        )
+    if new.shape != old.shape:
+        raise EditError(
+            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
+            where=where,
+            fix="Return a gradient of the same shape",
+        )

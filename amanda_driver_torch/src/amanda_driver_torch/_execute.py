@@ -1,0 +1,346 @@
+"""One execution of one operator: analysis, edits before, the op or its replacement, edits after.
+
+Owns the order of these and the straight-through meaning of an edit, for ordinary ops, in-place ops
+and `out=`. Which call this is, `_sites` says; gradients are `_taps`' and `_backward`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
+from amanda_core.errors import EditError, UnsupportedError
+from amanda_driver_torch import _taps
+from amanda_driver_torch._autograd import pass_straight
+from amanda_driver_torch._backward import Backward, NodeRecord
+from amanda_driver_torch._nodes import next_sequence, tensors_in
+from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
+from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
+from amanda_driver_torch._state import STATE
+
+if TYPE_CHECKING:
+    from amanda_driver_torch._attachment import TorchAttachment
+
+__all__ = ["Execution", "OpRecord", "Operator"]
+
+
+class Operator:
+    """What is the same in every call of one operator.
+
+    Attributes:
+        raw: What users get from `context.get_op()`.
+        op_type: Its name.
+        aliases: Whether a result may share memory with an input, or nothing is known of that.
+    """
+
+    __slots__ = ("aliases", "func", "op_type", "raw")
+
+    def __init__(self, func: Any, raw: Any, op_type: str) -> None:
+        self.func, self.raw, self.op_type = func, raw, op_type
+        schemas = schemas_of(func)
+        # Dropout returns its input in evaluation, and no schema says so.
+        self.aliases = (
+            not schemas
+            or "dropout" in op_type
+            or any(r.alias_info is not None for schema in schemas for r in schema.returns)
+        )
+
+
+class OpRecord:
+    """What an attachment knows of one op."""
+
+    __slots__ = ("context", "idle_epoch", "idle_nodes", "nodes", "site")
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.context: OpContext | None = None
+        #: Epoch in which there is nothing to do for this op; 0 for none.
+        self.idle_epoch = 0
+        #: Number of backward nodes that it made then; another number is looked at again.
+        self.idle_nodes = 0
+        self.nodes: dict[Any, NodeRecord] = {}
+
+
+class Execution:
+    """Runs operators for one attachment."""
+
+    def __init__(self, attachment: TorchAttachment, backward: Backward) -> None:
+        self._attachment = attachment
+        self._session: Session = attachment.session
+        self._backward = backward
+
+    def __call__(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The result of one call of `operator`.
+
+        Args:
+            record: The op's record.
+            operator: The operator.
+            call: Runs the original.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        session = self._session
+        if record.idle_epoch == session.epoch and session.caching:
+            if not session.wants_backward or not torch.is_grad_enabled():
+                return call(*args, **kwargs)
+            start = next_sequence()
+            result = call(*args, **kwargs)
+            if next_sequence() - start == record.idle_nodes or record.context is None:
+                return result
+            made = next_sequence() - start
+            bound = bind(operator.func, args, kwargs)
+            if self._track(record, record.context, bound, outputs_of(result), start):
+                record.idle_nodes = made
+            return result
+        return _Run(self, record, operator, call, args, kwargs).result()
+
+    def _track(
+        self,
+        record: OpRecord,
+        context: OpContext,
+        bound: BoundCall,
+        outputs: Sequence[Any],
+        start: int,
+    ) -> bool:
+        written = [bound.values[i] for i in bound.signature.mutated if i < len(bound.values)]
+        tensors = [t for t in tensors_in([*outputs, *written]) if t.requires_grad]
+        return self._backward.track(record.nodes, context, tensors, start)
+
+
+class _Run:
+    """The instrumented execution of one call; made anew for each."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.execution, self.record, self.operator, self.call = execution, record, operator, call
+        self.session = execution._session
+        self.bound = bind(operator.func, args, kwargs)
+        self.values = list(self.bound.values)
+        self.mutated = self.bound.signature.mutated
+        self.start = 0
+
+    def result(self) -> Any:
+        session, bound, operator, record = self.session, self.bound, self.operator, self.record
+        if record.site.input_names != bound.signature.names:
+            object.__setattr__(record.site, "input_names", bound.signature.names)
+        context = record.context = session.open(
+            record.site,
+            operator.raw,
+            inputs=bound.values,
+            attrs=bound.attrs,
+            constant=self._constant,
+            recomputed=STATE.recomputing,
+        )
+        try:
+            return self._run(context)
+        finally:
+            context.release()
+
+    def _run(self, context: OpContext) -> Any:
+        session, record = self.session, self.record
+        before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+        if before.steps:
+            self._edit_inputs(before)
+            context.fill(inputs=self.values)
+        gradients = torch.is_grad_enabled()
+        taps = _taps.Taps(self.execution._backward, context, self) if gradients else None
+        if taps is not None:
+            self.values = taps.before(self.values)
+        self.start = next_sequence()
+        returned = self._call(before, context)
+        outputs = self._outputs(returned)
+        if taps is not None:
+            outputs = taps.untap(outputs)
+        context.fill(outputs=outputs)
+        after = context.trigger_callback(IPoint.AFTER_FORWARD)
+        made = next_sequence() - self.start
+        settled = not before and not after
+        if gradients:
+            assert taps is not None
+            # After-forward analysis may have asked for gradients, too.
+            settled &= not taps.asked()
+            if session.wants_backward:
+                settled &= self.execution._track(record, context, self.bound, outputs, self.start)
+            outputs = taps.after(outputs, self.start)
+        if after.steps:
+            outputs = self._edit_outputs(after, outputs)
+        if settled and session.caching:
+            record.idle_epoch, record.idle_nodes = session.epoch, made if gradients else 0
+        # An op that returns nothing (`x[i] = v`) has its written argument as output.
+        return None if returned is None else restructure(returned, outputs)
+
+    # Inputs.
+
+    def _constant(self, position: int) -> Any:
+        value = self.bound.values[position]
+        if not isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, nn.Parameter) or (value.is_leaf and value.requires_grad):
+            return value
+        return value if self.execution._attachment.is_buffer(value) else None
+
+    def _edit_inputs(self, plan: Plan) -> None:
+        for step in plan.steps:
+            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+                changes = step(self.values)
+            for position, new in changes:
+                old = self.values[position]
+                if position in self.mutated:
+                    self._write(old, new, step)
+                else:
+                    self.values[position] = edited(old, new, step)
+
+    def _write(self, old: Any, new: Any, step: Step) -> None:
+        """Edit an argument that the op writes: the op must still find the original storage."""
+        if isinstance(old, (list, tuple)):
+            for one, other in zip(old, new, strict=True):
+                if other is not one:
+                    self._write(one, other, step)
+            return
+        check_tensor(old, new, step, same_dtype=True)
+        if step.action.autodiff and torch.is_grad_enabled():
+            old.copy_(new)
+            return
+        # `.data`: the version counter must not move, for nothing that was saved is outdated by it
+        # that the op itself does not outdate.
+        old.data.copy_(new)
+
+    # The op.
+
+    def _call(self, before: Plan, context: OpContext) -> Any:
+        if before.replacement is not None:
+            return before.replacement.replace(self.values)
+        replaced = context.plan(IPoint.BEFORE_BACKWARD).replacement
+        if replaced is not None and torch.is_grad_enabled():
+            return _taps.run_with_replaced_backward(self, replaced)
+        if self._edits_in_place(context):
+            with _taps.keep_saved(self._storages()):
+                return self.call_original(self.values)
+        return self.call_original(self.values)
+
+    def call_original(self, values: Sequence[Any]) -> Any:
+        """Run the original on values by position."""
+        args, kwargs = self.bound.call_args(values)
+        return self.call(*args, **kwargs)
+
+    def _edits_in_place(self, context: OpContext) -> bool:
+        """Whether the op's result may be edited in the storage that the op saves for backward."""
+        if not (self.bound.signature.in_place and torch.is_grad_enabled()):
+            return False
+        asked = bool(context.plan(IPoint.AFTER_FORWARD).steps)
+        return asked or self.session.due(context, IPoint.AFTER_FORWARD)
+
+    def _storages(self) -> set[int]:
+        return {
+            t.untyped_storage().data_ptr()
+            for t in tensors_in(self.values[p] for p in self.mutated if p < len(self.values))
+        }
+
+    def _outputs(self, returned: Any) -> list[Any]:
+        if returned is None and self.bound.signature.in_place:
+            return [self.values[0]]
+        return outputs_of(returned)
+
+    # Outputs.
+
+    def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
+        outputs = list(outputs)
+        for step in plan.steps:
+            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+                changes = step(outputs)
+            for position, new in changes:
+                old = outputs[position]
+                if isinstance(old, torch.Tensor) and self._written(old):
+                    self._rewrite(old, new, step)
+                else:
+                    outputs[position] = edited(old, new, step)
+        return outputs
+
+    def _written(self, output: torch.Tensor) -> bool:
+        destinations = tensors_in([self.bound.out])
+        if self.bound.signature.in_place:
+            destinations += tensors_in([self.values[0]])
+        return any(output is destination for destination in destinations)
+
+    def _rewrite(self, old: torch.Tensor, new: Any, step: Step) -> None:
+        """Write an edited result where the op wrote it."""
+        if self.operator.op_type in IN_PLACE_METADATA:
+            raise UnsupportedError(
+                f"The result of {self.operator.op_type} cannot be edited: the op changes the shape "
+                "of its own input",
+                where=step.where,
+                fix="Edit the input of the op that uses it",
+            )
+        check_tensor(old, new, step, same_dtype=True)
+        if step.action.autodiff or not (old.requires_grad and torch.is_grad_enabled()):
+            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+                old.copy_(new)
+            return
+        # The gradient goes around the edit to what the op computed.
+        old.copy_(pass_straight(old.clone(), new))
+
+
+def edited(old: Any, new: Any, step: Step) -> Any:
+    """The value that stands for `old` from now on: `new`, autograd-neutral unless asked otherwise."""
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if len(old) != len(new):
+            raise EditError(
+                f"A list of {len(new)} values cannot stand for one of {len(old)}", where=step.where
+            )
+        items = [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
+        return tuple(items) if isinstance(old, tuple) else items
+    if not isinstance(old, torch.Tensor):
+        return new
+    if step.action.autodiff:
+        return new
+    if not isinstance(new, torch.Tensor):
+        if old.requires_grad:
+            check_tensor(old, new, step)
+        return new
+    if old.requires_grad and torch.is_grad_enabled():
+        check_tensor(old, new, step)
+    return pass_straight(old, new)
+
+
+def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
+    """Raise `EditError` unless `new` can stand where `old` stood.
+
+    A straight-through edit of another shape would fail much later, in the backward pass.
+    """
+    if not isinstance(new, torch.Tensor):
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a tensor here",
+            where=step.where,
+            fix="Return a tensor",
+        )
+    if new.shape != old.shape:
+        raise EditError(
+            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}: "
+            "the gradient passes straight through",
+            where=step.where,
+            fix="Keep the shape, use replace_op, or insert under amanda.autodiff_enabled()",
+        )
+    if same_dtype and new.dtype != old.dtype:
+        raise EditError(
+            f"A value of {new.dtype} cannot be written into a tensor of {old.dtype}",
+            where=step.where,
+            fix="Keep the dtype",
+        )

@@ -1,0 +1,103 @@
+"""Autograd nodes as operators: which nodes an op made, and the raw operator that users see.
+
+Owns the walk from an op's outputs to its own nodes and `BackwardOp`. Registers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from amanda_driver_torch._autograd import OWN_NODES
+
+__all__ = ["BackwardOp", "Edge", "new_nodes", "next_sequence", "tensors_in"]
+
+#: Node and number of one of its gradient arguments.
+Edge = tuple[Any, int]
+
+#: The sequence number that the next node of this thread will get (0.04 us).
+next_sequence = torch._C._autograd._get_sequence_nr
+
+# Nodes of ops count up from 0; AccumulateGrad has 2**64 - 1 and the driver's own lie in between.
+_LIMIT = 2**61
+
+
+class BackwardOp:
+    """The raw operator of a backward context: a node of the autograd graph by its name.
+
+    The node itself is at hand only while it runs. A reference from here would keep the graph alive
+    for ever, because the garbage collector cannot see through it.
+    """
+
+    __slots__ = ("__name__", "_node")
+
+    def __init__(self, name: str, node: Any = None) -> None:
+        self.__name__ = name
+        self._node = node
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}>"
+
+    def name(self) -> str:
+        """The node's name, such as ``ConvolutionBackward0``."""
+        return self.__name__
+
+    @property
+    def node(self) -> Any:
+        """The autograd node during the call of a routine, else None."""
+        return self._node
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        """The node's edges towards the leaves, during the call of a routine."""
+        return () if self._node is None else self._node.next_functions
+
+
+def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among values and in lists of them, in order."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(tensors_in(value))
+    return found
+
+
+def new_nodes(
+    tensors: Sequence[torch.Tensor], start: int
+) -> tuple[list[tuple[int, Any]], list[Any]]:
+    """The nodes made since `start` that lead to `tensors`, and the leaves they end in.
+
+    Args:
+        tensors: Outputs of an op, and arguments that it wrote.
+        start: What `next_sequence` gave before the op ran.
+
+    Returns:
+        Pairs of (sequence number relative to `start`, node), from the outputs down; and the
+        AccumulateGrad nodes that they lead to, directly or through nodes of the driver's.
+    """
+    found: list[tuple[int, Any]] = []
+    leaves: dict[Any, None] = {}
+    seen: set[Any] = set()
+    queue = [tensor.grad_fn for tensor in tensors]
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, OWN_NODES):
+            # An edited or tapped value: the op ends here, its leaf may lie behind.
+            leaves.update((n, None) for n, _ in node.next_functions if hasattr(n, "variable"))
+            continue
+        number = node._sequence_nr()
+        if number >= _LIMIT:
+            if hasattr(node, "variable"):
+                leaves[node] = None
+        elif number >= start:
+            found.append((number - start, node))
+            queue.extend(node for node, _ in node.next_functions)
+    found.sort(key=lambda pair: -pair[0])
+    return found, list(leaves)

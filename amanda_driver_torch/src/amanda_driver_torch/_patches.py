@@ -1,0 +1,338 @@
+"""What is replaced in torch while some session is attached, and put back when none is.
+
+Owns the entry points that no interceptor of operators sees: modules, functions written in Python,
+the backward engine, checkpointing, printing, compiled callables, optimizers. Each replacement acts
+only in threads that a session watches, and calls the original elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from amanda_core.imports import ImportWatcher
+from amanda_driver_torch._sites import BOUNDARY
+from amanda_driver_torch._state import STATE, opaquely, quietly
+
+__all__ = ["PATCHES", "Patch"]
+
+
+class Patch:
+    """One attribute of an object, replaced and put back.
+
+    Args:
+        owner: A class or module.
+        name: The attribute.
+        replacement: What stands there meanwhile.
+    """
+
+    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
+        self._owner, self._name, self._replacement = owner, name, replacement
+        # The raw entry: reading a class attribute would bind a staticmethod or descriptor.
+        self._inherited = name not in vars(owner)
+        self._original = None if self._inherited else vars(owner)[name]
+        setattr(owner, name, replacement)
+
+    def undo(self) -> None:
+        """Put the original back, unless somebody else has replaced the replacement."""
+        if vars(self._owner).get(self._name) is not self._replacement:
+            return
+        if self._inherited:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._original)
+
+
+class _CodePatch:
+    """The code of a function: also what was bound before (`f = MyFunction.apply`) runs it."""
+
+    def __init__(self, function: types.FunctionType, code: types.CodeType) -> None:
+        self._function, self._original = function, function.__code__
+        function.__code__ = code
+
+    def undo(self) -> None:
+        self._function.__code__ = self._original
+
+
+class _Patches:
+    """All replacements, installed for the first session and undone after the last."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.RLock()
+        self._undo: list[Callable[[], None]] = []
+
+    def acquire(self) -> None:
+        """Install the replacements, unless they are."""
+        with self._lock:
+            self._count += 1
+            if self._count > 1:
+                return
+            try:
+                self._install()
+            except BaseException:
+                self.release()
+                raise
+
+    def release(self) -> None:
+        """Undo the replacements when the last session goes."""
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                while self._undo:
+                    self._undo.pop()()
+
+    def _install(self) -> None:
+        self._patch(nn.Module, "__call__", _module_call(nn.Module.__call__))
+        self._patch_function_apply()
+        self._patch_engine()
+        self._patch(torch.autograd, "_make_grads", _quiet(torch.autograd._make_grads))
+        self._patch_optimizers()
+        self._patch_scripts()
+        hop = torch._ops.HigherOrderOperator
+        self._patch(hop, "__call__", _higher_order_call(hop.__call__))
+        late = {
+            "torch._tensor_str": self._patch_printing,
+            "torch.utils.checkpoint": self._patch_checkpoint,
+            "torch._dynamo.eval_frame": self._patch_dynamo,
+        }
+        waiting = [name for name in late if name not in sys.modules]
+        for name, install in late.items():
+            if name not in waiting:
+                install()
+        if waiting:
+            watcher = ImportWatcher(waiting, lambda name: late[name]())
+            watcher.start()
+            self._undo.append(watcher.stop)
+
+    def _patch(self, owner: Any, name: str, replacement: Any) -> None:
+        self._undo.append(Patch(owner, name, replacement).undo)
+
+    def _patch_function_apply(self) -> None:
+        function = Function.apply.__func__
+        original = types.FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        _ORIGINALS["Function.apply"] = original
+        code = _Carrier.apply.__code__
+        self._undo.append(_CodePatch(function, code).undo)
+
+    def _patch_engine(self) -> None:
+        variable = torch.autograd.variable.Variable
+        self._patch(variable, "_execution_engine", _Engine(variable._execution_engine))
+
+    def _patch_optimizers(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._undo.append(register_optimizer_step_post_hook(_step_ended).remove)
+
+    def _patch_scripts(self) -> None:
+        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            self._patch(kind, "__call__", _script_call(kind.__call__))
+
+    def _patch_printing(self) -> None:
+        module = sys.modules["torch._tensor_str"]
+        self._patch(module, "_str", _quiet(module._str))
+
+    def _patch_checkpoint(self) -> None:
+        module = sys.modules["torch.utils.checkpoint"]
+        # Whatever is inside a first run ends at `checkpoint`, as a rerun ends at `_Rerun`.
+        code = module.checkpoint.__code__
+        BOUNDARY.add(code)
+        self._undo.append(lambda: BOUNDARY.discard(code))
+        reentrant = module.CheckpointFunction
+        forward = vars(reentrant)["forward"].__func__
+
+        def run_first(ctx: Any, run_function: Any, *args: Any) -> Any:
+            return forward(ctx, _rerunnable(run_function, first=True), *args)
+
+        self._patch(reentrant, "forward", staticmethod(run_first))
+        generator = module._checkpoint_without_reentrant_generator
+
+        @functools.wraps(generator)
+        def run_later(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            return generator(_rerunnable(fn, first=False), *args, **kwargs)
+
+        self._patch(module, "_checkpoint_without_reentrant_generator", run_later)
+
+    def _patch_dynamo(self) -> None:
+        module = sys.modules["torch._dynamo.eval_frame"]
+        original = module._callback_from_stance
+
+        def run_eagerly(callback: Any) -> Any:
+            attachment = STATE.attachment
+            if attachment is None or callback in (None, False) or not attachment.watching():
+                return original(callback)
+            attachment.session.warn_once(
+                "Compiled callables run eagerly while tools are applied, so that their operators "
+                "can be seen."
+            )
+            return None
+
+        self._patch(module, "_callback_from_stance", run_eagerly)
+
+
+PATCHES = _Patches()
+_ORIGINALS: dict[str, Any] = {}
+
+
+# Modules.
+
+
+def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or STATE.quiet or not attachment.session.enabled:
+            return original(module, *args, **kwargs)
+        return attachment.call_module(module, original, args, kwargs)
+
+    BOUNDARY.add(call.__code__)
+    # What looks at a model's signature sees the original's.
+    return functools.wraps(original)(call)
+
+
+# autograd.Function.
+
+
+class _Carrier:
+    # Only its code is used. It needs the cell `__class__` that the original has, and finds the
+    # rest by import, because it runs with the globals of torch.autograd.function.
+    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: N805
+        from amanda_driver_torch._patches import apply_function
+
+        __class__  # noqa: B018
+        return apply_function(cls, args, kwargs)
+
+
+def apply_function(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`Function.apply` while some session is attached."""
+    original = _ORIGINALS["Function.apply"]
+    attachment = STATE.attachment
+    if attachment is None or not attachment.watching():
+        return original(cls, *args, **kwargs)
+    if cls.__module__ == "torch.utils.checkpoint":
+        # A container: its content is seen by itself.
+        return original(cls, *args, **kwargs)
+
+    call = functools.partial(original, cls)
+    return attachment.execute_python(cls, cls.__name__, call, args, kwargs)
+
+
+# The backward engine.
+
+
+class _Engine:
+    """Stands before torch's engine: operators in a backward pass are not the user's program."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None:
+            return self._engine.run_backward(*args, **kwargs)
+        # tensors, grad_tensors, keep_graph, create_graph, ...
+        if args[3] if len(args) > 3 else kwargs.get("create_graph", False):
+            attachment.backward.second_order = True
+        STATE.backward += 1
+        try:
+            with opaquely():
+                return self._engine.run_backward(*args, **kwargs)
+        finally:
+            STATE.backward -= 1
+
+
+def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with quietly():
+            return original(*args, **kwargs)
+
+    return call
+
+
+# Checkpointing.
+
+
+class _Rerun:
+    """A checkpointed function: run again in a backward pass, it runs for its session once more."""
+
+    def __init__(self, function: Callable[..., Any], first: bool) -> None:
+        self._function = function
+        self._first = first
+        self._attachment = STATE.attachment
+        self._activations = [activation.copy() for activation in STATE.activations]
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        attachment = self._attachment
+        if attachment is None or attachment.session.closed:
+            return self._function(*args, **kwargs)
+        if self._first:
+            self._first = False
+            return self._function(*args, **kwargs)
+        activations = [activation.copy() for activation in self._activations]
+        with attachment.resumed(activations):
+            return self._function(*args, **kwargs)
+
+
+BOUNDARY.add(_Rerun.__call__.__code__)
+
+
+def _rerunnable(function: Callable[..., Any], first: bool) -> Callable[..., Any]:
+    attachment = STATE.attachment
+    if attachment is None or STATE.quiet:
+        return function
+    return _Rerun(function, first)
+
+
+# Scripts and higher-order operators.
+
+
+def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or not attachment.watching():
+            return original(script, *args, **kwargs)
+        run = functools.partial(original, script)
+        name = str(getattr(script, "name", None) or type(script).__name__)
+        return attachment.execute_python(script, name, run, args, kwargs)
+
+    return call
+
+
+def _higher_order_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or not attachment.watching():
+            return original(operator, *args, **kwargs)
+        # What it compiles or traces inside calls operators of its own.
+        run = functools.partial(_quiet(original), operator)
+        return attachment.execute_python(operator, operator.__name__, run, args, kwargs)
+
+    return call
+
+
+# Optimizers.
+
+
+def _step_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+    attachment = STATE.attachment
+    if attachment is not None:
+        attachment.session.end_step()

@@ -1,0 +1,221 @@
+"""Module scopes: which module runs, by what path, and how often a site was passed in it.
+
+Owns the names of roots (outermost modules called, numbered by first call) and of the modules and
+parameters under them. Holds all of them weakly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Activation", "Labels", "Scope", "Scopes"]
+
+
+class Scope:
+    """One module as seen from its root; `number` tells scopes apart within this process."""
+
+    __slots__ = ("number", "path", "root")
+
+    def __init__(self, number: int, root: str, path: str) -> None:
+        self.number, self.root, self.path = number, root, path
+
+
+OUTSIDE = Scope(0, "", "")
+
+
+class Activation:
+    """One call of a module: its scope, and how often each site was passed during the call."""
+
+    __slots__ = ("counts", "scope")
+
+    def __init__(self, scope: Scope, counts: dict[Any, int] | None = None) -> None:
+        self.scope = scope
+        self.counts: dict[Any, int] = counts if counts is not None else {}
+
+    def copy(self) -> Activation:
+        """The activation as it stands, to be resumed by a recomputation."""
+        return Activation(self.scope, dict(self.counts))
+
+
+class _Root:
+    def __init__(self, module: nn.Module, label: str) -> None:
+        self.label = label
+        self.module = weakref.ref(module)
+        self.paths: dict[int, tuple[weakref.ref[nn.Module], Scope]] = {}
+        self.parameters: dict[int, str] = {}
+
+
+class Scopes:
+    """The scopes of one store; resumes with its contexts, so that names stay what they were."""
+
+    def __init__(self) -> None:
+        self._roots: dict[int, _Root] = {}
+        self._labels: set[str] = set()
+        self._last = 0
+        #: Labels of roots that died since `take_dead` was last called.
+        self._dead: list[str] = []
+
+    def enter(self, module: nn.Module, parent: Activation | None, again: bool) -> Activation:
+        """The activation of a call of `module`.
+
+        Args:
+            module: The module called.
+            parent: The innermost activation around it, or None.
+            again: Whether this runs inside a backward pass, where a part of a known model may be
+                called by itself in order to recompute it.
+        """
+        if parent is None or not parent.scope.root:
+            if again:
+                for root in self._roots.values():
+                    known = root.paths.get(id(module))
+                    if known is not None and known[0]() is module:
+                        return Activation(known[1])
+            return Activation(self._path(self._root(module), module, ""))
+        root_label = parent.scope.root
+        for root in self._roots.values():
+            if root.label == root_label:
+                return Activation(self._path(root, module, parent.scope.path))
+        return Activation(parent.scope)  # The root died in the middle of its own call.
+
+    def parameter_name(self, scope: Scope, parameter: torch.Tensor) -> str | None:
+        """Qualified name of a parameter of the root that `scope` belongs to, or None."""
+        for root in self._roots.values():
+            if root.label != scope.root:
+                continue
+            module = root.module()
+            if module is None:
+                return None
+            name = root.parameters.get(id(parameter))
+            if name is None:
+                root.parameters = {id(p): n for n, p in module.named_parameters()}
+                name = root.parameters.get(id(parameter))
+            return name
+        return None
+
+    def is_buffer(self, scope: Scope, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer of the root that `scope` belongs to."""
+        for root in self._roots.values():
+            module = root.module() if root.label == scope.root else None
+            if module is not None:
+                return any(buffer is tensor for buffer in module.buffers())
+        return False
+
+    def take_dead(self) -> list[str]:
+        """Labels of roots that have died; what belongs to them can go, and then the labels."""
+        dead, self._dead = self._dead, []
+        return dead
+
+    def free(self, labels: Iterable[str]) -> None:
+        """Let labels be given to new roots."""
+        self._labels.difference_update(labels)
+
+    def _root(self, module: nn.Module) -> _Root:
+        root = self._roots.get(id(module))
+        if root is not None and root.module() is module:
+            return root
+        name = type(module).__qualname__
+        label, count = name, 1
+        while label in self._labels:
+            count += 1
+            label = f"{name}#{count}"
+        self._labels.add(label)
+        root = self._roots[id(module)] = _Root(module, label)
+        # Not a bound method: the callback must not keep this store alive.
+        weakref.finalize(module, _forget, weakref.ref(self), id(module), label)
+        return root
+
+    def _path(self, root: _Root, module: nn.Module, parent: str) -> Scope:
+        known = root.paths.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        top = root.module()
+        if top is not None:
+            for path, child in top.named_modules():
+                held = root.paths.get(id(child))
+                if held is None or held[0]() is not child:
+                    self._add(root, child, path)
+        known = root.paths.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        # Not registered under its root: kept in a plain list, or made on the fly.
+        name = f"<{type(module).__qualname__}>"
+        return self._add(root, module, f"{parent}.{name}" if parent else name)
+
+    def _add(self, root: _Root, module: nn.Module, path: str) -> Scope:
+        self._last += 1
+        scope = Scope(self._last, root.label, path)
+        paths, key = root.paths, id(module)
+
+        def forget(dead: weakref.ref[nn.Module]) -> None:
+            if key in paths and paths[key][0] is dead:
+                del paths[key]
+
+        paths[key] = (weakref.ref(module, forget), scope)
+        return scope
+
+
+def _forget(scopes: weakref.ref[Scopes], key: int, label: str) -> None:
+    held = scopes()
+    if held is not None:
+        root = held._roots.get(key)
+        if root is not None and root.label == label:
+            del held._roots[key]
+        held._dead.append(label)
+
+
+class Labels:
+    """Numbers for tensors that tell ops apart (weights outside any module), by first use.
+
+    A number is free again once its tensor is gone, so that a program that makes its weights anew
+    in every iteration does not make its ops anew.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+        self._taken: set[int] = set()
+        self._tokens = 0
+        self._dead: list[int] = []
+
+    def look_up(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """A token that is never given again in this process, and the tensor's number."""
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1], known[2]
+        number = 0
+        while number in self._taken:
+            number += 1
+        self._taken.add(number)
+        self._tokens += 1
+        token, key = self._tokens, id(tensor)
+        forget = self._forgetting(key, number, token)
+        self._known[key] = (weakref.ref(tensor, forget), token, number)
+        return token, number
+
+    def take_dead(self) -> list[int]:
+        """Tokens of tensors that are gone."""
+        dead, self._dead = self._dead, []
+        return dead
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (t for t in (known[0]() for known in tuple(self._known.values())) if t is not None)
+
+    def _forgetting(
+        self, key: int, number: int, token: int
+    ) -> Callable[[weakref.ref[torch.Tensor]], None]:
+        held = weakref.ref(self)
+
+        def forget(dead: weakref.ref[torch.Tensor]) -> None:
+            labels = held()
+            if labels is not None:
+                known = labels._known.get(key)
+                if known is not None and known[0] is dead:
+                    del labels._known[key]
+                labels._taken.discard(number)
+                labels._dead.append(token)
+
+        return forget

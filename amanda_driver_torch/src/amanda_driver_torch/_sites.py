@@ -1,0 +1,263 @@
+"""Op identity: from a call to the site that it is a passing of.
+
+Owns the identity rule (scope, call site, parameter operands, occurrence) and the table from the
+process-local form of a site (numbers) to its record. The id is the same in another process: it is
+made of names and instruction offsets, never of addresses or file paths.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from amanda_core import Site
+from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scopes
+from amanda_driver_torch._state import STATE
+
+__all__ = ["BOUNDARY", "Sites"]
+
+R = TypeVar("R")
+
+#: Codes at which a call site ends: what lies further out may differ between a first run and a
+#: recomputation. Module calls and checkpointed functions add theirs.
+BOUNDARY: set[CodeType] = set()
+
+# Frames of the user's that make up a call site within a module activation. Helper functions that
+# several lines call are told apart by it; three also bounds the walk.
+_FRAMES = 3
+# Equal sites within one activation beyond this share an id, so that a module whose forward is an
+# endless loop does not make endless ops.
+_OCCURRENCES = 1024
+# Codes made by exec() are new objects each time; the table is rebuilt when it gets this large.
+_CODES = 16384
+
+_USER, _TORCH, _OWN, _STOP = range(4)
+
+
+class _Code:
+    __slots__ = ("code", "kind", "label", "number")
+
+    def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
+        self.code, self.kind, self.label, self.number = code, kind, label, number
+
+
+class Sites(Generic[R]):
+    """The sites passed so far, as records made by `make`.
+
+    Args:
+        scopes: Scopes and their names; resume with the contexts.
+        labels: Numbers of parameters outside modules; likewise.
+        names: Readable names given so far and how often; likewise.
+        namespace: The namespace of all sites.
+        make: Makes a record of a new site.
+    """
+
+    def __init__(
+        self,
+        scopes: Scopes,
+        labels: Labels,
+        names: dict[str, dict[Any, int]],
+        namespace: str,
+        make: Callable[[Site], R],
+    ) -> None:
+        self._scopes, self._labels, self._names = scopes, labels, names
+        self._namespace, self._make = namespace, make
+        self._records: dict[Any, R] = {}
+        self._codes: dict[int, _Code] = {}
+        self._code_numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
+        self._parameter_types: dict[type, bool] = {nn.Parameter: True, torch.Tensor: False}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def clear(self) -> None:
+        """Forget all records, though not the names."""
+        self._records.clear()
+
+    def locate(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
+        """The record of the op that is being called; `args` are the call's, not yet edited."""
+        activation = STATE.activations[-1] if STATE.activations else None
+        scope = activation.scope if activation is not None else OUTSIDE
+        inside = bool(scope.root)
+        frames = self._frames(sys._getframe(2), _FRAMES if inside else 1)
+        operands = self._operands(args, kwargs, inside)
+        key = (
+            scope.number,
+            op_type,
+            tuple((code.number, offset) for code, offset in frames),
+            tuple((position, token) for position, token, _ in operands),
+        )
+        occurrence = 0
+        if inside:
+            assert activation is not None
+            occurrence = min(activation.counts.get(key, 0), _OCCURRENCES)
+            activation.counts[key] = occurrence + 1
+        record = self._records.get((key, occurrence))
+        if record is None:
+            self._purge()
+            record = self._make(self._site(op_type, scope, frames, operands, occurrence))
+            self._records[key, occurrence] = record
+        return record
+
+    def parameter_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
+        """Identity and readable name of a leaf, for its gradient accumulation."""
+        for scope in (a.scope for a in reversed(STATE.activations)):
+            name = self._scopes.parameter_name(scope, tensor)
+            if name is not None:
+                return ("parameter", scope.root, name), name
+        _, number = self._labels.look_up(tensor)
+        return ("leaf", number), f"leaf{number}"
+
+    # Call sites.
+
+    def _frames(self, frame: FrameType | None, limit: int) -> list[tuple[_Code, int]]:
+        found: list[tuple[_Code, int]] = []
+        innermost: tuple[_Code, int] | None = None
+        while frame is not None:
+            code = self._codes.get(id(frame.f_code)) or self._classify(frame)
+            if code.kind == _USER:
+                found.append((code, frame.f_lasti))
+                if len(found) == limit:
+                    break
+            elif code.kind == _TORCH:
+                if innermost is None and not found:
+                    innermost = (code, frame.f_lasti)
+            elif code.kind == _STOP:
+                break
+            frame = frame.f_back
+        if innermost is not None:
+            # A wrapper of torch's may call several operators from one line of the user's.
+            found.insert(0, innermost)
+        return found
+
+    def _classify(self, frame: FrameType) -> _Code:
+        if len(self._codes) > _CODES:
+            self._codes.clear()
+        code = frame.f_code
+        module = str(frame.f_globals.get("__name__", ""))
+        top = module.partition(".")[0]
+        kind = _USER
+        if code in BOUNDARY:
+            kind = _STOP
+        elif top == "torch":
+            kind = _TORCH
+        elif top in ("amanda_driver_torch", "amanda_core"):
+            kind = _OWN
+        # The first line tells apart what exec() and lambdas leave without a name of their own;
+        # only there, so that an edit above a named function changes no id.
+        name = getattr(code, "co_qualname", code.co_name)
+        line = code.co_firstlineno if "<" in code.co_name or not hasattr(code, "co_qualname") else 0
+        label = (module, name, line)
+        number = self._code_numbers.setdefault((kind, label), len(self._code_numbers) + 1)
+        known = _Code(code, kind, label, number)
+        self._codes[id(code)] = known  # `known` keeps the code alive, so its id stays its own.
+        return known
+
+    # Parameter operands.
+
+    def _operands(
+        self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool
+    ) -> list[tuple[int, int, torch.Tensor]]:
+        found = []
+        for position, value in enumerate((*args, *kwargs.values())):
+            kind = type(value)
+            parameter = self._parameter_types.get(kind)
+            if parameter is None:
+                parameter = self._parameter_types[kind] = issubclass(kind, nn.Parameter)
+            if not parameter:
+                # Weights kept as plain tensors count only where no activation counts occurrences,
+                # and not in front: there stands what flows, and a model's input may be a leaf.
+                if inside or not position or kind is not torch.Tensor:
+                    continue
+                if not (value.requires_grad and value.is_leaf):
+                    continue
+            found.append((position, self._labels.look_up(value)[0], value))
+        return found
+
+    def _operand_label(self, scope: Any, operand: tuple[int, int, torch.Tensor]) -> Any:
+        position, _, tensor = operand
+        name = self._scopes.parameter_name(scope, tensor)
+        return (position, name if name is not None else self._labels.look_up(tensor)[1])
+
+    # New sites.
+
+    def _site(
+        self,
+        op_type: str,
+        scope: Any,
+        frames: list[tuple[_Code, int]],
+        operands: list[tuple[int, int, torch.Tensor]],
+        occurrence: int,
+    ) -> Site:
+        key = (
+            "op",
+            scope.root,
+            scope.path,
+            op_type,
+            tuple((*code.label, offset) for code, offset in frames),
+            tuple(self._operand_label(scope, operand) for operand in operands),
+            occurrence,
+        )
+        return Site(
+            key=key,
+            op_type=op_type,
+            namespace=self._namespace,
+            name=self._name(scope, op_type, key),
+            module_path=scope.path,
+            source=_source(self),
+            zone=_zone(),
+        )
+
+    def _name(self, scope: Any, op_type: str, key: Any) -> str:
+        base = f"{scope.path}/{op_type}" if scope.path else op_type
+        if "#" in scope.root:
+            base = f"{scope.root}:{base}"
+        same = self._names.setdefault(base, {})
+        number = same.setdefault(key, len(same) + 1)
+        return base if number == 1 else f"{base}#{number}"
+
+    def _purge(self) -> None:
+        dead = set(self._labels.take_dead())
+        if dead:
+            self._records = {
+                key: record
+                for key, record in self._records.items()
+                if dead.isdisjoint(token for _, token in key[0][3])
+            }
+
+
+def _source(sites: Sites[Any]) -> str | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = sites._codes.get(id(frame.f_code)) or sites._classify(frame)
+        if code.kind == _USER:
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def _zone() -> str:
+    """Which part of a program runs, by the modules of torch around the call."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(24):
+        if frame is None:
+            break
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("torch.optim."):
+            return "optimizer"
+        if module == "torch.nn.init":
+            return "init"
+        if frame.f_code.co_name in ("__init__", "step"):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and frame.f_code.co_name == "__init__":
+                return "init"
+            if isinstance(owner, torch.optim.Optimizer):
+                return "optimizer"
+        frame = frame.f_back
+    return "model"

@@ -1,0 +1,400 @@
+"""Aligned gradients: what arrives at an op's outputs, what the op gives to its inputs.
+
+Owns where the routines asked for on a forward context meet the autograd graph: hooks on tensors
+and nodes that are there anyway, an identity node where several gradients are wanted together, and
+the replacement of an op's whole backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+from amanda_core import IPoint, OpContext, Plan, Step
+from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_driver_torch._autograd import run_replaced, tap
+from amanda_driver_torch._backward import Backward, check_gradient
+from amanda_driver_torch._nodes import Edge, new_nodes, tensors_in
+from amanda_driver_torch._signature import outputs_of, restructure
+
+if TYPE_CHECKING:
+    from amanda_driver_torch._execute import _Run
+
+__all__ = ["Taps", "keep_saved", "run_with_replaced_backward"]
+
+
+class Taps:
+    """The aligned gradient routines of one execution.
+
+    Gradients are known by slots: (position, None) for a tensor, (position, i) for the i-th tensor
+    of a list.
+    """
+
+    def __init__(self, backward: Backward, context: OpContext, run: _Run) -> None:
+        self._backward, self._context, self._run = backward, context, run
+        self._tapped: dict[int, torch.Tensor] = {}  # id of the identity -> the value
+        self._hold: list[torch.Tensor] = []
+        self._done = False
+        self._edges: dict[tuple[int, int | None], Edge] = {}
+
+    def asked(self) -> bool:
+        """Whether some routine wants a gradient of this op as a whole."""
+        plan = self._context.plan
+        return bool(plan(IPoint.BEFORE_BACKWARD)) or bool(plan(IPoint.AFTER_BACKWARD))
+
+    # Gradients of inputs.
+
+    def before(self, values: list[Any]) -> list[Any]:
+        """Prepare for gradients of inputs; returns the values that the op is to run on."""
+        after = self._context.plan(IPoint.AFTER_BACKWARD)
+        if not after and not self._run.session.wants(IPoint.AFTER_FORWARD):
+            return values
+        slots = _differentiable(values)
+        if not after:
+            # A routine may still ask after the op has run; what the op writes is another edge then.
+            if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
+                self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+            return values
+        if self._run.operator.aliases or self._run.mutated:
+            # An identity in front of these would cut what the result shares with the input.
+            self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+            return values
+        self._done = True
+        return self._tap_inputs(after, values, slots)
+
+    def _tap_inputs(
+        self, plan: Plan, values: list[Any], slots: dict[tuple[int, int | None], torch.Tensor]
+    ) -> list[Any]:
+        values = list(values)
+        for group in _groups(plan, {position for position, _ in slots}):
+            chosen = [slot for slot in slots if slot[0] in group]
+            if not chosen:
+                continue
+            function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
+            identities = tap([slots[slot] for slot in chosen], function)
+            for (position, index), identity in zip(chosen, identities, strict=True):
+                self._tapped[id(identity)] = slots[position, index]
+                self._hold.append(identity)
+                if index is None:
+                    values[position] = identity
+                else:
+                    items = list(values[position])
+                    items[index] = identity
+                    values[position] = items
+        return values
+
+    def untap(self, outputs: list[Any]) -> list[Any]:
+        """An op that returns its own input has done nothing: the input itself comes back."""
+        if not self._tapped:
+            return outputs
+        return [self._tapped.get(id(output), output) for output in outputs]
+
+    def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int, count: int) -> None:
+        """Hook the one node whose results are the gradients wanted."""
+        nodes, _ = new_nodes([t for t in tensors_in(outputs) if t.requires_grad], start)
+        places: dict[tuple[int, int | None], list[tuple[Any, int]]] = {}
+        taken: dict[Any, int] = {}
+        for slot, edge in self._edges.items():
+            found = [
+                (node, index)
+                for _, node in nodes
+                for index, (next_node, number) in enumerate(node.next_functions)
+                if next_node is edge[0] and number == edge[1]
+            ]
+            same = sum(other == edge for other in self._edges.values())
+            if len(found) == same:
+                # The same tensor at several positions: results come in the order of arguments.
+                place = taken.get(edge, 0)
+                taken[edge] = place + 1
+                found = [found[place]]
+            places[slot] = found
+        for group in _groups(plan, {position for position, _ in self._edges}):
+            chosen = [slot for slot in places if slot[0] in group and places[slot]]
+            if not chosen:
+                continue
+            at = {id(node) for slot in chosen for node, _ in places[slot]}
+            if len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen):
+                raise UnsupportedError(
+                    "The gradients of these inputs come from several backward ops of this op",
+                    where=f"insert_after_backward_op, {self._context.where}",
+                    fix="Ask for them in a routine that runs before the op "
+                    "(require_outputs=False), one input at a time for views and in-place ops",
+                )
+            node = places[chosen[0]][0][0]
+            indexes = [places[slot][0][1] for slot in chosen]
+            shapes = [self._shape(slot) for slot in chosen]
+            function = self._function(
+                IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values
+            )
+            node.register_hook(_posthook(function, indexes, shapes))
+
+    def _shape(self, slot: tuple[int, int | None]) -> torch.Size:
+        position, index = slot
+        value = self._run.values[position]
+        tensor = value if index is None else value[index]
+        return tensor.shape  # type: ignore[no-any-return]
+
+    # Gradients of outputs.
+
+    def after(self, outputs: list[Any], start: int) -> list[Any]:
+        """Attach the routines to what the op made; returns the outputs to go on with."""
+        after = self._context.plan(IPoint.AFTER_BACKWARD)
+        if after and not self._done:
+            written = [self._run.values[p] for p in self._run.mutated]
+            self._tap_nodes(after, [*outputs, *written], start, len(self._run.values))
+        before = self._context.plan(IPoint.BEFORE_BACKWARD)
+        return self._tap_outputs(before, outputs) if before.steps else outputs
+
+    def _tap_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
+        inputs = {id(t) for t in tensors_in([*self._run.bound.values, *self._run.values])}
+        in_place = self._run.bound.signature.in_place
+        slots = {
+            slot: tensor
+            for slot, tensor in _differentiable(outputs).items()
+            # An output that is an input made no node: there is no gradient of this op's own.
+            if in_place or id(tensor) not in inputs
+        }
+        outputs = list(outputs)
+        for group in _groups(plan, {position for position, _ in slots}):
+            chosen = [slot for slot in slots if slot[0] in group]
+            if not chosen:
+                continue
+            function = self._function(
+                IPoint.BEFORE_BACKWARD, group, chosen, len(outputs), outputs
+            )
+            if len(chosen) == 1:
+                slots[chosen[0]].register_hook(_tensor_hook(function))
+                continue
+            identities = tap([slots[slot] for slot in chosen], function)
+            for (position, index), identity in zip(chosen, identities, strict=True):
+                if index is None:
+                    outputs[position] = identity
+                else:
+                    items = list(outputs[position])
+                    items[index] = identity
+                    outputs[position] = items
+        return outputs
+
+    def _function(
+        self,
+        point: IPoint,
+        group: frozenset[int],
+        slots: Sequence[tuple[int, int | None]],
+        count: int,
+        values: Sequence[Any],
+    ) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """Maps the gradients at `slots` through the steps of `group`; holds no tensor."""
+        lifetime, held = self._backward.lifetime, weakref.ref(self._context)
+        lengths = {p: len(values[p]) for p, index in slots if index is not None}
+
+        def function(grads: Sequence[Any]) -> Sequence[Any]:
+            context = held()
+            if context is None or not lifetime.active():
+                return grads
+            positions: list[Any] = [None] * count
+            for position, length in lengths.items():
+                positions[position] = [None] * length
+            for (position, index), grad in zip(slots, grads, strict=True):
+                if index is None:
+                    positions[position] = grad
+                else:
+                    positions[position][index] = grad
+            for step in context.plan(point).steps:
+                if group.issuperset(_selected(step, count)) or step.action.positions is None:
+                    _run_step(step, positions)
+            return [
+                positions[position] if index is None else positions[position][index]
+                for position, index in slots
+            ]
+
+        return function
+
+
+def _run_step(step: Step, positions: list[Any]) -> None:
+    with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+        for position, new in step(positions):
+            old = positions[position]
+            if isinstance(old, list):
+                for one, other in zip(old, new, strict=True):
+                    check_gradient(one, other, step.where)
+            else:
+                check_gradient(old, new, step.where)
+            positions[position] = new
+
+
+def _selected(step: Step, count: int) -> Sequence[int]:
+    positions = step.action.positions
+    return range(count) if positions is None else positions
+
+
+def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
+    """Positions of `present` that some step wants together, directly or through another step."""
+    groups: list[set[int]] = []
+    for step in plan.steps:
+        positions = step.action.positions
+        new = set(present) if positions is None else present.intersection(positions)
+        if not new:
+            continue
+        joined = [group for group in groups if group & new]
+        groups = [group for group in groups if not group & new]
+        groups.append(new.union(*joined))
+    return [frozenset(group) for group in groups]
+
+
+def _differentiable(values: Sequence[Any]) -> dict[tuple[int, int | None], torch.Tensor]:
+    found: dict[tuple[int, int | None], torch.Tensor] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                found[position, None] = value
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                if isinstance(item, torch.Tensor) and item.requires_grad:
+                    found[position, index] = item
+    return found
+
+
+def _edge(tensor: torch.Tensor) -> Edge:
+    edge = get_gradient_edge(tensor)
+    return (edge.node, edge.output_nr)
+
+
+def _tensor_hook(function: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Any], Any]:
+    def hook(grad: Any) -> Any:
+        (new,) = function((grad,))
+        return None if new is grad else new
+
+    return hook
+
+
+def _posthook(
+    function: Callable[[Sequence[Any]], Sequence[Any]],
+    indexes: Sequence[int],
+    shapes: Sequence[torch.Size],
+) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    def hook(results: Sequence[Any], _: Sequence[Any]) -> Any:
+        # A node may leave it to the engine to sum what was broadcast.
+        grads = [
+            g if g is None or g.shape == shape else g.sum_to_size(shape)
+            for g, shape in zip((results[i] for i in indexes), shapes, strict=True)
+        ]
+        new = function(grads)
+        changed = list(results)
+        for index, before, after in zip(indexes, grads, new, strict=True):
+            if after is not before:
+                changed[index] = after
+        return tuple(changed) if any(a is not b for a, b in zip(changed, results)) else None
+
+    return hook
+
+
+@contextlib.contextmanager
+def keep_saved(storages: set[int]) -> Iterator[None]:
+    """Extent in which what an op saves for backward in `storages` is saved as a copy.
+
+    An in-place op saves the storage that it writes; editing its result there would change what its
+    backward formula sees. Hooks around this extent (checkpointing) still get to see every tensor.
+    """
+    around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack_around, unpack_around = around if around is not None else (None, None)
+
+    def pack(tensor: torch.Tensor) -> Any:
+        if tensor.untyped_storage().data_ptr() in storages:
+            tensor = tensor.detach().clone()
+        return pack_around(tensor) if pack_around is not None else tensor
+
+    def unpack(saved: Any) -> torch.Tensor:
+        return unpack_around(saved) if unpack_around is not None else saved  # type: ignore[no-any-return]
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
+
+
+def run_with_replaced_backward(run: _Run, replacement: Step) -> Any:
+    """Run an op whose backward, as a whole, is the routine of `replacement`."""
+    slots = _differentiable(run.values)
+    if not slots:
+        return run.call_original(run.values)
+    chosen = list(slots)
+    returned: list[Any] = []
+    where = replacement.where
+    assert run.record.context is not None
+    # Weakly, as everything that a node of the graph refers to.
+    held = weakref.ref(run.record.context)
+    lifetime = run.execution._backward.lifetime
+    last = chosen[-1][0]
+    lengths = {p: len(run.values[p]) for p, index in chosen if index is not None}
+    mutated = run.mutated
+
+    def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
+        values = list(run.values)
+        for (position, index), tensor in zip(chosen, tensors, strict=True):
+            if index is None:
+                values[position] = tensor
+            else:
+                items = list(values[position])
+                items[index] = tensor
+                values[position] = items
+        result = run.call_original(values)
+        returned.append(result)
+        outputs = [o for o in run._outputs(result) if isinstance(o, torch.Tensor)]
+        written = [values[p] for p in mutated if isinstance(values[p], torch.Tensor)]
+        dirty = [o for o in outputs if any(o is w for w in written)]
+        fresh = {id(d) for d in dirty}
+        # An input handed back, or a view of one, would make autograd refuse later in-place work.
+        return [o if id(o) in fresh else o.detach() for o in outputs], dirty
+
+    def backward(grads: Sequence[Any]) -> Sequence[Any]:
+        context = held()
+        step = context.plan(IPoint.BEFORE_BACKWARD).replacement if context is not None else None
+        if step is None or not lifetime.active():
+            raise UnsupportedError(
+                "The backward of this op is replaced by a routine of a tool that was left",
+                where=where,
+                fix="Call backward inside `apply`",
+            )
+        with torch.no_grad():
+            given = step.replace(list(grads))
+        if not isinstance(given, (tuple, list)):
+            if len(chosen) != 1:
+                raise RoutineResultError(
+                    "A replacement of a backward op returned one gradient, but "
+                    f"{len(chosen)} inputs are differentiable",
+                    where=where,
+                    fix="Return one gradient for each input up to the last differentiable one",
+                )
+            single = [given] if chosen[0][1] is None else [[given]]
+            given = [None] * last + single
+        if len(given) == 1 and len(chosen) == 1 and last:
+            given = [None] * last + list(given)
+        if len(given) <= last:
+            raise RoutineResultError(
+                f"A replacement of a backward op returned {len(given)} gradients, but input "
+                f"{last} is differentiable",
+                where=where,
+                fix="Return one gradient for each input up to the last differentiable one",
+            )
+        for position, length in lengths.items():
+            if given[position] is not None and len(given[position]) != length:
+                raise RoutineResultError(
+                    f"Input {position} is a list of {length} tensors", where=where
+                )
+        return [
+            given[position]
+            if index is None
+            else (None if given[position] is None else given[position][index])
+            for position, index in chosen
+        ]
+
+    tensors = iter(run_replaced(forward, [slots[slot] for slot in chosen], backward))
+    result = returned[0]
+    if result is None:
+        return None
+    return restructure(
+        result, [next(tensors) if isinstance(o, torch.Tensor) else o for o in outputs_of(result)]
+    )

@@ -1,0 +1,44 @@
+"""When not to look: tracers and transforms that run a model on stand-ins for tensors.
+
+Owns the questions to torch whether one of them is active in this thread. Their operators are not
+executions: no value could be given to a routine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["reason_to_look_away"]
+
+# Modes of torch.utils._python_dispatch by name: importing them would load half of Inductor.
+_STAND_INS = frozenset(
+    {"FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode", "PreDispatchTorchFunctionMode"}
+)
+_FAKE = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
+
+_FUNCTORCH = (
+    "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their values "
+    "are wrapped and have no graph to edit."
+)
+
+
+def reason_to_look_away(args: Sequence[Any]) -> str | None:
+    """Why an operator about to run is not to be instrumented.
+
+    Returns:
+        None where it is; an empty string where nobody expects it; else a notice for the user.
+    """
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return ""
+    if torch._C._are_functorch_transforms_active():
+        return _FUNCTORCH
+    for index in range(torch._C._len_torch_dispatch_stack()):
+        if type(torch._C._get_dispatch_stack_at(index)).__name__ in _STAND_INS:
+            return ""
+    for value in args:
+        if type(value).__name__ in _FAKE:
+            return ""
+    return None

@@ -1,0 +1,14 @@
+"""Makes the installed packages win over the root folders of the same names.
+
+pytest's importlib mode imports each parent of a test module's dotted name by its folder. For
+`amanda_core/tests/test_x.py` it would register the folder `amanda_core` as an empty namespace
+package, and so hide the real one. A package that is already imported is left alone.
+"""
+
+import contextlib
+import importlib
+
+for _name in ("amanda_core", "amanda_driver_torch", "amanda_tools"):
+    # Whoever works on one member alone need not install the others.
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(_name)

@@ -1,0 +1,186 @@
+"""Shows Amanda at work on a pretrained network and real photographs, without touching the network.
+
+Run it with `nox -s demo`. It prints its tables and writes one picture, demo_output/pruning.png;
+what it claims, it checks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch.nn.utils import prune
+
+import amanda
+from demo_measure import interleaved_medians
+from demo_model import Photo, as_batch, load_model, load_photos, predictions
+from demo_report import PrunedRun, progress, show_table, write_contact_sheet
+from demo_tools import CountConvolutions, ListOperators, Operator, PruneConvolutions
+
+SPARSITIES = [0.0, 0.1, 0.2, 0.3, 0.5, 0.7]
+PICTURE = Path(__file__).resolve().parents[2] / "demo_output" / "pruning.png"
+
+
+def main() -> None:
+    """Run the demo."""
+    progress("Loading EfficientNet-Lite0 and the photographs ...")
+    model, photos = load_model(), load_photos()
+    batch = as_batch(photos)
+    with torch.no_grad():
+        original = model(batch)
+
+    progress("Listing the operators ...")
+    show_operators(model, batch)
+
+    progress("Pruning on the fly ...")
+    policies = {
+        "Every convolution pruned": [
+            pruned_run(model, batch, PruneConvolutions(sparsity)) for sparsity in SPARSITIES
+        ],
+        "Every convolution pruned, except the depthwise ones": [
+            pruned_run(model, batch, PruneConvolutions(sparsity, depthwise=False))
+            for sparsity in SPARSITIES
+        ],
+    }
+    for policy, runs in policies.items():
+        show_predictions(policy, photos, runs)
+    write_contact_sheet(PICTURE, photos, policies)
+
+    progress("Counting, forward and backward ...")
+    counter, same_gradients = count_training_step(model, batch, photos)
+
+    progress("Measuring the cost ...")
+    show_cost(model, batch[:1])
+
+    with torch.no_grad():
+        facts = {
+            "Output after all of this, bit for bit the original": torch.equal(
+                model(batch), original
+            ),
+            "Pruned output, bit for bit that of torch.nn.utils.prune on a copy": torch.equal(
+                run_with(model, batch, PruneConvolutions(0.2)), prune_a_copy(model, 0.2)(batch)
+            ),
+            "Gradients with the counter applied, bit for bit the original": same_gradients,
+            f"Convolutions counted: {counter.forward} forward, {counter.backward} backward": (
+                counter.forward == counter.backward == count_conv_modules(model)
+            ),
+            "Unpruned predictions are the photographs' classes": all(
+                prediction.label == photo.label
+                for photo, prediction in zip(photos, predictions(original), strict=True)
+            ),
+        }
+    show_table(
+        "Checks",
+        ["what", "holds"],
+        [[fact, "yes" if holds else "NO"] for fact, holds in facts.items()],
+    )
+    print(f"Picture: {PICTURE}")
+    if not all(facts.values()):
+        raise SystemExit("A check failed.")
+
+
+def run_with(model: torch.nn.Module, batch: torch.Tensor, *tools: amanda.Tool) -> torch.Tensor:
+    """Return the model's output with the tools applied."""
+    with torch.no_grad(), amanda.apply(*tools):
+        output: torch.Tensor = model(batch)
+    return output
+
+
+def show_operators(model: torch.nn.Module, batch: torch.Tensor) -> None:
+    """Print the operators that the model executed, by type."""
+    tool = ListOperators()
+    run_with(model, batch, tool)
+    by_type: defaultdict[str, list[Operator]] = defaultdict(list)
+    for operator in tool.operators:
+        by_type[operator.type].append(operator)
+    rows = [
+        [op_type, str(len(group)), group[-1].name, group[-1].source, group[-1].output_shapes]
+        for op_type, group in sorted(by_type.items(), key=lambda item: -len(item[1]))
+    ]
+    show_table(
+        f"{len(tool.operators)} operators, by type, with the last of each",
+        ["operator", "count", "name", "source", "output shape"],
+        rows,
+    )
+
+
+def pruned_run(model: torch.nn.Module, batch: torch.Tensor, tool: PruneConvolutions) -> PrunedRun:
+    """Run the model with the tool applied."""
+    output = run_with(model, batch, tool)
+    return PrunedRun(tool.sparsity, tool.achieved, predictions(output))
+
+
+def show_predictions(policy: str, photos: list[Photo], runs: list[PrunedRun]) -> None:
+    """Print what the model saw in every photograph at every sparsity."""
+    rows = [
+        [f"{run.sparsity:.0%}", f"{run.achieved:.1%}", *map(str, run.predictions)] for run in runs
+    ]
+    columns = ["asked for", "zero weights", *(photo.name for photo in photos)]
+    show_table(f"{policy}: top-1 class of each photograph", columns, rows)
+
+
+def prune_a_copy(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
+    """Return a copy of the model pruned by PyTorch's own means, which change its modules."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            prune.l1_unstructured(module, "weight", sparsity)  # type: ignore[no-untyped-call]
+    return twin
+
+
+def count_conv_modules(model: torch.nn.Module) -> int:
+    """Return how many convolution modules the model has."""
+    return sum(isinstance(module, torch.nn.Conv2d) for module in model.modules())
+
+
+def count_training_step(
+    model: torch.nn.Module, batch: torch.Tensor, photos: list[Photo]
+) -> tuple[CountConvolutions, bool]:
+    """Count the convolutions of one forward and backward run.
+
+    Returns the counter, and whether the gradients were the same as without it.
+    """
+    labels = torch.tensor([photo.label for photo in photos])
+
+    def gradients() -> list[torch.Tensor]:
+        loss = torch.nn.functional.cross_entropy(model(batch), labels)
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    plain = gradients()
+    counter = CountConvolutions()
+    with amanda.apply(counter):
+        counted = gradients()
+    return counter, all(map(torch.equal, plain, counted))
+
+
+def show_cost(model: torch.nn.Module, photo: torch.Tensor) -> None:
+    """Print how long one photograph takes, plain and instrumented."""
+    twin = prune_a_copy(model, 0.2)
+    # One instance of each, applied again and again, so that its analysis is paid once.
+    nothing, counter, pruner = amanda.Tool(), CountConvolutions(), PruneConvolutions(0.2)
+    seconds = interleaved_medians(
+        {
+            "plain": (model, nullcontext),
+            "a tool that inserts nothing": (model, lambda: amanda.apply(nothing)),
+            "counting the convolutions": (model, lambda: amanda.apply(counter)),
+            "pruning the convolutions": (model, lambda: amanda.apply(pruner)),
+            "for comparison: torch.nn.utils.prune on a copy": (twin, nullcontext),
+        },
+        photo,
+    )
+    rows = [
+        [way, f"{1e3 * time:.2f} ms", f"{time / seconds['plain']:.3f}"]
+        for way, time in seconds.items()
+    ]
+    show_table(
+        "Cost of one forward run with one photograph, medians, in turns",
+        ["", "time", "ratio to plain"],
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    main()

