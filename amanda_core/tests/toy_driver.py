@@ -72,7 +72,7 @@ class ToyDriver:
         self.loaded = True
         self.attachments: dict[int, ToyAttachment] = {}
         self.detached = 0
-        self.prepared: list[OpContext] = []
+        self.prepared: list[str] = []
         self.found: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -87,7 +87,7 @@ class ToyDriver:
     @hookimpl
     def amanda_prepare_context(self, context: OpContext) -> None:
         if context.namespace.startswith(f"{self.info.name}/"):
-            self.prepared.append(context)
+            self.prepared.append(context.op_type)
             if context.is_forward():
                 context["type"] = VOCABULARY.get(context.op_type)
 
@@ -268,6 +268,8 @@ class ToyAttachment:
     ) -> tuple[list[Any], toy.Node]:
         """Put a gate below the op, where its contributions to its inputs' gradients come by."""
         edges = [value.edge if value is not None else None for value in toy.flat(arguments)]
+        # Not the arguments: the tape would keep them alive.
+        lengths = [len(a) if isinstance(a, list) else None for a in arguments]
 
         def run(gradients: toy.Gradients) -> toy.Gradients:
             plans = planned if isinstance(planned, Planned) else planned[0]
@@ -275,7 +277,7 @@ class ToyAttachment:
                 return gradients
             with self.isolate():
                 return self._guarded(
-                    lambda: _flat(plans.aligned_after(_nested(gradients, arguments))), gradients
+                    lambda: _flat(plans.aligned_after(_nested(gradients, lengths))), gradients
                 )
 
         gate = toy.Node("", run, edges, arity=len(edges))
@@ -404,10 +406,12 @@ def _between(outputs: Sequence[toy.Value], gate: toy.Node) -> list[toy.Node]:
     return list(found)
 
 
-def _nested(gradients: toy.Gradients, arguments: Sequence[Any]) -> list[Any]:
-    """Gradients by position: one for each argument, a list for a list."""
+def _nested(gradients: toy.Gradients, lengths: Sequence[int | None]) -> list[Any]:
+    """Gradients by position: a list of as many as are in a list, one for anything else."""
     rest = iter(gradients)
-    return [[next(rest) for _ in a] if isinstance(a, list) else next(rest) for a in arguments]
+    return [
+        next(rest) if length is None else [next(rest) for _ in range(length)] for length in lengths
+    ]
 
 
 def _flat(gradients: Sequence[Any]) -> list[float | None]:

@@ -96,13 +96,16 @@ def show_operators(model: torch.nn.Module, batch: torch.Tensor) -> None:
     by_type: defaultdict[str, list[Operator]] = defaultdict(list)
     for operator in tool.operators:
         by_type[operator.type].append(operator)
-    rows = [
-        [op_type, str(len(group)), group[-1].name, group[-1].source, group[-1].output_shapes]
-        for op_type, group in sorted(by_type.items(), key=lambda item: -len(item[1]))
-    ]
+    rows = []
+    for op_type, group in sorted(by_type.items(), key=lambda item: -len(item[1])):
+        last = group[-1]
+        counts = [str(len(group)), str(tool.runs[op_type])]
+        rows.append([op_type, *counts, last.name, last.source, last.output_shapes])
+    # A module that is called twice, here the activation of a block, is one operator that runs
+    # twice.
     show_table(
-        f"{len(tool.operators)} operators, by type, with the last of each",
-        ["operator", "count", "name", "source", "output shape"],
+        f"{len(tool.operators)} operators in {tool.runs.total()} runs, with the last of each type",
+        ["operator", "count", "runs", "name", "source", "output shape"],
         rows,
     )
 

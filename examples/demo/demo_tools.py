@@ -5,6 +5,7 @@ Nothing here knows the model: the same tools run on any other.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -18,31 +19,36 @@ class Operator:
 
     type: str
     name: str
-    module_path: str
     source: str
     output_shapes: str
 
 
 class ListOperators(amanda.Tool):
-    """Look at every operator once, after its first execution, and change nothing."""
+    """Look at every operator once, and count how often each type runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operators: list[Operator] = []
+        self.runs: Counter[str] = Counter()
         self.add_inst_for_op(self.collect, require_outputs=True)
 
     def collect(self, context: amanda.OpContext) -> None:
-        """Note down the operator (an analysis routine)."""
+        """Note down the operator, after its first execution (an analysis routine)."""
+        op_type = context.get_op().__name__
         outputs = [value for value in context.get_outputs() if isinstance(value, torch.Tensor)]
         self.operators.append(
             Operator(
-                type=context.get_op().__name__,
+                type=op_type,
                 name=context.name,
-                module_path=context.module_path,
                 source=context.source or "",
                 output_shapes=" ".join(str(tuple(output.shape)) for output in outputs),
             )
         )
+        context.insert_after_op(self.count, op_type=op_type)
+
+    def count(self, *outputs: object, op_type: str) -> None:
+        """Count one execution (an instrumentation routine)."""
+        self.runs[op_type] += 1
 
 
 class CountConvolutions(amanda.Tool):

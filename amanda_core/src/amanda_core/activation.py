@@ -110,7 +110,7 @@ class _Stack:
         for attachment in reversed(self.attachments.values()):
             try:
                 attachment.detach()
-            except BaseException as error:  # noqa: PERF203  The others are detached all the same.
+            except BaseException as error:  # The other drivers must be detached all the same.
                 if failure is None:
                     failure = error
                 else:

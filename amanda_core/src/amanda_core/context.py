@@ -142,7 +142,7 @@ class OpContext(dict[str, Any]):
         return self._op if self._backward else None
 
     def get_backward_op_id(self) -> int | None:
-        """The same number for the same backward op in every iteration; None in a forward context."""
+        """The same number for the same backward op in every iteration; None in forward contexts."""
         return self._id if self._backward else None
 
     def get_grad_outputs(self) -> Any:

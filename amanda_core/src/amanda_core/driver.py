@@ -60,8 +60,8 @@ class Site:
     """The unchanging facts of one op, found by a driver.
 
     Attributes:
-        key: Identity of the op, made of strings, numbers, None and tuples of them, so that it is the same
-            in another process that runs the same program; the op id is derived from it.
+        key: Identity of the op, made of strings, numbers, None and tuples of them, so that it is
+            the same in another process that runs the same program; the op id is derived from it.
         op_type: The backend's own name of the operator or backward operator.
         namespace: ``framework/version/mode``.
         name: Readable name, such as ``encoder.layer.3.attention.self.query/linear``.

@@ -62,7 +62,7 @@ def matches(pattern: str, namespace: str) -> bool:
     if len(wanted) > 3 or not all(wanted):
         raise NamespaceError(
             f"{pattern!r} is not a namespace pattern",
-            fix="Write 'framework', 'framework/version' or 'framework/version/mode'; '*' is any part",
+            fix="Write 'framework/version/mode' or the first parts of it; '*' is any part",
         )
     present = namespace.split("/")
     if len(wanted) > len(present):

@@ -1,4 +1,4 @@
-"""`Plan`: what is to be done at one point of one op, as ordered, typed steps and a fold over values.
+"""`Plan`: what is to be done at one point of one op: ordered, typed steps, a fold over values.
 
 Owns how a routine is called, what its result means and what is said when it fails. A plan is all
 that a driver ever executes; values are opaque here. A driver folds (`plan(values)`) or walks the

@@ -85,6 +85,8 @@ class Session:
         epoch: Changes whenever a cached plan may be wrong. The same tools have the same epoch.
         control: The switches of the thread that owns the session.
         closed: Whether the tools were left; routines no longer run then.
+        wants_backward: Whether some applied tool analyses backward ops.
+        watches_scopes: Whether some applied tool listens for module scopes.
     """
 
     _epochs = itertools.count(1)
@@ -101,6 +103,7 @@ class Session:
         self._pending: list[BaseException] = []
         self._warned: set[str] = set()
         self._step = 0
+        self.wants_backward = False
         self.watches_scopes = False
         store.in_use = True
         self.set_tools(tools)
@@ -130,6 +133,7 @@ class Session:
         # Rules serve the analysis of others; where there is none, they are what was applied.
         rules = any(t._amanda.before_rules or t._amanda.after_rules for t in self.tools)
         self._wanted = frozenset(wanted) if wanted or not rules else frozenset(IPoint)
+        self.wants_backward = any(point.is_backward for point in self._wanted)
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
 
     def close(self) -> None:
@@ -150,11 +154,6 @@ class Session:
     def caching(self) -> bool:
         """Whether analysis runs once per op; plans may be cached for one epoch then."""
         return self.control.caching
-
-    @property
-    def wants_backward(self) -> bool:
-        """Whether some applied tool analyses backward ops."""
-        return not self._wanted.isdisjoint((IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD))
 
     def wants(self, i_point: IPoint) -> bool:
         """Whether some applied tool analyses at `i_point`."""
@@ -263,7 +262,8 @@ class Session:
         """Rules and routines of the applied tools, in order; the core's part of the hook.
 
         Raises:
-            BaseException: Whatever a routine raised, with a note; its tool's analysis is not cached.
+            BaseException: Whatever a routine raised, with a note; its tool's analysis is not
+                cached.
         """
         due = {id(tool) for tool in self._due(context, i_point)}
         context._plans = None
@@ -282,7 +282,7 @@ class Session:
                 for tool in self.tools:
                     if id(tool) in due:
                         key = ((context._backward, context._id), i_point)
-                        tool._amanda.logs[self._store].pop(key, None)
+                        tool._amanda.logs.get(self._store, {}).pop(key, None)
                 raise
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
@@ -297,8 +297,7 @@ class Session:
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         key = ((context._backward, context._id), i_point)
-        log = tool._amanda.logs.setdefault(self._store, {})
-        log.pop(key, None)
+        tool._amanda.logs.get(self._store, {}).pop(key, None)
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         try:
@@ -306,7 +305,8 @@ class Session:
                 self._call(routine, tool, context, i_point)
         finally:
             context._recorder = None
-        log[key] = tuple(actions)
+        # Looked up now: the routine may have invalidated its tool.
+        tool._amanda.logs.setdefault(self._store, {})[key] = tuple(actions)
 
     def _call(
         self,

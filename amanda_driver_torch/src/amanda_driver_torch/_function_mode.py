@@ -1,7 +1,6 @@
 """The interceptor in pure Python: a `TorchFunctionMode` that hands operators to the attachment.
 
-Owns the mode and how torch's own Python wrappers are made transparent under it, so that
-`F.relu` is the one operator `relu` and nothing is counted twice.
+Owns the mode and what it does with each kind of function that torch's protocol reports.
 """
 
 from __future__ import annotations
@@ -22,18 +21,12 @@ from amanda_driver_torch._operators import (
     operator_of,
     type_name,
 )
-from amanda_driver_torch._patches import Patch
-from amanda_driver_torch._state import STATE
+from amanda_driver_torch._wrappers import has_override, make_transparent, transparent
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
 
 __all__ = ["FunctionModeInterceptor"]
-
-_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-_DISABLED = torch._C._disabled_torch_function_impl
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
 
 class FunctionModeInterceptor:
     """Sees what torch's function protocol sees, in the thread that starts it."""
@@ -73,7 +66,6 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self._attachment = attachment
         self._operators: dict[Any, Operator | None] = {}
-        self._transparent: dict[int, tuple[Any, list[Patch]]] = {}
 
     def leave(self) -> None:
         above = []
@@ -84,10 +76,6 @@ class _Mode(TorchFunctionMode):
             above.append(mode)
         for mode in reversed(above):
             torch._C._push_on_torch_function_stack(mode)
-        for _, patches in self._transparent.values():
-            for patch in patches:
-                patch.undo()
-        self._transparent.clear()
 
     def __torch_function__(
         self,
@@ -97,10 +85,9 @@ class _Mode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        attachment = self._attachment
-        if not attachment.watching():
-            return func(*args, **kwargs)
         if type(func) is types.FunctionType:
+            if not self._attachment.watching():
+                return func(*args, **kwargs)
             return self._call_wrapper(func, args, kwargs)
         try:
             operator = self._operators[func]
@@ -108,82 +95,24 @@ class _Mode(TorchFunctionMode):
             operator = self._operators[func] = (
                 Operator(func, operator_of(func), type_name(func)) if is_operator(func) else None
             )
-        if operator is None:
+        # Metadata first: half of what the protocol reports.
+        if operator is None or not self._attachment.watching():
             return func(*args, **kwargs)
-        return attachment.execute(operator, func, args, kwargs)
+        return self._attachment.execute(operator, func, args, kwargs)
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch's so that the operators inside it are seen."""
         if func.__name__ in _LOOKED_AWAY:
             return func(*args, **kwargs)
-        if _has_override(args) or _has_override(tuple(kwargs.values())):
+        if has_override(args) or has_override(tuple(kwargs.values())):
             # The subclass wants to see this very function, so the function is the operator.
             if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):
                 operator = Operator(func, func, func.__name__)
                 return self._attachment.execute(operator, func, args, kwargs)
             return func(*args, **kwargs)
-        self._make_transparent(func.__globals__)
-        with self, _Transparent():
+        make_transparent(func.__globals__)
+        with self, transparent():
             return func(*args, **kwargs)
-
-    def _make_transparent(self, namespace: dict[str, Any]) -> None:
-        if id(namespace) in self._transparent:
-            return
-        holder = types.SimpleNamespace()
-        holder.__dict__ = namespace  # type: ignore[assignment]
-        patches = [
-            Patch(holder, name, _asking(name, namespace[name]))
-            for name in _ASKS
-            if name in namespace
-        ]
-        self._transparent[id(namespace)] = (namespace, patches)
-
-
-class _Transparent:
-    """Extent in which torch's Python functions look for overriding types only, not for modes."""
-
-    def __enter__(self) -> None:
-        STATE.transparent += 1
-
-    def __exit__(self, *_: object) -> None:
-        STATE.transparent -= 1
-
-
-def _asking(name: str, original: Any) -> Any:
-    # The three differ in how they take their arguments: one iterable, one value, any number.
-    if name == "has_torch_function":
-
-        def ask(args: Any) -> bool:
-            return _has_override(args) if STATE.transparent else original(args)
-
-    elif name == "has_torch_function_unary":
-
-        def ask(args: Any) -> bool:
-            return _has_override((args,)) if STATE.transparent else original(args)
-
-    else:
-
-        def ask(*args: Any) -> bool:
-            return _has_override(args) if STATE.transparent else original(*args)
-
-    return ask
-
-
-def _has_override(values: Any) -> bool:
-    for value in values:
-        kind = type(value)
-        if kind in _PLAIN:
-            continue
-        if isinstance(value, (list, tuple)):
-            if _has_override(value):
-                return True
-        elif (
-            getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
-            and torch._C._is_torch_function_enabled()
-            and not issubclass(kind, torch.nn.Parameter)
-        ):
-            return True
-    return False
 
 
 # Functions that are not made of the model's operators: the engine has its own way in, and the

@@ -90,6 +90,11 @@ class _Patches:
                 while self._undo:
                     self._undo.pop()()
 
+    def add(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace one more attribute, while some session is attached."""
+        with self._lock:
+            self._patch(owner, name, replacement)
+
     def _install(self) -> None:
         self._patch(nn.Module, "__call__", _module_call(nn.Module.__call__))
         self._patch_function_apply()

@@ -69,6 +69,8 @@ class Sites(Generic[R]):
         self._scopes, self._labels, self._names = scopes, labels, names
         self._namespace, self._make = namespace, make
         self._records: dict[Any, R] = {}
+        #: Key of a record -> tokens of its operands; with one of them the record goes.
+        self._tokens: dict[Any, frozenset[int]] = {}
         self._codes: dict[int, _Code] = {}
         self._code_numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
         self._parameter_types: dict[type, bool] = {nn.Parameter: True, torch.Tensor: False}
@@ -79,30 +81,33 @@ class Sites(Generic[R]):
     def clear(self) -> None:
         """Forget all records, though not the names."""
         self._records.clear()
+        self._tokens.clear()
 
     def locate(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
         """The record of the op that is being called; `args` are the call's, not yet edited."""
         activation = STATE.activations[-1] if STATE.activations else None
         scope = activation.scope if activation is not None else OUTSIDE
         inside = bool(scope.root)
-        frames = self._frames(sys._getframe(2), _FRAMES if inside else 1)
-        operands = self._operands(args, kwargs, inside)
-        key = (
-            scope.number,
-            op_type,
-            tuple((code.number, offset) for code, offset in frames),
-            tuple((position, token) for position, token, _ in operands),
-        )
+        # One flat tuple of numbers: this is built and hashed at every operator.
+        numbers: list[Any] = [scope.number, op_type]
+        self._walk(sys._getframe(2), _FRAMES if inside else 1, numbers)
+        operands = self._operands(args, kwargs, inside, numbers)
         occurrence = 0
-        if inside:
-            assert activation is not None
-            occurrence = min(activation.counts.get(key, 0), _OCCURRENCES)
-            activation.counts[key] = occurrence + 1
-        record = self._records.get((key, occurrence))
+        if activation is not None and inside:
+            counted = tuple(numbers)
+            counts = activation.counts
+            occurrence = counts.get(counted, 0)
+            counts[counted] = occurrence + 1
+            numbers.append(min(occurrence, _OCCURRENCES))
+        key = tuple(numbers)
+        record = self._records.get(key)
         if record is None:
             self._purge()
-            record = self._make(self._site(op_type, scope, frames, operands, occurrence))
-            self._records[key, occurrence] = record
+            frames = self._walk(sys._getframe(2), _FRAMES if inside else 1, [])
+            site = self._site(op_type, scope, frames, operands, min(occurrence, _OCCURRENCES))
+            record = self._make(site)
+            self._records[key] = record
+            self._tokens[key] = frozenset(token for _, token, _ in operands)
         return record
 
     def parameter_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
@@ -116,24 +121,33 @@ class Sites(Generic[R]):
 
     # Call sites.
 
-    def _frames(self, frame: FrameType | None, limit: int) -> list[tuple[_Code, int]]:
+    def _walk(
+        self, frame: FrameType | None, limit: int, numbers: list[Any]
+    ) -> list[tuple[_Code, int]]:
+        """The frames of a call site, innermost first; adds their numbers and offsets."""
         found: list[tuple[_Code, int]] = []
-        innermost: tuple[_Code, int] | None = None
+        codes = self._codes
+        innermost = True
         while frame is not None:
-            code = self._codes.get(id(frame.f_code)) or self._classify(frame)
-            if code.kind == _USER:
+            code = codes.get(id(frame.f_code)) or self._classify(frame)
+            kind = code.kind
+            if kind == _USER:
+                numbers += (code.number, frame.f_lasti)
                 found.append((code, frame.f_lasti))
-                if len(found) == limit:
+                innermost = False
+                limit -= 1
+                if not limit:
                     break
-            elif code.kind == _TORCH:
-                if innermost is None and not found:
-                    innermost = (code, frame.f_lasti)
-            elif code.kind == _STOP:
+            elif kind == _TORCH:
+                # Of torch's frames only the innermost counts, if it is the caller: a wrapper of
+                # torch's may call several operators from one line of the user's.
+                if innermost:
+                    numbers += (code.number, frame.f_lasti)
+                    found.append((code, frame.f_lasti))
+                    innermost = False
+            elif kind == _STOP:
                 break
             frame = frame.f_back
-        if innermost is not None:
-            # A wrapper of torch's may call several operators from one line of the user's.
-            found.insert(0, innermost)
         return found
 
     def _classify(self, frame: FrameType) -> _Code:
@@ -162,22 +176,31 @@ class Sites(Generic[R]):
     # Parameter operands.
 
     def _operands(
-        self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool
+        self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool, numbers: list[Any]
     ) -> list[tuple[int, int, torch.Tensor]]:
-        found = []
-        for position, value in enumerate((*args, *kwargs.values())):
-            kind = type(value)
-            parameter = self._parameter_types.get(kind)
-            if parameter is None:
-                parameter = self._parameter_types[kind] = issubclass(kind, nn.Parameter)
-            if not parameter:
-                # Weights kept as plain tensors count only where no activation counts occurrences,
-                # and not in front: there stands what flows, and a model's input may be a leaf.
-                if inside or not position or kind is not torch.Tensor:
-                    continue
-                if not (value.requires_grad and value.is_leaf):
-                    continue
-            found.append((position, self._labels.look_up(value)[0], value))
+        """The operands that tell ops apart, as (position, token, tensor); adds the tokens."""
+        found: list[tuple[int, int, torch.Tensor]] = []
+        types = self._parameter_types
+        position = 0
+        for values in (args, kwargs.values()) if kwargs else (args,):
+            for value in values:
+                parameter = types.get(type(value))
+                if parameter is None:
+                    kind = type(value)
+                    parameter = types[kind] = issubclass(kind, nn.Parameter)
+                if parameter or (
+                    # Weights kept as plain tensors count only where no activation counts
+                    # occurrences, and not in front: what flows stands there, and may be a leaf.
+                    not inside
+                    and position
+                    and type(value) is torch.Tensor
+                    and value.requires_grad
+                    and value.is_leaf
+                ):
+                    token = self._labels.look_up(value)[0]
+                    numbers.append((position, token))
+                    found.append((position, token, value))
+                position += 1
         return found
 
     def _operand_label(self, scope: Any, operand: tuple[int, int, torch.Tensor]) -> Any:
@@ -225,11 +248,8 @@ class Sites(Generic[R]):
     def _purge(self) -> None:
         dead = set(self._labels.take_dead())
         if dead:
-            self._records = {
-                key: record
-                for key, record in self._records.items()
-                if dead.isdisjoint(token for _, token in key[0][3])
-            }
+            for key in [key for key, tokens in self._tokens.items() if not dead.isdisjoint(tokens)]:
+                del self._tokens[key], self._records[key]
 
 
 def _source(sites: Sites[Any]) -> str | None:

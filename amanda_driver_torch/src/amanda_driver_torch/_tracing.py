@@ -25,13 +25,16 @@ _FUNCTORCH = (
 )
 
 
+_fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: False, tuple: False}
+
+
 def reason_to_look_away(args: Sequence[Any]) -> str | None:
     """Why an operator about to run is not to be instrumented.
 
     Returns:
         None where it is; an empty string where nobody expects it; else a notice for the user.
     """
-    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+    if torch._C._get_tracing_state() is not None:
         return ""
     if torch._C._are_functorch_transforms_active():
         return _FUNCTORCH
@@ -39,6 +42,10 @@ def reason_to_look_away(args: Sequence[Any]) -> str | None:
         if type(torch._C._get_dispatch_stack_at(index)).__name__ in _STAND_INS:
             return ""
     for value in args:
-        if type(value).__name__ in _FAKE:
+        kind = type(value)
+        fake = _fake.get(kind)
+        if fake is None:
+            fake = _fake[kind] = kind.__name__ in _FAKE
+        if fake:
             return ""
     return None

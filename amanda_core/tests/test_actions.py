@@ -1,0 +1,412 @@
+"""What an analysis routine may ask for, when it is too late, and what wrong requests say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda_core import Action, ActionKind, IPoint, OpContext
+from amanda_core.errors import (
+    ActionError,
+    LateActionError,
+    PositionError,
+    ReplacementConflictError,
+    RoutineResultError,
+    UnsupportedError,
+)
+
+from . import toy
+from .making import session_of, site, tool
+from .toy_driver import ToyDriver
+
+pytestmark = pytest.mark.usefixtures("driver")
+
+
+class Pruner(amanda.Tool):
+    """A tool and routine with names to look for in messages."""
+
+    def __init__(self, result: Any, ask: str = "insert_before_op", **positions: Any) -> None:
+        self.result, self.ask, self.positions = result, ask, positions
+        self.add_inst_for_op(self.analyse, require_outputs=ask == "insert_after_op")
+
+    def analyse(self, context: OpContext) -> None:
+        getattr(context, self.ask)(self.mask_weight, **self.positions)
+
+    def mask_weight(self, *values: Any) -> Any:
+        return self.result
+
+
+def model() -> toy.Value:
+    with toy.scope("encoder"):
+        return toy.linear(toy.Value(2.0), toy.Value(3.0), toy.Value(1.0))
+
+
+def asking(*requests: Callable[[OpContext], Any], **point: bool) -> amanda.Tool:
+    return tool(*requests, **point)
+
+
+# Results.
+
+
+@pytest.mark.parametrize("result", [toy.Value(1.0), (), (toy.Value(1.0),) * 3])
+def test_wrong_number_of_values_names_tool_routine_and_op(result: Any) -> None:
+    with (
+        amanda.apply(Pruner(result, inputs=[0, 1])),
+        pytest.raises(RoutineResultError) as caught,
+    ):
+        model()
+    count = len(result) if isinstance(result, tuple) else 1
+    message = str(caught.value)
+    assert f"returned {count} value" in message
+    assert "given 2" in message
+    assert "Pruner" in message
+    assert "mask_weight" in message
+    assert "encoder/linear" in message
+
+
+def test_two_values_for_one_are_a_wrong_number() -> None:
+    with (
+        amanda.apply(Pruner((toy.Value(1.0),) * 2, inputs=[0])),
+        pytest.raises(RoutineResultError, match="returned 2 values, but was given 1"),
+    ):
+        model()
+
+
+@pytest.mark.parametrize("wrap", [tuple, list])
+def test_one_value_may_come_alone_or_in_a_sequence(wrap: Callable[[Sequence[Any]], Any]) -> None:
+    with amanda.apply(Pruner(wrap([toy.Value(10.0)]), inputs=[1])):
+        assert model().data == 2.0 * 10 + 1
+
+
+def test_a_list_position_may_be_returned_alone_or_in_a_sequence() -> None:
+    new = [toy.Value(5.0), toy.Value(6.0)]
+    for result in (new, (new,), [new]):
+        with amanda.apply(Pruner(result, inputs=[0])):
+            assert toy.total([toy.Value(0.0), toy.Value(0.0)]).data == 11.0
+
+
+def test_a_replacement_that_returns_none_is_an_error() -> None:
+    with (
+        amanda.apply(Pruner(None, "replace_op")),
+        pytest.raises(RoutineResultError, match=r"replacement returned None.*Pruner.*mask_weight"),
+    ):
+        model()
+
+
+# Two replacements.
+
+
+class First(amanda.Tool):
+    def __init__(self) -> None:
+        self.add_inst_for_op(lambda c: c.replace_op(lambda *v: toy.Value(1.0)))
+
+
+class Second(First):
+    pass
+
+
+def test_two_replacements_in_one_apply_name_both_tools() -> None:
+    with (
+        amanda.apply(First(), Second()),
+        pytest.raises(ReplacementConflictError, match=r"First.*Second.*replace_op"),
+    ):
+        model()
+
+
+def test_two_replacements_in_nested_apply_name_both_tools() -> None:
+    outer = First()
+    inner = Second()
+    with amanda.apply(outer):
+        assert model().data == 1.0
+        with (
+            amanda.apply(inner),
+            pytest.raises(ReplacementConflictError, match=r"First.*Second"),
+        ):
+            model()
+        assert model().data == 1.0
+
+
+def test_two_replacements_by_one_tool_are_an_error() -> None:
+    twice = First()
+    twice.add_inst_for_op(lambda c: c.replace_op(lambda *v: toy.Value(2.0)))
+    with amanda.apply(twice), pytest.raises(ReplacementConflictError, match=r"First and First"):
+        model()
+
+
+def test_two_replacements_of_the_backward_op_are_an_error() -> None:
+    def replace(context: OpContext) -> None:
+        context.replace_backward_op(lambda g: (g, g, g))
+
+    with amanda.apply(asking(replace), asking(replace)), pytest.raises(ReplacementConflictError):
+        model()
+
+
+def test_two_tools_may_replace_different_ops() -> None:
+    def replace(name: str) -> amanda.Tool:
+        return asking(lambda c: c.replace_op(lambda *v: v[0]) if c.op_type == name else None)
+
+    with amanda.apply(replace("relu"), replace("mul")):
+        assert toy.relu(toy.mul(toy.Value(-2.0), toy.Value(3.0))).data == -2.0
+
+
+# Too late.
+
+FORWARD_ACTIONS = ["insert_before_op", "insert_after_op", "replace_op"]
+BACKWARD_ACTIONS = [
+    "insert_before_backward_op",
+    "insert_after_backward_op",
+    "replace_backward_op",
+]
+
+
+def ask(kind: str) -> Callable[[OpContext], Any]:
+    return lambda context: getattr(context, kind)(lambda *values: values)
+
+
+@pytest.mark.parametrize("kind", FORWARD_ACTIONS)
+@pytest.mark.parametrize("require_outputs", [False, True])
+def test_forward_action_from_backward_context_is_late(kind: str, require_outputs: bool) -> None:
+    late = asking(ask(kind), backward=True, require_outputs=require_outputs)
+    with amanda.apply(late):
+        y = toy.relu(toy.parameter(1.0))
+        with pytest.raises(LateActionError, match=kind):
+            toy.backward(y)
+
+
+@pytest.mark.parametrize("kind", ["insert_before_op", "replace_op"])
+def test_insert_before_from_after_analysis_is_late(kind: str) -> None:
+    late = asking(ask(kind), require_outputs=True)
+    with amanda.apply(late), pytest.raises(LateActionError, match=rf"{kind} at after_forward_op"):
+        model()
+
+
+@pytest.mark.parametrize("kind", ["insert_before_backward_op", "replace_backward_op"])
+def test_insert_before_from_after_backward_analysis_is_late(kind: str) -> None:
+    late = asking(ask(kind), backward=True, require_outputs=True)
+    with amanda.apply(late):
+        y = toy.relu(toy.parameter(1.0))
+        with pytest.raises(LateActionError, match=kind):
+            toy.backward(y)
+
+
+@pytest.mark.parametrize("kind", FORWARD_ACTIONS + BACKWARD_ACTIONS)
+def test_an_action_outside_of_a_routine_is_late(kind: str) -> None:
+    kept: list[OpContext] = []
+    with amanda.apply(asking(kept.append)):
+        model()
+        with pytest.raises(LateActionError, match="outside an analysis routine"):
+            ask(kind)(kept[0])
+
+
+def test_an_action_inside_an_instrumentation_routine_is_late() -> None:
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(lambda *values: context.insert_after_op(lambda y: y))
+
+    with amanda.apply(asking(analyse)), pytest.raises(LateActionError):
+        model()
+
+
+def test_every_action_at_or_behind_its_point_is_in_time() -> None:
+    in_time = {
+        (False, False): FORWARD_ACTIONS + BACKWARD_ACTIONS,
+        (False, True): ["insert_after_op", *BACKWARD_ACTIONS],
+        (True, False): BACKWARD_ACTIONS,
+        (True, True): ["insert_after_backward_op"],
+    }
+    recorded: list[str] = []
+
+    for (backward, require_outputs), kinds in in_time.items():
+        for kind in kinds:
+
+            def analyse(context: OpContext, kind: str = kind) -> None:
+                if context.op_type in ("relu", "ReluBackward"):
+                    getattr(context, kind)(lambda value: value)
+                    recorded.append(kind)
+
+            asked = asking(analyse, backward=backward, require_outputs=require_outputs)
+            with amanda.apply(asked):
+                toy.backward(toy.relu(toy.parameter(1.0)))
+    assert recorded == [kind for kinds in in_time.values() for kind in kinds]
+
+
+# Positions.
+
+
+def test_wrong_position_says_how_many_there_are_and_names_them() -> None:
+    with (
+        amanda.apply(Pruner(None, inputs=[3])),
+        pytest.raises(PositionError, match=r"no inputs\[3\]: it has 3 \(x, w, b\).*Pruner"),
+    ):
+        model()
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions"),
+    [
+        ("insert_after_op", {"outputs": [1]}),
+        ("replace_op", {"inputs": [-1]}),
+        ("insert_after_backward_op", {"grad_inputs": [3]}),
+    ],
+)
+def test_wrong_position_of_each_sort(kind: str, positions: dict[str, list[int]]) -> None:
+    (name,) = positions
+    with (
+        amanda.apply(Pruner(None, kind, **positions)),
+        pytest.raises(PositionError, match=rf"no {name}\["),
+    ):
+        model()
+
+
+def test_a_position_that_could_not_be_checked_is_found_out_when_the_routine_is_due() -> None:
+    # Before the op runs, nobody knows how many outputs it has.
+    def analyse(context: OpContext) -> None:
+        context.insert_after_op(lambda y: y, outputs=[1])
+
+    with amanda.apply(asking(analyse)), pytest.raises(PositionError, match=r"1 .*there are 1"):
+        model()
+
+
+@pytest.mark.parametrize("positions", [0, True, "0", ["x"], [0.0], [None], [False], 1.5])
+def test_something_else_than_a_list_of_positions_is_an_error(positions: Any) -> None:
+    with (
+        amanda.apply(Pruner(None, inputs=positions)),
+        pytest.raises(PositionError, match=r"inputs=.* is not a list of positions.*inputs=\[0\]"),
+    ):
+        model()
+
+
+@pytest.mark.parametrize("make", [tuple, range, iter])
+def test_any_iterable_of_positions_will_do(make: Callable[[Any], Any]) -> None:
+    got: list[tuple[Any, ...]] = []
+    positions = make(2) if make is range else make([0, 1])
+    with amanda.apply(
+        asking(lambda c: c.insert_before_op(lambda *v: got.append(v), inputs=positions))
+    ):
+        model()
+    assert [len(values) for values in got] == [2]
+
+
+def test_a_routine_that_cannot_be_called_is_an_error() -> None:
+    with (
+        amanda.apply(asking(lambda c: c.insert_before_op("mask"))),
+        pytest.raises(ActionError, match="'mask' cannot be called"),
+    ):
+        model()
+
+
+# Spellings.
+
+
+@pytest.mark.parametrize(
+    ("method", "spellings", "kind"),
+    [
+        (
+            "insert_before_backward_op",
+            ("grad_outputs", "grad_out"),
+            ActionKind.INSERT_BEFORE_BACKWARD_OP,
+        ),
+        ("replace_backward_op", ("grad_outputs", "grad_out"), ActionKind.REPLACE_BACKWARD_OP),
+        (
+            "insert_after_backward_op",
+            ("grad_inputs", "grad_in"),
+            ActionKind.INSERT_AFTER_BACKWARD_OP,
+        ),
+    ],
+)
+def test_both_spellings_of_gradients_are_accepted_and_reserved(
+    method: str, spellings: tuple[str, str], kind: ActionKind
+) -> None:
+    def analyse(context: OpContext) -> None:
+        request = getattr(context, method)
+        if context.op_type == "relu":
+            request(abs, **{context["spelling"]: [0]}, scale=2)
+        elif context.op_type == "mul":
+            request(abs, [0], scale=2)
+        else:
+            request(abs, **dict.fromkeys(spellings, [0]))
+
+    def actions(spelling: str) -> list[Action]:
+        asked = asking(lambda c: c.update(spelling=spelling), analyse)
+        with amanda.apply(asked) as handle:
+            toy.relu(toy.Value(1.0))
+            toy.mul(toy.Value(1.0), toy.Value(1.0))
+            with pytest.raises(ActionError, match="Both"):
+                toy.add(toy.Value(1.0), toy.Value(1.0))
+            session = session_of(handle)
+            return [a for context in session.contexts() for a in session.actions_of(context)]
+
+    for spelling in spellings:
+        found = actions(spelling)
+        assert len(found) == 2
+        for action in found:
+            assert (action.kind, action.positions, dict(action.kwargs)) == (
+                kind,
+                (0,),
+                {"scale": 2},
+            )
+
+
+def test_the_papers_positional_call_shapes_work() -> None:
+    def routine(*values: Any, **kwargs: Any) -> None:
+        """Changes nothing."""
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(routine, [0], extra=1)
+        context.insert_after_op(routine, [0], extra=1)
+        context.insert_before_backward_op(routine, [0], extra=1)
+        context.insert_after_backward_op(routine, [0], extra=1)
+
+    with amanda.apply(asking(analyse)) as handle:
+        toy.backward(toy.relu(toy.parameter(1.0)))
+        session = session_of(handle)
+        found = [a for context in session.contexts() for a in session.actions_of(context)]
+    assert [(action.kind.value, action.positions) for action in found] == [
+        ("insert_before_op", (0,)),
+        ("insert_after_op", (0,)),
+        ("insert_before_backward_op", (0,)),
+        ("insert_after_backward_op", (0,)),
+    ]
+
+
+# Marks and capabilities.
+
+
+def test_the_staged_mark_is_on_the_action() -> None:
+    @amanda.staged
+    def halve(value: toy.Value) -> toy.Value:
+        return toy.Value(value.data / 2)
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(halve)
+        context.insert_before_op(lambda x: x)
+
+    with amanda.apply(asking(analyse)) as handle:
+        assert toy.relu(toy.Value(4.0)).data == 2.0
+        session = session_of(handle)
+        (context,) = session.contexts()
+        assert [a.staged for a in session.actions_of(context)] == [True, False]
+
+
+def test_a_missing_capability_raises_when_the_action_is_recorded(driver: ToyDriver) -> None:
+    asked = tool(lambda c: c.insert_after_backward_op(abs))
+    with amanda.apply(asked) as handle:
+        session = session_of(handle)
+        session.declare("static", frozenset())
+        context = session.open(site("static", namespace="static/1.0/graph"), None, [1.0])
+        with pytest.raises(UnsupportedError, match=r"driver of static/1\.0/graph has no gradients"):
+            context.trigger_callback(IPoint.BEFORE_FORWARD)
+        context = session.open(site(), None, [1.0])
+        context.trigger_callback(IPoint.BEFORE_FORWARD)
+
+
+def test_the_kinds_of_action_are_the_six_of_the_paper() -> None:
+    assert {kind.value for kind in ActionKind} == {*FORWARD_ACTIONS, *BACKWARD_ACTIONS}
+    assert [point.value for point in sorted(IPoint, key=lambda point: point.rank)] == [
+        "before_forward_op",
+        "after_forward_op",
+        "before_backward_op",
+        "after_backward_op",
+    ]

@@ -1,0 +1,467 @@
+"""When analysis runs: the cache, epochs, resuming, invalidation, weak caches, order."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda_core import IPoint, OpContext, Tool
+from amanda_core.errors import DependencyCycleError, ToolError
+
+from . import toy
+from .making import Named, session_of, site, tool
+
+pytestmark = pytest.mark.usefixtures("driver")
+
+
+def model() -> float:
+    return toy.relu(toy.Value(3.0)).data
+
+
+# Order and dependencies.
+
+
+def test_depends_on_puts_dependencies_first_at_every_point() -> None:
+    log: list[str] = []
+    a, b, c = (Named(log, name) for name in "abc")
+    a.depends_on(b)
+    b.depends_on(c)
+    with amanda.apply(a):
+        y = toy.relu(toy.Value(1.0, (toy.Node("", lambda g: g, ()), 0)))
+        assert log == ["c", "b", "a"] * 2
+        toy.backward(y)
+    assert log == ["c", "b", "a"] * 4
+
+
+def test_tools_run_in_the_order_given() -> None:
+    log: list[str] = []
+    with amanda.apply(*(Named(log, name) for name in "bac")):
+        model()
+    assert log == [*"bac"] * 2
+
+
+def test_a_shared_dependency_is_applied_once() -> None:
+    log: list[str] = []
+    a, b, shared = (Named(log, name) for name in ("a", "b", "shared"))
+    a.depends_on(shared)
+    b.depends_on(shared)
+    with amanda.apply(a, b, shared, a):
+        model()
+    assert log == ["shared", "a", "b"] * 2
+
+
+def test_nested_tools_run_after_outer_ones() -> None:
+    log: list[str] = []
+    inner, outer = Named(log, "inner"), Named(log, "outer")
+    with amanda.apply(outer), amanda.apply(inner):
+        model()
+    assert log == ["outer", "inner"] * 2
+
+
+def test_a_tool_reached_twice_runs_once_at_its_outermost_place() -> None:
+    log: list[str] = []
+    first, second, inner = (Named(log, name) for name in ("first", "second", "inner"))
+    inner.depends_on(second)
+    with amanda.apply(first, second), amanda.apply(inner, first):
+        model()
+    assert log == ["first", "second", "inner"] * 2
+
+
+def test_cycle_error_prints_the_cycle() -> None:
+    class A(Tool):
+        pass
+
+    class B(Tool):
+        pass
+
+    class C(Tool):
+        pass
+
+    start, a, b, c = Tool(), A(), B(), C()
+    start.depends_on(a)
+    a.depends_on(b)
+    b.depends_on(c)
+    c.depends_on(a)
+    with pytest.raises(DependencyCycleError) as caught:
+        amanda.apply(start)
+    names = f"{A.__qualname__} -> {B.__qualname__} -> {C.__qualname__} -> {A.__qualname__}"
+    assert names in str(caught.value)
+    assert "Tool ->" not in str(caught.value)
+    with pytest.raises(DependencyCycleError):
+        amanda.attach(start)
+
+
+def test_a_tool_that_depends_on_itself_is_a_cycle() -> None:
+    alone = Tool()
+    alone.depends_on(alone)
+    with pytest.raises(DependencyCycleError, match="Tool -> Tool"):
+        amanda.apply(alone)
+
+
+def test_tools_are_told_apart_by_identity_not_by_equality() -> None:
+    @dataclass
+    class Threshold(Tool):  # Equal by fields, and without a hash.
+        limit: float
+        seen: list[str] = field(default_factory=list, compare=False)
+
+        def __post_init__(self) -> None:
+            self.add_inst_for_op(lambda context: self.seen.append(context.op_type))
+
+    one, other = Threshold(1.0), Threshold(1.0)
+    one.depends_on(other)
+    with amanda.apply(one, other):
+        model()
+    assert (one.seen, other.seen) == (["relu"], ["relu"])
+
+
+# Registration.
+
+
+def test_subclass_without_super_init_works() -> None:
+    class Counter(Tool):
+        def __init__(self, start: int) -> None:
+            self.count = start
+            self.add_inst_for_op(self.analyse)
+
+        def analyse(self, context: OpContext) -> None:
+            self.count += 1
+
+    class Bare(Tool):
+        def __init__(self) -> None:
+            pass
+
+    counter = Counter(10)
+    counter.depends_on(Bare())
+    with amanda.apply(counter):
+        model()
+    assert counter.count == 11
+
+
+def test_plain_tool_instance() -> None:
+    seen: list[str] = []
+    plain = amanda.Tool()
+    plain.add_inst_for_op(lambda context: seen.append(context.op_type))
+    with amanda.apply(plain):
+        model()
+    assert seen == ["relu"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "point"),
+    [
+        ({}, IPoint.BEFORE_FORWARD),
+        ({"require_outputs": True}, IPoint.AFTER_FORWARD),
+        ({"backward": True}, IPoint.BEFORE_BACKWARD),
+        ({"backward": True, "require_outputs": True}, IPoint.AFTER_BACKWARD),
+    ],
+)
+def test_two_flags_name_the_four_points(flags: dict[str, bool], point: IPoint) -> None:
+    made = tool(lambda context: None, **flags)
+    with amanda.apply(made) as handle:
+        assert [p for p in IPoint if session_of(handle).wants(p)] == [point]
+        assert session_of(handle).wants_backward is point.is_backward
+
+
+@pytest.mark.parametrize("wrong", [None, "routine", 3])
+def test_a_routine_that_cannot_be_called_is_refused_at_registration(wrong: Any) -> None:
+    with pytest.raises(ToolError, match="cannot be called"):
+        Tool().add_inst_for_op(wrong)
+    with pytest.raises(ToolError, match="is not a tool"):
+        Tool().depends_on(wrong)
+
+
+def test_a_routine_registered_later_meets_the_ops_analysed_before() -> None:
+    seen: list[str] = []
+    growing = tool(lambda context: seen.append("first"))
+    with amanda.apply(growing):
+        for count in range(3):
+            if count == 1:
+                growing.add_inst_for_op(lambda context: seen.append("second"))
+            model()
+    assert seen == ["first", "first", "second"]
+
+
+def test_a_copied_tool_starts_without_sessions() -> None:
+    class Counter(Tool):
+        def __init__(self) -> None:
+            self.count = 0
+            self.add_inst_for_op(self.analyse)
+
+        def analyse(self, context: OpContext) -> None:
+            self.count += 1
+
+    original = Counter()
+    with amanda.apply(original):
+        model()
+        copied = copy.deepcopy(original)
+        with amanda.apply(copied):
+            model()
+    assert (original.count, copied.count) == (1, 2)
+
+
+# The cache.
+
+
+def test_analysis_runs_once_per_op_while_the_cache_is_on() -> None:
+    seen: list[int] = []
+    with amanda.apply(tool(lambda context: seen.append(context.get_op_id()))):
+        for _ in range(2):
+            model()
+            toy.relu(toy.Value(1.0))
+    assert len(seen) == 2
+    assert len(set(seen)) == 2
+
+
+def test_cache_disabled_runs_analysis_at_every_execution() -> None:
+    seen: list[str] = []
+    inserted: list[str] = []
+
+    def analyse(context: OpContext) -> None:
+        seen.append("analysis")
+        context.insert_before_op(lambda x: inserted.append("routine"))
+
+    with amanda.apply(tool(analyse)):
+        model()
+        with amanda.cache_disabled():
+            model()
+            model()
+            with amanda.cache_enabled():
+                model()
+        model()
+    assert len(seen) == 1 + 2
+    # The actions of the last analysis replaced the earlier ones.
+    assert len(inserted) == 5
+
+
+def test_failed_analysis_is_not_cached() -> None:
+    attempts: list[str] = []
+
+    def analyse(context: OpContext) -> None:
+        attempts.append("x")
+        context.insert_after_op(lambda y: toy.Value(7.0))
+        if len(attempts) < 3:
+            raise ValueError("not yet")
+
+    with amanda.apply(tool(analyse)):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="not yet"):
+                model()
+        assert model() == 7.0
+        assert model() == 7.0
+    assert len(attempts) == 3
+
+
+def test_the_analysis_of_other_tools_is_cached_when_one_fails() -> None:
+    seen: list[str] = []
+
+    def fail(context: OpContext) -> None:
+        raise ValueError
+
+    with amanda.apply(tool(lambda c: seen.append("good")), tool(fail)):
+        for _ in range(2):
+            with pytest.raises(ValueError):  # noqa: PT011
+                model()
+    assert seen == ["good"]
+
+
+def test_analysis_is_not_cached_when_a_rule_behind_it_fails() -> None:
+    seen: list[str] = []
+    rules = Tool()
+
+    def fail_once(context: OpContext) -> None:
+        if len(seen) == 1:
+            raise ValueError("rule")
+
+    rules.add_context_rule(after=fail_once)
+    with amanda.apply(rules, tool(lambda c: seen.append("analysis"))):
+        with pytest.raises(ValueError, match="rule"):
+            model()
+        model()
+        model()
+    assert len(seen) == 2
+
+
+def test_same_tools_applied_again_resume() -> None:
+    seen: list[OpContext] = []
+    executed: list[str] = []
+
+    def analyse(context: OpContext) -> None:
+        seen.append(context)
+        context["key"] = "kept"
+        context.insert_before_op(lambda x: executed.append(context["key"]))
+
+    first, second = tool(analyse), Tool()
+    epochs = set()
+    for _ in range(3):
+        with amanda.apply(first, second) as handle:
+            model()
+            epochs.add(session_of(handle).epoch)
+    assert len(seen) == 1
+    assert executed == ["kept"] * 3
+    assert len(epochs) == 1
+
+
+def test_other_tools_applied_do_not_resume() -> None:
+    seen: list[OpContext] = []
+    watching = tool(seen.append)
+    with amanda.apply(watching) as handle:
+        model()
+        epoch = session_of(handle).epoch
+    with amanda.apply(watching, Tool()) as handle:
+        model()
+        assert session_of(handle).epoch != epoch
+    assert len(seen) == 2
+    assert seen[0] is not seen[1]
+
+
+def test_nested_tools_change_the_epoch_and_give_it_back() -> None:
+    inner = Tool()
+    with amanda.apply(Tool()) as handle:
+        session = session_of(handle)
+        outside = session.epoch
+        with amanda.apply(inner):
+            inside = session.epoch
+        assert inside != outside
+        assert session.epoch == outside
+        with amanda.apply(inner):
+            assert session.epoch == inside
+
+
+def test_invalidate_makes_analysis_run_again() -> None:
+    seen: list[OpContext] = []
+
+    def analyse(context: OpContext) -> None:
+        seen.append(context)
+        value = float(len(seen))
+        context.insert_after_op(lambda y: toy.Value(value))
+
+    scheduled, other = tool(analyse), []
+    with amanda.apply(scheduled, tool(lambda c: other.append(c))):
+        assert [model(), model()] == [1.0, 1.0]
+        seen[0]["key"] = "stays"
+        scheduled.invalidate()
+        assert [model(), model()] == [2.0, 2.0]
+    assert seen[0] is seen[1]
+    assert seen[1]["key"] == "stays"
+    assert len(other) == 1
+    scheduled.invalidate()
+    with amanda.apply(scheduled):
+        assert model() == 3.0
+
+
+def test_invalidate_inside_the_own_analysis_keeps_what_it_asks_for() -> None:
+    def analyse(context: OpContext) -> None:
+        scheduled.invalidate()
+        context.insert_after_op(lambda y: toy.Value(8.0))
+
+    scheduled = tool(analyse)
+    with amanda.apply(scheduled):
+        assert [model(), model()] == [8.0, 8.0]
+
+
+# Weak caches.
+
+
+class Heavy(Tool):
+    """A tool whose plans refer to it."""
+
+    def __init__(self) -> None:
+        self.add_inst_for_op(lambda context: context.insert_before_op(self.routine))
+
+    def routine(self, *values: Any) -> None:
+        pass
+
+
+def test_caches_hold_tools_weakly() -> None:
+    heavy = Heavy()
+    with amanda.apply(heavy) as handle:
+        model()
+        store = weakref.ref(session_of(handle)._store)
+        (context,) = map(weakref.ref, session_of(handle).contexts())
+    alive = weakref.ref(heavy)
+    del heavy, handle
+    gc.collect()
+    assert (alive(), store(), context()) == (None, None, None)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_long_lived_tool_does_not_keep_newer_ones_alive(newest_first: bool) -> None:
+    lasting = Heavy()
+    newer = Heavy()
+    with amanda.apply(*([newer, lasting] if newest_first else [lasting, newer])) as handle:
+        model()
+        store = weakref.ref(session_of(handle)._store)
+    alive = weakref.ref(newer)
+    del newer, handle
+    gc.collect()
+    assert (alive(), store()) == (None, None)
+
+
+def test_a_tool_keeps_a_bounded_number_of_sessions() -> None:
+    lasting = Tool()
+    others = [Heavy() for _ in range(20)]
+    newest = Heavy()
+    stores = []
+    for other in others:
+        with amanda.apply(lasting, other, newest) as handle:
+            model()
+            stores.append(weakref.ref(session_of(handle)._store))
+    del handle
+    gc.collect()
+    kept = [index for index, store in enumerate(stores) if store() is not None]
+    assert kept == [16, 17, 18, 19]
+    assert len(newest._amanda.logs) == 4
+
+
+# Ids.
+
+
+def test_the_same_op_has_the_same_id_and_another_operator_another() -> None:
+    seen: list[tuple[str, int]] = []
+    chosen = [toy.relu, toy.relu, lambda x: toy.pair(x)[0]]
+    with (
+        amanda.apply(tool(lambda c: seen.append((c.op_type, c.get_op_id())))),
+        amanda.cache_disabled(),
+    ):
+        for function in chosen:
+            function(toy.Value(1.0))
+    (_, first), (_, second), (_, other) = seen
+    assert first == second != other
+
+
+def test_ids_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("amanda_core.session.stable_id", lambda key: 5)
+    with amanda.apply() as handle:
+        session = session_of(handle)
+        first, second = session.open(site("a"), None), session.open(site("b"), None)
+        assert (first.get_op_id(), second.get_op_id()) == (5, 6)
+        assert session.open(site("a"), None) is first
+        assert session.open(site("b"), None) is second
+        # The same backward site of two forward ops is two backward ops.
+        backward = [
+            session.open(site("grad"), None, forward=forward, backward=True)
+            for forward in (first, second)
+        ]
+        assert [context.get_backward_op_id() for context in backward] == [5, 6]
+        assert [context.forward for context in backward] == [first, second]
+
+
+def test_a_forgotten_context_is_made_anew_with_the_same_id() -> None:
+    seen: list[OpContext] = []
+    with amanda.apply(tool(seen.append)) as handle:
+        session = session_of(handle)
+        for _ in range(2):
+            context = session.open(site(), None, [1.0])
+            context["key"] = 1
+            context.trigger_callback(IPoint.BEFORE_FORWARD)
+            session.forget(context)
+        assert list(session.contexts()) == []
+    assert len(seen) == 2
+    assert seen[0] is not seen[1]
+    assert seen[0].get_op_id() == seen[1].get_op_id()

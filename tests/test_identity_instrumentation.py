@@ -1,0 +1,187 @@
+"""Tools that change nothing change no bit: on real models, forward and backward.
+
+Each model is trained or evaluated for two iterations (the first analyses, the second is cached),
+once plain and once with an identity routine at every point of every op. The bits of outputs, loss,
+gradients, parameters, buffers and of the random state have to be the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import amanda
+from amanda_core import OpContext
+
+from .architectures import ARCHITECTURES, Architecture, loss_of, tensors_of
+
+Routine = Callable[..., Any]
+
+ITERATIONS = 2
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums of several threads depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# What identity means.
+
+
+def nothing(*values: Any) -> None:
+    """Return None: nothing is changed."""
+
+
+def same(*values: Any) -> Any:
+    """Return the very objects."""
+    return values
+
+
+def clone(value: Any) -> Any:
+    """A copy of a tensor, or of the tensors in a list; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, (list, tuple)):
+        return [clone(item) for item in value]
+    return value
+
+
+def clones(*values: Any) -> Any:
+    """Return copies: each is a change as far as the driver can know."""
+    return tuple(clone(value) for value in values)
+
+
+VARIANTS: dict[str, Routine] = {"none": nothing, "same": same, "clones": clones}
+
+
+class Identity(amanda.Tool):
+    """`routine` at all six points: forward, backward aligned and backward raw."""
+
+    def __init__(self, routine: Routine) -> None:
+        super().__init__()
+        self.routine = routine
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: OpContext) -> None:
+        context.insert_before_op(self.routine)
+        context.insert_after_op(self.routine)
+        context.insert_before_backward_op(self.routine)
+        context.insert_after_backward_op(self.routine)
+
+    def backward(self, context: OpContext) -> None:
+        context.insert_before_backward_op(self.routine)
+        context.insert_after_backward_op(self.routine)
+
+
+# What is compared.
+
+
+@dataclasses.dataclass
+class Record:
+    """Everything that a run left, as bits."""
+
+    bits: dict[str, tuple[str, tuple[int, ...], bytes] | None]
+
+    def differences(self, other: Record) -> list[str]:
+        """Names of what is not the same bit for bit."""
+        assert list(self.bits) == list(other.bits)
+        return [name for name, bits in self.bits.items() if bits != other.bits[name]]
+
+
+def bits_of(tensor: torch.Tensor | None) -> tuple[str, tuple[int, ...], bytes] | None:
+    """Dtype, shape and the bytes of the values; None for None."""
+    if tensor is None:
+        return None
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return str(tensor.dtype), tuple(tensor.shape), data
+
+
+def train(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[str, Any]]:
+    """Iterations with momentum; yields what is to be recorded."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
+    for iteration in range(ITERATIONS):
+        optimizer.zero_grad()
+        output = model(**architecture.feed())
+        loss = loss_of(output)
+        loss.backward()
+        yield from observed(iteration, model, output, loss)
+        optimizer.step()
+    yield from ((f"trained {name}", p) for name, p in model.named_parameters())
+
+
+def evaluate(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[str, Any]]:
+    """Iterations in evaluation mode, with gradients that accumulate."""
+    for iteration in range(ITERATIONS):
+        output = model(**architecture.feed())
+        loss = loss_of(output)
+        loss.backward()
+        yield from observed(iteration, model, output, loss)
+
+
+def infer(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[str, Any]]:
+    """Iterations in evaluation mode: one without gradients, one in inference mode."""
+    for iteration, mode in enumerate((torch.no_grad, torch.inference_mode)):
+        with mode():
+            output = model(**architecture.feed())
+            yield from observed(iteration, model, output, loss_of(output))
+
+
+def observed(
+    iteration: int, model: torch.nn.Module, output: Any, loss: torch.Tensor
+) -> Iterator[tuple[str, Any]]:
+    """Names and tensors after an iteration."""
+    yield f"{iteration} loss", loss
+    yield from ((f"{iteration} output {name}", t) for name, t in tensors_of(output))
+    yield from ((f"{iteration} gradient {name}", p.grad) for name, p in model.named_parameters())
+    yield from ((f"{iteration} buffer {name}", b) for name, b in model.named_buffers())
+    yield f"{iteration} random state", torch.get_rng_state()
+
+
+Program = Callable[[torch.nn.Module, Architecture], Iterator[tuple[str, Any]]]
+PROGRAMS: dict[str, Program] = {"train": train, "evaluate": evaluate, "infer": infer}
+
+
+def run(architecture: Architecture, program: str, *tools: amanda.Tool) -> Record:
+    """Build the model, run the program on it, and record what it did."""
+    torch.manual_seed(5)
+    model = architecture.build().train(program == "train")
+    torch.manual_seed(7)
+    bits = {}
+    with amanda.apply(*tools) if tools else amanda.disabled():
+        for name, tensor in PROGRAMS[program](model, architecture):
+            with amanda.disabled():
+                assert name not in bits
+                bits[name] = bits_of(tensor)
+    return Record(bits)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[tuple[str, str], Record]:
+    """Records of plain runs so far."""
+    return {}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+def test_identity_routines_change_no_bit(
+    architecture: Architecture,
+    program: str,
+    variant: str,
+    plain: dict[tuple[str, str], Record],
+) -> None:
+    key = (architecture.name, program)
+    if key not in plain:
+        plain[key] = run(architecture, program)
+    instrumented = run(architecture, program, Identity(VARIANTS[variant]))
+    assert plain[key].differences(instrumented) == []
