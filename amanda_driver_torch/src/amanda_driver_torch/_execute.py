@@ -46,7 +46,12 @@ class Operator:
         self.aliases = (
             not schemas
             or "dropout" in op_type
-            or any(r.alias_info is not None for schema in schemas for r in schema.returns)
+            or any(
+                # One that is written is an in-place or `out=` result, which is no view.
+                result.alias_info is not None and not result.alias_info.is_write
+                for schema in schemas
+                for result in schema.returns
+            )
         )
 
 

@@ -1,0 +1,150 @@
+"""Exceptions of routines: they keep their type, and a note says where they come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda_core import OpContext
+from amanda_core.errors import AmandaWarning, annotate
+
+from . import toy
+from .making import session_of, site, tool
+from .toy_driver import ToyDriver
+
+pytestmark = pytest.mark.usefixtures("driver")
+
+
+class Broken(Exception):
+    """A user's own exception."""
+
+
+class Failing(amanda.Tool):
+    def __init__(self, where: str) -> None:
+        if where == "analysis":
+            self.add_inst_for_op(self.raise_broken)
+        elif where == "routine":
+            self.add_inst_for_op(lambda c: c.insert_before_op(self.raise_broken))
+        elif where == "replacement":
+            self.add_inst_for_op(lambda c: c.replace_op(self.raise_broken))
+        elif where == "rule":
+            self.add_inst_for_op(lambda c: None)
+            self.add_context_rule(before=self.raise_broken)
+
+    def raise_broken(self, *_: Any) -> None:
+        raise Broken("of the user")
+
+
+def model() -> float:
+    with toy.scope("encoder"):
+        return toy.linear(toy.Value(2.0), toy.Value(3.0)).data
+
+
+@pytest.mark.parametrize("where", ["analysis", "routine", "replacement", "rule"])
+def test_exception_of_a_routine_propagates_with_its_type_and_a_note(where: str) -> None:
+    ids: list[int] = []
+    watching = tool(lambda c: ids.append(c.get_op_id()))
+    with amanda.apply(watching, Failing(where)), pytest.raises(Broken) as caught:
+        model()
+    assert str(caught.value) == "of the user"
+    (note,) = caught.value.__notes__
+    assert "tool Failing" in note
+    assert "routine Failing.raise_broken" in note
+    assert "'encoder/linear'" in note
+    assert f"id {ids[0]}" in note
+    assert "module 'encoder'" in note
+    assert f"at {__file__.rpartition('/')[2]}:" in note
+
+
+def test_exception_of_a_backward_routine_has_a_note_too() -> None:
+    def analyse(context: OpContext) -> None:
+        raise Broken
+
+    with amanda.apply(tool(analyse, backward=True)):
+        y = toy.relu(toy.parameter(1.0))
+        with pytest.raises(Broken) as caught:
+            toy.backward(y)
+    (note,) = caught.value.__notes__
+    assert "before_backward_op" in note
+    assert "ReluBackward" in note
+
+
+def test_exception_of_a_routine_does_not_end_the_session_by_itself(driver: ToyDriver) -> None:
+    calls: list[str] = []
+
+    def fail_once(*values: toy.Value) -> None:
+        calls.append("call")
+        if len(calls) == 1:
+            raise Broken
+
+    with amanda.apply(tool(lambda c: c.insert_before_op(fail_once))) as handle:
+        with pytest.raises(Broken):
+            model()
+        assert not session_of(handle).closed
+        assert driver.detached == 0
+        model()
+    assert len(calls) == 2
+
+
+def test_after_an_exception_operators_outside_of_routines_are_instrumented_again() -> None:
+    # The depth of routines must be back at 0, or everything would run vanilla from here on.
+    with amanda.apply(Failing("routine")):
+        for _ in range(2):
+            with pytest.raises(Broken):
+                model()
+    with amanda.apply(Failing("analysis")):
+        for _ in range(2):
+            with pytest.raises(Broken):
+                model()
+
+
+def test_exception_of_a_listener_has_a_note() -> None:
+    failing = amanda.Tool()
+
+    def fail(number: int) -> None:
+        raise Broken
+
+    failing.add_inst_for_step(end=fail)
+    with amanda.apply(failing), pytest.raises(Broken) as caught:
+        amanda.step()
+    assert "listener of tool Tool" in caught.value.__notes__[0]
+
+
+def test_the_first_deferred_exception_is_raised_and_the_others_are_noted() -> None:
+    first, second = Broken("first"), ValueError("second")
+    with amanda.apply() as handle:
+        session = session_of(handle)
+        session.raise_pending()
+        session.defer(first)
+        session.defer(second)
+        with pytest.raises(Broken) as caught:
+            session.raise_pending()
+        assert caught.value is first
+        assert first.__notes__ == ["Then also ValueError: second"]
+        session.raise_pending()
+
+
+def test_a_warning_is_given_once_in_a_session() -> None:
+    with amanda.apply() as handle:
+        with pytest.warns(AmandaWarning, match="look") as warned:
+            for _ in range(2):
+                session_of(handle).warn_once("look")
+        assert len(warned) == 1
+
+
+def test_notes_are_kept_where_python_has_no_add_note() -> None:
+    class Old:
+        """An exception of Python 3.10, as far as notes go."""
+
+    error: Any = Old()
+    annotate(error, "one")
+    annotate(error, "two")
+    assert error.__notes__ == ["one", "two"]
+
+
+def test_where_leaves_out_what_is_not_known() -> None:
+    with amanda.apply() as handle:
+        context = session_of(handle).open(site("a"), None)
+        assert context.where == f"op 'layer/a' (id {context.get_op_id()})"
