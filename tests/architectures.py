@@ -343,7 +343,7 @@ class UNet(nn.Module):
         y = self.join2(torch.cat([self.up2(third), second], dim=1))
         y = self.up1(functional.interpolate(y, scale_factor=2, mode="bilinear"))
         y += first
-        y = self.join1(y)
+        y = self.join1(y) + first
         # A view written in place, and an index written.
         y[:, :2].mul_(0.5)
         y[:, 2, 0] = 0.0

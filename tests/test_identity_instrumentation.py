@@ -46,21 +46,33 @@ def same(*values: Any) -> Any:
     return values
 
 
-def clone(value: Any) -> Any:
+def twin(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides and alignment, also of views with gaps or overlaps."""
+    storage = tensor.untyped_storage().clone()
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    return tensor.detach().new_empty(0).set_(storage, *place)
+
+
+def copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A copy of a tensor, or of the tensors in a list; anything else as it is."""
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return copy(value)
     if isinstance(value, (list, tuple)):
-        return [clone(item) for item in value]
+        return [copied(item, copy) for item in value]
     return value
 
 
+def twins(*values: Any) -> Any:
+    """Return copies of the same layout: each is a change as far as the driver can know."""
+    return tuple(copied(value, twin) for value in values)
+
+
 def clones(*values: Any) -> Any:
-    """Return copies: each is a change as far as the driver can know."""
-    return tuple(clone(value) for value in values)
+    """Return what `clone` makes: views with gaps or overlaps become dense."""
+    return tuple(copied(value, torch.clone) for value in values)
 
 
-VARIANTS: dict[str, Routine] = {"none": nothing, "same": same, "clones": clones}
+VARIANTS: dict[str, Routine] = {"none": nothing, "same": same, "twins": twins, "clones": clones}
 
 
 class Identity(amanda.Tool):

@@ -14,7 +14,7 @@ Way = tuple[torch.nn.Module, Callable[[], AbstractContextManager[object]]]
 
 
 def interleaved_medians(
-    ways: Mapping[str, Way], batch: torch.Tensor, rounds: int = 15, repeats: int = 4
+    ways: Mapping[str, Way], batch: torch.Tensor, rounds: int = 10, repeats: int = 4
 ) -> dict[str, float]:
     """Return for each way the median seconds of one forward run.
 

@@ -120,6 +120,7 @@ class PruneConvolutions(amanda.Tool):
 def magnitude_mask(weight: torch.Tensor, sparsity: float) -> torch.Tensor:
     """Return a mask: 0 at the `sparsity` share of elements of least magnitude, 1 elsewhere."""
     mask = torch.ones_like(weight)
-    order = weight.abs().flatten().argsort(stable=True)
-    mask.view(-1)[order[: round(sparsity * weight.numel())]] = 0
+    count = round(sparsity * weight.numel())
+    least = weight.abs().flatten().topk(count, largest=False, sorted=False).indices
+    mask.view(-1)[least] = 0
     return mask

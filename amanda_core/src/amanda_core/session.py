@@ -362,11 +362,11 @@ class Session:
                 annotate(first, f"Then also {type(other).__name__}: {other}")
             raise first
 
-    def warn_once(self, message: str) -> None:
-        """Warn with `AmandaWarning`, once in this session."""
+    def warn_once(self, message: str, stacklevel: int = 1) -> None:
+        """Warn with `AmandaWarning`, once in this session; `stacklevel` as seen by the caller."""
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, AmandaWarning, stacklevel=3)
+            warnings.warn(message, AmandaWarning, stacklevel=stacklevel + 1)
 
     def begin_step(self) -> None:
         """Tell the tools that a step begins."""

@@ -18,6 +18,7 @@ from amanda_core.errors import is_annotated
 from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._execute import Execution, Operator, OpRecord
+from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._scopes import Activation, Labels, Scopes
@@ -131,7 +132,7 @@ class TorchAttachment:
         reason = _tracing.reason_to_look_away(args)
         if reason is not None:
             if reason:
-                self.session.warn_once(reason)
+                self.session.warn_once(reason, user_stacklevel())
             return call(*args, **kwargs)
         record = self._sites.locate(operator.op_type, args, kwargs)
         try:

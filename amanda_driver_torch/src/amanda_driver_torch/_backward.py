@@ -15,12 +15,13 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
-from amanda_driver_torch._nodes import BackwardOp, new_nodes, next_sequence, tensors_in
+from amanda_driver_torch._frames import user_stacklevel
+from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
 
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = ["Backward", "Lifetime", "NodeRecord", "check_gradient"]
+__all__ = ["Backward", "Lifetime", "NodeRecord", "check_gradient", "check_gradient_shape"]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
@@ -42,10 +43,10 @@ class Lifetime:
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    "backward ran after `apply` was left: edits made in the forward pass stay, "
+                    "Backward ran after `apply` was left: edits made in the forward pass stay, "
                     "backward routines do not run. Call backward inside `apply`.",
                     AmandaWarning,
-                    stacklevel=4,
+                    stacklevel=user_stacklevel(),
                 )
             return False
         return session.enabled
@@ -134,6 +135,8 @@ class Backward:
         self._sites = sites
         self._namespace = namespace
         self._leaves: dict[Hashable, NodeRecord] = {}
+        self._loose: list[Any] = []
+        self._loose_limit = 64
         #: Set by the first backward pass that is itself differentiated.
         self.second_order = False
         #: Node that ran -> records of the nodes that it made.
@@ -164,7 +167,7 @@ class Backward:
         nodes, leaves = new_nodes(tensors, start)
         settled = True
         for number, node in nodes:
-            name = node.name()
+            name = name_of(node)
             key = (prefix, number, name)
             record = records.get(key)
             if record is None:
@@ -237,15 +240,21 @@ class Backward:
             self._held[node] = hooks
             return True
         # A leaf that comes and goes, such as an input: holding its node would hold the tensor.
+        # A handle holds neither.
+        self._loose += hooks
+        if len(self._loose) > self._loose_limit:
+            self._loose = [hook for hook in self._loose if hook.hooks_dict_ref() is not None]
+            self._loose_limit = 2 * len(self._loose) + 64
         return False
 
     def release(self) -> None:
         """Take all hooks off the leaves, which live on."""
-        for node, hooks in self._held.items():
+        for node in self._held:
             node.metadata.pop(_MARK, None)
-            for hook in hooks:
-                hook.remove()
+        for hook in (hook for hooks in (*self._held.values(), self._loose) for hook in hooks):
+            hook.remove()
         self._held.clear()
+        self._loose.clear()
 
     # Running plans on gradients.
 
@@ -307,13 +316,22 @@ def check_gradient(old: Any, new: Any, where: str) -> None:
                 "There is no gradient here to be changed", where=where, fix="Return None"
             )
         return
+    check_gradient_shape(new, old.shape, where)
+
+
+def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
+    """Raise `EditError` unless `new` is None or a tensor of `shape`."""
+    if new is None:
+        return
     if not isinstance(new, torch.Tensor):
         raise EditError(
-            f"A {type(new).__name__} cannot stand for a gradient", where=where, fix="Return a tensor"
+            f"A {type(new).__name__} cannot stand for a gradient",
+            where=where,
+            fix="Return a tensor",
         )
-    if new.shape != old.shape:
+    if new.shape != shape:
         raise EditError(
-            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
+            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(shape)}",
             where=where,
             fix="Return a gradient of the same shape",
         )

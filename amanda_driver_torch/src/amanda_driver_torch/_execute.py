@@ -177,11 +177,10 @@ class _Run:
         context.fill(outputs=outputs)
         after = context.trigger_callback(IPoint.AFTER_FORWARD)
         made = next_sequence() - self.start
-        settled = not before and not after
-        if gradients:
-            assert taps is not None
-            # After-forward analysis may have asked for gradients, too.
-            settled &= not taps.asked()
+        # After-forward analysis may have asked for gradients, too. They count even where there are
+        # none now: the op may run with them later.
+        settled = not (before or after or _taps.asked(context))
+        if taps is not None:
             if session.wants_backward:
                 settled &= self.execution._track(record, context, self.bound, outputs, self.start)
             outputs = taps.after(outputs, self.start)
@@ -232,7 +231,7 @@ class _Run:
 
     def _call(self, before: Plan, context: OpContext) -> Any:
         if before.replacement is not None:
-            return before.replacement.replace(self.values)
+            return self._replace(before.replacement)
         replaced = context.plan(IPoint.BEFORE_BACKWARD).replacement
         if replaced is not None and torch.is_grad_enabled():
             return _taps.run_with_replaced_backward(self, replaced)
@@ -240,6 +239,42 @@ class _Run:
             with _taps.keep_saved(self._storages()):
                 return self.call_original(self.values)
         return self.call_original(self.values)
+
+    def _replace(self, step: Step) -> Any:
+        """The result of a replacement, in the form and place of the op's own."""
+        values, signature = list(self.values), self.bound.signature
+        written = values[0] if signature.in_place and values else None
+        if isinstance(written, torch.Tensor):
+            # What the routine computes with must survive that its result is written over it.
+            values[0] = given = written.clone()
+            result = step.replace(values)
+            if result is not given:
+                check_tensor(written, result, step)
+                written.copy_(result)
+            # `x[i] = v` returns nothing; every other in-place op its input.
+            return None if self.operator.op_type == "__setitem__" else written
+        result = step.replace(values)
+        if self.bound.out is not None:
+            return self._write_out(result, step)
+        kind = getattr(torch.return_types, self.operator.op_type, None)
+        if kind is not None and type(result) in (tuple, list) and len(result) == kind.n_fields:
+            return kind(result)
+        return result
+
+    def _write_out(self, result: Any, step: Step) -> Any:
+        destinations = outputs_of(self.bound.out)
+        results = outputs_of(result)
+        if len(destinations) != len(results):
+            raise EditError(
+                f"A replacement returned {len(results)} values for {len(destinations)} "
+                "destinations (out=)",
+                where=step.where,
+            )
+        with torch.no_grad():
+            for destination, value in zip(destinations, results, strict=True):
+                check_tensor(destination, value, step)
+                destination.copy_(value)
+        return self.bound.out
 
     def call_original(self, values: Sequence[Any]) -> Any:
         """Run the original on values by position."""
@@ -338,10 +373,10 @@ def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = Fal
         )
     if new.shape != old.shape:
         raise EditError(
-            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}: "
-            "the gradient passes straight through",
+            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
             where=step.where,
-            fix="Keep the shape, use replace_op, or insert under amanda.autodiff_enabled()",
+            fix="Keep the shape; elsewhere than in place, replace_op or an insertion under "
+            "amanda.autodiff_enabled() may change it",
         )
     if same_dtype and new.dtype != old.dtype:
         raise EditError(

@@ -21,12 +21,18 @@ from amanda_driver_torch._operators import (
     operator_of,
     type_name,
 )
+from amanda_driver_torch._state import STATE
 from amanda_driver_torch._wrappers import has_override, make_transparent, transparent
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
 
 __all__ = ["FunctionModeInterceptor"]
+
+# Namespaces that wrappers defined elsewhere ask in: `F.max_pool2d` is a function of another module,
+# `torch.nn.init` asks by the qualified name.
+_ASKED_ELSEWHERE = (torch.nn.functional, torch.overrides)
+
 
 class FunctionModeInterceptor:
     """Sees what torch's function protocol sees, in the thread that starts it."""
@@ -38,6 +44,8 @@ class FunctionModeInterceptor:
 
     def start(self) -> None:
         """Begin to intercept in this thread."""
+        for namespace in _ASKED_ELSEWHERE:
+            make_transparent(vars(namespace))
         self._mode.__enter__()
 
     def stop(self) -> None:
@@ -106,13 +114,19 @@ class _Mode(TorchFunctionMode):
             return func(*args, **kwargs)
         if has_override(args) or has_override(tuple(kwargs.values())):
             # The subclass wants to see this very function, so the function is the operator.
-            if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):
-                operator = Operator(func, func, func.__name__)
-                return self._attachment.execute(operator, func, args, kwargs)
-            return func(*args, **kwargs)
+            return self._call_opaque(func, args, kwargs)
+        if STATE.transparent and STATE.transparent[-1] is func:
+            # It asks for modes in a way that is not known here; better opaque than endless.
+            return self._call_opaque(func, args, kwargs)
         make_transparent(func.__globals__)
-        with self, transparent():
+        with self, transparent(func):
             return func(*args, **kwargs)
+
+    def _call_opaque(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):
+            operator = Operator(func, func, func.__name__)
+            return self._attachment.execute(operator, func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 # Functions that are not made of the model's operators: the engine has its own way in, and the

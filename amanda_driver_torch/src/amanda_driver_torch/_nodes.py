@@ -12,7 +12,7 @@ import torch
 
 from amanda_driver_torch._autograd import OWN_NODES
 
-__all__ = ["BackwardOp", "Edge", "new_nodes", "next_sequence", "tensors_in"]
+__all__ = ["BackwardOp", "Edge", "name_of", "new_nodes", "next_sequence", "tensors_in"]
 
 #: Node and number of one of its gradient arguments.
 Edge = tuple[Any, int]
@@ -53,6 +53,11 @@ class BackwardOp:
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
         """The node's edges towards the leaves, during the call of a routine."""
         return () if self._node is None else self._node.next_functions
+
+
+def name_of(node: Any) -> str:
+    """The node's name as users see it; some carry their C++ namespace (`CopySlices`)."""
+    return str(node.name()).rpartition("::")[2]
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:

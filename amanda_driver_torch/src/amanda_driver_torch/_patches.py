@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd import Function
 
 from amanda_core.imports import ImportWatcher
+from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._sites import BOUNDARY
 from amanda_driver_torch._state import STATE, opaquely, quietly
 
@@ -182,7 +183,8 @@ class _Patches:
                 return original(callback)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
-                "can be seen."
+                "can be seen.",
+                user_stacklevel(),
             )
             return None
 

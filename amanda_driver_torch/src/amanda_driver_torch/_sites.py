@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from amanda_core import Site
+from amanda_driver_torch._frames import is_own, is_torchs
 from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scopes
 from amanda_driver_torch._state import STATE
 
@@ -155,13 +156,12 @@ class Sites(Generic[R]):
             self._codes.clear()
         code = frame.f_code
         module = str(frame.f_globals.get("__name__", ""))
-        top = module.partition(".")[0]
         kind = _USER
         if code in BOUNDARY:
             kind = _STOP
-        elif top == "torch":
+        elif is_torchs(frame):
             kind = _TORCH
-        elif top in ("amanda_driver_torch", "amanda_core"):
+        elif is_own(frame):
             kind = _OWN
         # The first line tells apart what exec() and lambdas leave without a name of their own;
         # only there, so that an edit above a named function changes no id.

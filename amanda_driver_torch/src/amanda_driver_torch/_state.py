@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
@@ -28,8 +28,8 @@ class _State(threading.local):
         #: More than 0: inside an operator written in Python, or in the backward engine. A module
         #: called there lifts it: then the operator was only a container.
         self.opaque = 0
-        #: More than 0: Python functions of torch's are being run for the operators inside them.
-        self.transparent = 0
+        #: Python functions of torch's that are being run for the operators inside them.
+        self.transparent: list[Any] = []
         #: How many backward passes this thread is inside.
         self.backward = 0
         #: Whether a checkpointed function is being run again.

@@ -18,14 +18,19 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._autograd import run_replaced, tap
-from amanda_driver_torch._backward import Backward, check_gradient
+from amanda_driver_torch._backward import Backward, check_gradient, check_gradient_shape
 from amanda_driver_torch._nodes import Edge, new_nodes, tensors_in
 from amanda_driver_torch._signature import outputs_of, restructure
 
 if TYPE_CHECKING:
     from amanda_driver_torch._execute import _Run
 
-__all__ = ["Taps", "keep_saved", "run_with_replaced_backward"]
+__all__ = ["Taps", "asked", "keep_saved", "run_with_replaced_backward"]
+
+
+def asked(context: OpContext) -> bool:
+    """Whether some routine wants a gradient of the op as a whole."""
+    return bool(context.plan(IPoint.BEFORE_BACKWARD) or context.plan(IPoint.AFTER_BACKWARD))
 
 
 class Taps:
@@ -41,11 +46,6 @@ class Taps:
         self._hold: list[torch.Tensor] = []
         self._done = False
         self._edges: dict[tuple[int, int | None], Edge] = {}
-
-    def asked(self) -> bool:
-        """Whether some routine wants a gradient of this op as a whole."""
-        plan = self._context.plan
-        return bool(plan(IPoint.BEFORE_BACKWARD)) or bool(plan(IPoint.AFTER_BACKWARD))
 
     # Gradients of inputs.
 
@@ -329,6 +329,7 @@ def run_with_replaced_backward(run: _Run, replacement: Step) -> Any:
     lifetime = run.execution._backward.lifetime
     last = chosen[-1][0]
     lengths = {p: len(run.values[p]) for p, index in chosen if index is not None}
+    shapes = [slots[slot].shape for slot in chosen]
     mutated = run.mutated
 
     def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -384,12 +385,15 @@ def run_with_replaced_backward(run: _Run, replacement: Step) -> Any:
                 raise RoutineResultError(
                     f"Input {position} is a list of {length} tensors", where=where
                 )
-        return [
+        grads = [
             given[position]
             if index is None
             else (None if given[position] is None else given[position][index])
             for position, index in chosen
         ]
+        for grad, shape in zip(grads, shapes, strict=True):
+            check_gradient_shape(grad, shape, where)
+        return grads
 
     tensors = iter(run_replaced(forward, [slots[slot] for slot in chosen], backward))
     result = returned[0]

@@ -23,13 +23,13 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @contextmanager
-def transparent() -> Iterator[None]:
-    """Extent in which this thread runs torch's wrappers for the operators inside them."""
-    STATE.transparent += 1
+def transparent(wrapper: Any) -> Iterator[None]:
+    """Extent in which this thread runs a wrapper of torch's for the operators inside it."""
+    STATE.transparent.append(wrapper)
     try:
         yield
     finally:
-        STATE.transparent -= 1
+        STATE.transparent.pop()
 
 
 def has_override(values: Any) -> bool:

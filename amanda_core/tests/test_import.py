@@ -1,0 +1,153 @@
+"""What `import amanda` costs, and what other processes see: each test starts Python anew."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import statistics
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+
+def python(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def required_by(*distributions: str) -> set[str]:
+    """These distributions and all that they require, without extras."""
+    found: set[str] = set()
+    waiting = list(distributions)
+    while waiting:
+        name = canonical(waiting.pop())
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            requirements = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # Of another Python or system.
+        for requirement in requirements:
+            match = re.match(r"[\w.-]+", requirement)
+            if match and "extra ==" not in requirement:
+                waiting.append(match[0])
+    return found
+
+
+def modules_of(distributions: set[str]) -> set[str]:
+    return {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if any(canonical(name) in distributions for name in names)
+    }
+
+
+def test_import_amanda_imports_no_framework_nor_numpy_nor_rich() -> None:
+    done = python("import amanda, sys; print(*sorted({m.partition('.')[0] for m in sys.modules}))")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "amanda_core" in loaded
+    unwanted = {"torch", "tensorflow", "jax", "mxnet", "numpy", "rich", "click", "amanda_tools"}
+    assert not loaded & unwanted
+    third_party = loaded - set(sys.stdlib_module_names)
+    known = {"amanda", "amanda_core", *modules_of(required_by("pluggy", "importlib-metadata"))}
+    # What a site's .pth files load (editable installs, coverage) is there without us.
+    bare = python("import sys; print(*{m.partition('.')[0] for m in sys.modules})").stdout
+    assert third_party - set(bare.split()) <= known
+
+
+def test_import_amanda_costs_less_than_100_ms_more_than_bare_python() -> None:
+    # -X importtime counts only what is not loaded yet, and itself slows the import down. A median
+    # above the limit may be somebody else's load: two more rounds before it is believed.
+    for attempt in range(3):
+        costs = []
+        for _ in range(5):
+            done = python("import amanda", "-X", "importtime")
+            (line,) = [x for x in done.stderr.splitlines() if x.rpartition("|")[2] == " amanda"]
+            costs.append(int(line.split("|")[1]) / 1000)
+        milliseconds = statistics.median(costs)
+        if milliseconds < 100:
+            return
+    pytest.fail(f"{milliseconds:.0f} ms in the median of {len(costs)}, {attempt + 1} times")
+
+
+PROGRAM = """
+from amanda_core.session import stable_id
+print(stable_id(("encoder", "linear", "model", 12, None)))
+print(stable_id((stable_id("a"), (0, "b"))))
+"""
+
+
+def test_op_ids_are_the_same_in_every_process() -> None:
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    (output,) = outputs
+    # blake2b of the key's repr, 8 bytes big-endian, without the last bit; computed with b2sum.
+    assert [int(line) for line in output.split()] == [FIRST, SECOND]
+
+
+FIRST = 384415730033332316
+SECOND = 4889002843913964525
+
+
+@pytest.fixture
+def without_tools(tmp_path: Path) -> Path:
+    """A folder from which all can be imported that is here, but not amanda-tools."""
+    # All of site-packages: what our dependencies need is their business.
+    for name in ("pluggy", "amanda", "amanda_core"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        package = Path(spec.origin).parent
+        for path in package.parent.iterdir() if name == "pluggy" else [package]:
+            if not path.name.startswith("amanda_tools") and not (tmp_path / path.name).exists():
+                (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["amanda.tools.mapping.MappingTool", "from amanda.tools.mapping import MappingTool"],
+)
+def test_missing_amanda_tools_names_the_pip_command(without_tools: Path, statement: str) -> None:
+    start = f"import sys; sys.path.insert(0, {str(without_tools)!r}); import amanda\n"
+    done = python(f"{start}amanda.apply(amanda.Tool()); print(amanda.__version__)", "-I", "-S")
+    assert done.returncode == 0, done.stderr
+    done = python(start + statement, "-I", "-S")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("amanda_core.errors.MissingToolsError: ")
+    assert "pip install amanda-tools" in last
+    caught = f"{start}try:\n    {statement}\nexcept ImportError:\n    print('caught')"
+    assert python(caught, "-I", "-S").stdout == "caught\n"
+
+
+def test_an_import_that_fails_inside_amanda_tools_is_not_taken_for_its_absence(
+    without_tools: Path,
+) -> None:
+    package = without_tools / "amanda_tools"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "mapping.py").write_text("import scientific_package_not_installed\n")
+    start = f"import sys; sys.path.insert(0, {str(without_tools)!r}); import amanda\n"
+    done = python(f"{start}amanda.tools", "-I", "-S")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "ModuleNotFoundError: No module named 'scientific_package_not_installed'"

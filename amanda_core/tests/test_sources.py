@@ -1,0 +1,145 @@
+"""What the core's sources may hold and import, and that their examples run."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import io
+import pkgutil
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import amanda
+import amanda_core
+
+SOURCES = [
+    path
+    for package in (amanda, amanda_core)
+    for root in package.__path__
+    for path in sorted(Path(root).rglob("*.py"))
+]
+#: Frameworks and their drivers' names, as they would stand in code.
+BACKENDS = ("torch", "tensorflow", "jax", "mxnet", "mindspore", "keras", "paddle", "onnx")
+#: The engine proper, which has a limit; `cli`, `config` and `testing` stand beside it.
+ENGINE = ("tool", "context", "action", "plan", "session", "hookspecs", "discovery")
+BESIDE = ("amanda_core.cli", "amanda_core.config", "amanda_core.testing")
+
+
+def is_engine(path: Path) -> bool:
+    return path.parent.name == "amanda_core" and path.stem not in ("cli", "config", "testing")
+
+
+def imported(path: Path) -> set[str]:
+    """All modules that a source file names in an import, wherever it stands."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def test_the_sources_were_found() -> None:
+    found = {path.stem for path in SOURCES if path.parent.name == "amanda_core"}
+    assert set(ENGINE) <= found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_sources_import_no_framework_and_no_numpy(path: Path) -> None:
+    tops = {name.partition(".")[0] for name in imported(path)}
+    assert tops.isdisjoint({*BACKENDS, "numpy"})
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_code_mentions_no_backend(path: Path) -> None:
+    # Docstrings may give examples of namespaces; names and other strings may not.
+    source = path.read_text()
+    docs = {
+        (node.body[0].lineno, node.body[0].col_offset)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and ast.get_docstring(node, clean=False) is not None
+    }
+    kinds = {tokenize.NAME, tokenize.STRING}
+    if hasattr(tokenize, "FSTRING_MIDDLE"):
+        kinds.add(tokenize.FSTRING_MIDDLE)
+    code = [
+        token.string.lower()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type in kinds and token.start not in docs
+    ]
+    assert not [word for word in code for backend in BACKENDS if backend in word]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if is_engine(path)], ids=lambda path: path.stem
+)
+def test_the_engine_does_not_import_what_stands_beside_it(path: Path) -> None:
+    wanted = imported(path)
+    assert not [name for name in wanted if name.startswith(BESIDE)]
+    assert not [name for name in wanted if name.partition(".")[0] == "amanda"]
+
+
+def test_the_engine_stays_small() -> None:
+    lines = {
+        path.stem: len(path.read_text().splitlines())
+        for path in SOURCES
+        if path.parent.name == "amanda_core" and path.stem in ENGINE
+    }
+    assert set(lines) == set(ENGINE)
+    assert sum(lines.values()) < 2000
+
+
+def test_the_facade_has_no_logic() -> None:
+    for path in SOURCES:
+        if path.parent.name == "amanda" or path.parent.parent.name == "amanda":
+            functions = [
+                node.name
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            ]
+            assert functions in ([], ["__getattr__"]), path
+
+
+MODULES = [
+    "amanda",
+    "amanda.tool",
+    *(
+        module.name
+        for module in pkgutil.walk_packages(amanda_core.__path__, "amanda_core.")
+        if not module.name.startswith(BESIDE)
+    ),
+]
+
+
+def examples(name: str) -> list[doctest.DocTest]:
+    found = doctest.DocTestFinder().find(importlib.import_module(name))
+    return [test for test in found if test.examples]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if examples(name)])
+def test_the_examples_of_the_documentation_run(name: str) -> None:
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in examples(name):
+        runner.run(test, out=report.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(report)
+
+
+def test_some_examples_exist() -> None:
+    assert {"amanda_core.tool", "amanda_core.action", "amanda_core.namespace"} <= {
+        name for name in MODULES if examples(name)
+    }
+
+
+def test_every_module_says_what_it_owns_in_at_most_eight_lines() -> None:
+    for path in SOURCES:
+        docstring = ast.get_docstring(ast.parse(path.read_text()))
+        assert docstring, path
+        assert len(re.split("\n", docstring)) <= 8, path
