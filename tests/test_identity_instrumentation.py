@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import pytest
@@ -75,20 +75,54 @@ def clones(*values: Any) -> Any:
 VARIANTS: dict[str, Routine] = {"none": nothing, "same": same, "twins": twins, "clones": clones}
 
 
-class Identity(amanda.Tool):
-    """`routine` at all six points: forward, backward aligned and backward raw."""
+# Where bits legitimately differ once a value is another object: such ops get their own values back.
 
-    def __init__(self, routine: Routine) -> None:
+RETURNS_INPUT = (
+    "`to` hands its input back, so `y` is `x` and the users of both add up their gradients in one "
+    "place; copied, `y` is a value of its own with a sum of its own: a + (b + c) for (a + b) + c"
+)
+VIEW_WRITTEN = (
+    "the view is written in place, and an edited view is no view of its base any more, "
+    "as after `y = y.clone()` in the program"
+)
+DENSE_KERNEL = (
+    "`clone` makes a strided view dense, and for a dense input PyTorch's vectorised kernel of silu "
+    "rounds otherwise than its scalar one"
+)
+
+#: (variant, architecture) -> op type -> why this op is left alone.
+EXCEPTIONS: dict[tuple[str, str], dict[str, str]] = {
+    ("twins", "mamba"): {"to": RETURNS_INPUT},
+    ("twins", "mixtral"): {"to": RETURNS_INPUT},
+    ("twins", "unet"): {"__getitem__": VIEW_WRITTEN},
+    ("clones", "mamba"): {
+        "to": RETURNS_INPUT,
+        "silu": DENSE_KERNEL,
+        "__getitem__": DENSE_KERNEL,
+    },
+    ("clones", "mixtral"): {"to": RETURNS_INPUT, "silu": DENSE_KERNEL, "chunk": DENSE_KERNEL},
+    ("clones", "unet"): {"__getitem__": VIEW_WRITTEN},
+}
+
+
+class Identity(amanda.Tool):
+    """`routine` at all six points: forward, backward aligned and backward raw.
+
+    Ops of the types in `left_alone` get a routine that returns the very objects instead.
+    """
+
+    def __init__(self, routine: Routine, left_alone: Container[str] = ()) -> None:
         super().__init__()
-        self.routine = routine
+        self.routine, self.left_alone = routine, left_alone
         self.add_inst_for_op(self.forward)
         self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: OpContext) -> None:
-        context.insert_before_op(self.routine)
-        context.insert_after_op(self.routine)
-        context.insert_before_backward_op(self.routine)
-        context.insert_after_backward_op(self.routine)
+        routine = same if context.op_type in self.left_alone else self.routine
+        context.insert_before_op(routine)
+        context.insert_after_op(routine)
+        context.insert_before_backward_op(routine)
+        context.insert_after_backward_op(routine)
 
     def backward(self, context: OpContext) -> None:
         context.insert_before_backward_op(self.routine)
@@ -195,5 +229,108 @@ def test_identity_routines_change_no_bit(
     key = (architecture.name, program)
     if key not in plain:
         plain[key] = run(architecture, program)
-    instrumented = run(architecture, program, Identity(VARIANTS[variant]))
+    left_alone = EXCEPTIONS.get((variant, architecture.name), {})
+    instrumented = run(architecture, program, Identity(VARIANTS[variant], left_alone))
     assert plain[key].differences(instrumented) == []
+
+
+@pytest.mark.parametrize(("variant", "name"), EXCEPTIONS, ids="-".join)
+def test_exceptions_are_still_needed(
+    variant: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (architecture,) = (a for a in ARCHITECTURES if a.name == name)
+    reasons = EXCEPTIONS[variant, name]
+    record = run(architecture, "train")
+    for op_type, reason in reasons.items():
+        with capsys.disabled():
+            print(f"\nidentity of {variant}, {name}: {op_type} is left alone: {reason}")
+        others = [other for other in reasons if other != op_type]
+        instrumented = run(architecture, "train", Identity(VARIANTS[variant], others))
+        # Which kernel rounds how is the machine's affair; the other reasons hold everywhere.
+        assert record.differences(instrumented) or reason is DENSE_KERNEL
+
+
+# Whether every backward op was met.
+
+
+class Meter(amanda.Tool):
+    """Counts executions by name: forward ops, backward ops before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: collections.Counter[str] = collections.Counter()
+        self.after: collections.Counter[str] = collections.Counter()
+        self.add_inst_for_op(self.count_before, backward=True)
+        self.add_inst_for_op(self.count_after, backward=True, require_outputs=True)
+
+    def count_before(self, context: OpContext) -> None:
+        self.before[context.get_backward_op().__name__] += 1
+
+    def count_after(self, context: OpContext) -> None:
+        self.after[context.get_backward_op().__name__] += 1
+
+
+def nodes_of(loss: torch.Tensor) -> collections.Counter[str]:
+    """Names of the nodes of a loss's graph, each node once, leaves included."""
+    names: collections.Counter[str] = collections.Counter()
+    seen: set[Any] = set()
+    queue = [loss.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            names[node.name().rpartition("::")[2]] += 1
+            queue.extend(following for following, _ in node.next_functions)
+    return names
+
+
+def start(architecture: Architecture) -> torch.nn.Module:
+    """The model, from the same seed each time."""
+    torch.manual_seed(5)
+    model = architecture.build().train()
+    torch.manual_seed(7)
+    return model
+
+
+@pytest.mark.parametrize("variant", ["none", "twins"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+def test_every_backward_op_is_seen_once(architecture: Architecture, variant: str) -> None:
+    model = start(architecture)
+    expected = [nodes_of(loss_of(model(**architecture.feed()))) for _ in range(ITERATIONS)]
+
+    model = start(architecture)
+    left_alone = EXCEPTIONS.get((variant, architecture.name), {})
+    tool, identity = Meter(), Identity(VARIANTS[variant], left_alone)
+    with amanda.apply(identity, tool), amanda.cache_disabled():
+        for iteration in range(ITERATIONS):
+            tool.before.clear()
+            tool.after.clear()
+            loss_of(model(**architecture.feed())).backward()
+            assert tool.before == expected[iteration]
+            assert tool.after == expected[iteration]
+
+
+# Which run some op more than once in an iteration: those have fewer contexts than backward ops.
+RUN_AGAIN: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+def test_every_backward_op_has_one_context(architecture: Architecture) -> None:
+    model = start(architecture)
+    loss = loss_of(model(**architecture.feed()))
+    expected = nodes_of(loss)
+
+    model = start(architecture)
+    tool = Meter()
+    with amanda.apply(tool) as handle:
+        for _ in range(ITERATIONS):
+            loss_of(model(**architecture.feed())).backward()
+        assert handle.session is not None
+        contexts = [c for c in handle.session.contexts() if c.is_backward()]
+        found = collections.Counter(c.op_type for c in contexts)
+    # Analysed once each, though there were two iterations.
+    assert tool.before == tool.after == found
+    if architecture.name in RUN_AGAIN:
+        assert found < expected
+    else:
+        assert found == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -291,7 +291,7 @@ def test_any_iterable_of_positions_will_do(make: Callable[[Any], Any]) -> None:
 
 def test_a_routine_that_cannot_be_called_is_an_error() -> None:
     with (
-        amanda.apply(asking(lambda c: c.insert_before_op("mask"))),
+        amanda.apply(asking(lambda c: c.insert_before_op(cast(Any, "mask")))),
         pytest.raises(ActionError, match="'mask' cannot be called"),
     ):
         model()
@@ -326,7 +326,7 @@ def test_both_spellings_of_gradients_are_accepted_and_reserved(
         elif context.op_type == "mul":
             request(abs, [0], scale=2)
         else:
-            request(abs, **dict.fromkeys(spellings, [0]))
+            request(abs, **{spelling: [0] for spelling in spellings})
 
     def actions(spelling: str) -> list[Action]:
         asked = asking(lambda c: c.update(spelling=spelling), analyse)

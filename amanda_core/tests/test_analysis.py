@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -424,7 +425,7 @@ def test_a_tool_keeps_a_bounded_number_of_sessions() -> None:
 
 def test_the_same_op_has_the_same_id_and_another_operator_another() -> None:
     seen: list[tuple[str, int]] = []
-    chosen = [toy.relu, toy.relu, lambda x: toy.pair(x)[0]]
+    chosen: list[Callable[[toy.Value], object]] = [toy.relu, toy.relu, toy.pair]
     with (
         amanda.apply(tool(lambda c: seen.append((c.op_type, c.get_op_id())))),
         amanda.cache_disabled(),

@@ -314,7 +314,7 @@ def test_the_first_exception_of_a_foreign_thread_is_raised_and_the_others_are_no
 
 
 def test_a_deferred_exception_that_nobody_raised_is_raised_on_leaving() -> None:
-    with pytest.raises(KeyError, match="late"), amanda.apply() as handle:  # noqa: PT012
+    with pytest.raises(KeyError, match="late"), amanda.apply() as handle:
         session_of(handle).defer(KeyError("late"))
 
 

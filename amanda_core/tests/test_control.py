@@ -10,6 +10,7 @@ import pytest
 
 import amanda
 from amanda_core import OpContext, discovery
+from amanda_core.activation import Switch
 from amanda_core.errors import MissingDriverError, ReentryError, ThreadError, ToolError
 
 from . import toy
@@ -108,7 +109,7 @@ def test_something_else_than_a_tool_is_refused_with_what_to_write(wrong: Any, fi
 def test_attach_is_apply_with_a_handle_whose_remove_is_idempotent(driver: ToyDriver) -> None:
     handle = amanda.attach(editing(1))
     assert model() == 31.0
-    assert handle.session is not None
+    assert not session_of(handle).closed
     handle.remove()
     assert handle.session is None
     assert model() == 3.0
@@ -248,7 +249,7 @@ def test_a_driver_that_fails_to_detach_does_not_keep_the_others_attached(
 
 def test_neither_a_deferred_exception_nor_a_failure_to_detach_is_lost() -> None:
     discovery.register(Sulking("one", RuntimeError("detach"), []), "one")
-    with pytest.raises(KeyError, match="routine") as caught, amanda.apply() as handle:  # noqa: PT012
+    with pytest.raises(KeyError, match="routine") as caught, amanda.apply() as handle:
         session_of(handle).defer(KeyError("routine"))
     assert isinstance(caught.value.__context__, RuntimeError)
 
@@ -311,7 +312,7 @@ def test_a_switch_is_turned_back_by_an_exception() -> None:
 def test_each_switch_is_a_context_manager_and_a_decorator(
     name: str, attribute: str, value: bool
 ) -> None:
-    switch = getattr(amanda, name)
+    switch: Callable[[], Switch] = getattr(amanda, name)
     opposite = {
         "disabled": "enabled",
         "enabled": "disabled",
@@ -485,10 +486,11 @@ def test_a_driver_learns_whether_scopes_are_watched() -> None:
     made, _ = recorder()
     with amanda.apply() as handle:
         session = session_of(handle)
-        assert not session.watches_scopes
+        watched = [session.watches_scopes]
         with amanda.apply(made):
-            assert session.watches_scopes
-        assert not session.watches_scopes
+            watched.append(session.watches_scopes)
+        watched.append(session.watches_scopes)
+    assert watched == [False, True, False]
 
 
 def test_operators_inside_a_listener_are_not_instrumented() -> None:

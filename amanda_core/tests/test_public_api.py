@@ -20,17 +20,18 @@ SNAPSHOT = Path(__file__).with_name("public_api.txt")
 def signature(function: Any) -> str:
     """A signature with its annotations as written; `str(inspect.signature)` differs by version."""
     parts: list[str] = []
-    previous = inspect.Parameter.POSITIONAL_ONLY
+    starred = False
     found = inspect.signature(function)
     for parameter in found.parameters.values():
         kind = parameter.kind
-        if kind is parameter.KEYWORD_ONLY and previous not in (kind, parameter.VAR_POSITIONAL):
+        if kind is parameter.KEYWORD_ONLY and not starred:
             parts.append("*")
-        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        starred = starred or kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        stars = "*" if kind is parameter.VAR_POSITIONAL else ""
+        stars = "**" if kind is parameter.VAR_KEYWORD else stars
         annotated = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         parts.append(f"{stars}{parameter.name}{annotated}{default}")
-        previous = kind
     returns = "" if found.return_annotation is found.empty else f" -> {found.return_annotation}"
     return f"({', '.join(parts)}){returns}"
 

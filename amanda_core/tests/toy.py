@@ -19,7 +19,7 @@ Edge = tuple["Node", int]
 
 
 class Node:
-    """A node of the backward program: gradients of its outputs in, gradients along its edges out."""
+    """A node of the backward program: gradients of its outputs in, those along its edges out."""
 
     def __init__(self, name: str, run: Run, edges: Sequence[Edge | None], arity: int = 1) -> None:
         self.name = name

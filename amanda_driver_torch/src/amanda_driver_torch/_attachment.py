@@ -97,7 +97,9 @@ class TorchAttachment:
         return [
             *self._interceptor.coverage(),
             Blind("torch.func transforms", "values are wrapped and have no graph to edit"),
-            Blind("tracing, scripting, export, FakeTensor modes", "they run the model on stand-ins"),
+            Blind(
+                "tracing, scripting, export, FakeTensor modes", "they run the model on stand-ins"
+            ),
             Blind("compiled callables", "they run eagerly while tools are applied"),
             Blind("Triton kernels, torch.cuda.jiterator", "they bypass torch's operators"),
             Blind("threads other than the one that entered `apply`", "they run vanilla"),
@@ -173,8 +175,9 @@ class TorchAttachment:
         )
         session, path = self.session, activation.scope.path
         opaque, STATE.opaque = STATE.opaque, 0
-        recomputing, STATE.recomputing = STATE.recomputing, STATE.recomputing or bool(
-            opaque and STATE.backward
+        recomputing, STATE.recomputing = (
+            STATE.recomputing,
+            STATE.recomputing or bool(opaque and STATE.backward),
         )
         activations.append(activation)
         try:
@@ -190,7 +193,8 @@ class TorchAttachment:
             session.raise_pending()
             raise
         finally:
-            activations.pop()
+            if activations and activations[-1] is activation:
+                activations.pop()  # Unless the tools were taken back inside the call.
             STATE.opaque, STATE.recomputing = opaque, recomputing
             if session.watches_scopes:
                 session.leave_scope(path)

@@ -68,11 +68,7 @@ class NodeRecord:
 
     def idle(self, session: Session) -> bool:
         """Whether this node needs no hook: analysed in this epoch, and nothing asked."""
-        return (
-            session.caching
-            and self.settled == session.epoch
-            and not self._backward.second_order
-        )
+        return session.caching and self.settled == session.epoch and not self._backward.second_order
 
     def _open(self, session: Session) -> OpContext:
         node = torch._C._current_autograd_node()
@@ -258,9 +254,7 @@ class Backward:
 
     # Running plans on gradients.
 
-    def fold(
-        self, plan: Plan, grads: Sequence[Any], context: OpContext
-    ) -> tuple[Any, ...] | None:
+    def fold(self, plan: Plan, grads: Sequence[Any], context: OpContext) -> tuple[Any, ...] | None:
         """Gradients after the steps of `plan`, or None where they are unchanged."""
         if not plan.steps:
             return None

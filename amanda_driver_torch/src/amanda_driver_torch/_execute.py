@@ -339,7 +339,7 @@ class _Run:
 
 
 def edited(old: Any, new: Any, step: Step) -> Any:
-    """The value that stands for `old` from now on: `new`, autograd-neutral unless asked otherwise."""
+    """What stands for `old` from now on: `new`, autograd-neutral unless asked otherwise."""
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         if len(old) != len(new):
             raise EditError(

@@ -46,7 +46,7 @@ class FunctionModeInterceptor:
         """Begin to intercept in this thread."""
         for namespace in _ASKED_ELSEWHERE:
             make_transparent(vars(namespace))
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Cease, whatever other modes were pushed since and are still there."""

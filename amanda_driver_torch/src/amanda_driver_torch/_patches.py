@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.autograd.variable import Variable
 
 from amanda_core.imports import ImportWatcher
 from amanda_driver_torch._frames import user_stacklevel
@@ -123,7 +124,7 @@ class _Patches:
         self._undo.append(Patch(owner, name, replacement).undo)
 
     def _patch_function_apply(self) -> None:
-        function = Function.apply.__func__
+        function = Function.__dict__["apply"].__func__
         original = types.FunctionType(
             function.__code__,
             function.__globals__,
@@ -136,8 +137,7 @@ class _Patches:
         self._undo.append(_CodePatch(function, code).undo)
 
     def _patch_engine(self) -> None:
-        variable = torch.autograd.variable.Variable
-        self._patch(variable, "_execution_engine", _Engine(variable._execution_engine))
+        self._patch(Variable, "_execution_engine", _Engine(Variable._execution_engine))
 
     def _patch_optimizers(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -216,11 +216,11 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
 class _Carrier:
     # Only its code is used. It needs the cell `__class__` that the original has, and finds the
     # rest by import, because it runs with the globals of torch.autograd.function.
-    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: N805
+    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
         from amanda_driver_torch._patches import apply_function
 
-        __class__  # noqa: B018
-        return apply_function(cls, args, kwargs)
+        __class__  # type: ignore[name-defined]  # noqa: B018
+        return apply_function(cls, args, kwargs)  # type: ignore[arg-type]
 
 
 def apply_function(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

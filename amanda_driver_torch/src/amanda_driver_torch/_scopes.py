@@ -47,7 +47,7 @@ class _Root:
         self.label = label
         self.module = weakref.ref(module)
         self.paths: dict[int, tuple[weakref.ref[nn.Module], Scope]] = {}
-        self.parameters: dict[int, str] = {}
+        self.parameters: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
 
 class Scopes:
@@ -87,14 +87,14 @@ class Scopes:
         for root in self._roots.values():
             if root.label != scope.root:
                 continue
+            known = root.parameters.get(id(parameter))
             module = root.module()
-            if module is None:
-                return None
-            name = root.parameters.get(id(parameter))
-            if name is None:
-                root.parameters = {id(p): n for n, p in module.named_parameters()}
-                name = root.parameters.get(id(parameter))
-            return name
+            if (known is None or known[0]() is not parameter) and module is not None:
+                root.parameters = {
+                    id(p): (weakref.ref(p), name) for name, p in module.named_parameters()
+                }
+                known = root.parameters.get(id(parameter))
+            return known[1] if known is not None else None
         return None
 
     def is_buffer(self, scope: Scope, tensor: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch import nn
 
 from amanda_core import Site
 from amanda_driver_torch._frames import is_own, is_torchs
-from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scopes
+from amanda_driver_torch._scopes import OUTSIDE, Labels, Scopes
 from amanda_driver_torch._state import STATE
 
 __all__ = ["BOUNDARY", "Sites"]

@@ -128,9 +128,7 @@ class Taps:
             node = places[chosen[0]][0][0]
             indexes = [places[slot][0][1] for slot in chosen]
             shapes = [self._shape(slot) for slot in chosen]
-            function = self._function(
-                IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values
-            )
+            function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
             node.register_hook(_posthook(function, indexes, shapes))
 
     def _shape(self, slot: tuple[int, int | None]) -> torch.Size:
@@ -164,11 +162,9 @@ class Taps:
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
                 continue
-            function = self._function(
-                IPoint.BEFORE_BACKWARD, group, chosen, len(outputs), outputs
-            )
+            function = self._function(IPoint.BEFORE_BACKWARD, group, chosen, len(outputs), outputs)
             if len(chosen) == 1:
-                slots[chosen[0]].register_hook(_tensor_hook(function))
+                slots[chosen[0]].register_hook(_tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
             identities = tap([slots[slot] for slot in chosen], function)
             for (position, index), identity in zip(chosen, identities, strict=True):
@@ -284,11 +280,13 @@ def _posthook(
             for g, shape in zip((results[i] for i in indexes), shapes, strict=True)
         ]
         new = function(grads)
+        if all(after is before for before, after in zip(grads, new, strict=True)):
+            return None
         changed = list(results)
         for index, before, after in zip(indexes, grads, new, strict=True):
             if after is not before:
                 changed[index] = after
-        return tuple(changed) if any(a is not b for a, b in zip(changed, results)) else None
+        return tuple(changed)
 
     return hook
 
@@ -309,7 +307,7 @@ def keep_saved(storages: set[int]) -> Iterator[None]:
         return pack_around(tensor) if pack_around is not None else tensor
 
     def unpack(saved: Any) -> torch.Tensor:
-        return unpack_around(saved) if unpack_around is not None else saved  # type: ignore[no-any-return]
+        return unpack_around(saved) if unpack_around is not None else saved
 
     with saved_tensors_hooks(pack, unpack):
         yield

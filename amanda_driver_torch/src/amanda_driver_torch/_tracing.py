@@ -15,13 +15,18 @@ __all__ = ["reason_to_look_away"]
 
 # Modes of torch.utils._python_dispatch by name: importing them would load half of Inductor.
 _STAND_INS = frozenset(
-    {"FakeTensorMode", "ProxyTorchDispatchMode", "FunctionalTensorMode", "PreDispatchTorchFunctionMode"}
+    {
+        "FakeTensorMode",
+        "ProxyTorchDispatchMode",
+        "FunctionalTensorMode",
+        "PreDispatchTorchFunctionMode",
+    }
 )
 _FAKE = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
 
 _FUNCTORCH = (
-    "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their values "
-    "are wrapped and have no graph to edit."
+    "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their "
+    "values are wrapped and have no graph to edit."
 )
 
 

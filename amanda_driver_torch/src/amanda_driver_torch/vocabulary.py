@@ -16,146 +16,196 @@ from amanda_core.vocabulary import backward_word
 
 __all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
 
+# Word -> PyTorch's names for it, those that are not the word itself. ATen's internal names are here
+# for what autograd calls its nodes (`_safe_softmax`: SafeSoftmaxBackward0).
 _SYNONYMS = {
-    "matmul": "mm bmm addmm addbmm baddbmm mv addmv dot vdot inner chain_matmul multi_dot",
+    "matmul": "mm bmm addmm addbmm baddbmm mv addmv dot vdot inner chain_matmul "
+    "linalg_matmul linalg_multi_dot linalg_vecdot",
+    "grouped_matmul": "_grouped_mm",
+    "outer": "ger linalg_outer",
+    "bilinear": "_trilinear",
+    "inverse": "linalg_inv linalg_inv_ex",
+    "solve": "linalg_solve linalg_solve_ex linalg_solve_triangular triangular_solve "
+    "cholesky_solve",
+    "det": "linalg_det",
+    "cholesky": "linalg_cholesky linalg_cholesky_ex",
+    "qr": "linalg_qr",
+    "svd": "linalg_svd",
+    "eigh": "linalg_eigh",
+    "fft": "fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 "
+    "fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn _fft_c2c _fft_r2c _fft_c2r",
+    "unfold": "im2col",
+    "fold": "col2im",
     "rnn": "rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell",
     "lstm": "lstm_cell",
     "gru": "gru_cell",
     "attention": "scaled_dot_product_attention",
-    "embedding": "embedding_bag",
-    "dropout": "feature_dropout alpha_dropout feature_alpha_dropout dropout2d native_dropout",
-    "softmax": "_softmax",
-    "log_softmax": "_log_softmax",
-    "hardtanh": "",
-    "sub": "subtract rsub",
-    "mul": "multiply",
-    "div": "divide true_divide",
-    "neg": "negative",
-    "abs": "absolute",
-    "clip": "clamp clamp_min clamp_max",
-    "concat": "cat concatenate hstack vstack dstack",
-    "reshape": "view flatten unflatten ravel view_as reshape_as _unsafe_view",
-    "transpose": "t permute swapaxes swapdims movedim moveaxis T mT adjoint",
-    "split": "chunk unbind tensor_split hsplit vsplit dsplit split_with_sizes",
-    "slice": "__getitem__ select narrow index_select",
-    "assign_slice": "__setitem__ index_put",
-    "scatter": "scatter_add scatter_reduce",
-    "gather": "take_along_dim",
-    "expand": "expand_as broadcast_to repeat tile",
-    "cast": "to type float double half bfloat16 int long short bool type_as",
-    "identity": "clone contiguous detach alias",
-    "pad": "constant_pad_nd reflection_pad2d replication_pad2d",
-    "upsample": "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d upsample_nearest1d "
-    "upsample_linear1d upsample_nearest3d upsample_trilinear3d",
-    "norm": "linalg_vector_norm linalg_norm linalg_matrix_norm",
-    "max": "amax",
-    "min": "amin",
-    "cross_entropy": "cross_entropy_loss",
-    "nll_loss": "nll_loss_nd nll_loss2d",
-    "max_pool1d": "max_pool1d_with_indices",
-    "max_pool2d": "max_pool2d_with_indices",
-    "max_pool3d": "max_pool3d_with_indices",
-    "gelu": "",
     "batch_norm": "native_batch_norm",
     "layer_norm": "native_layer_norm",
     "group_norm": "native_group_norm",
+    "rms_norm": "_fused_rms_norm",
+    "weight_norm": "_weight_norm _weight_norm_interface",
+    "dropout": "feature_dropout alpha_dropout feature_alpha_dropout native_dropout",
+    "prelu": "_prelu_kernel",
+    "rrelu": "rrelu_with_noise",
+    "softmax": "_softmax _safe_softmax",
+    "log_softmax": "_log_softmax",
+    "max_pool1d": "max_pool1d_with_indices",
+    "max_pool2d": "max_pool2d_with_indices",
+    "max_pool3d": "max_pool3d_with_indices",
+    "sub": "subtract rsub",
+    "mul": "multiply",
+    "div": "divide true_divide",
+    "floor_div": "floor_divide",
+    "mod": "remainder fmod",
+    "neg": "negative",
+    "abs": "absolute",
+    "sign": "sgn",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "trunc": "fix",
+    "clip": "clamp clamp_min clamp_max",
+    "maximum": "fmax",
+    "minimum": "fmin",
+    "conj": "_conj conj_physical",
+    "equal": "eq",
+    "not_equal": "ne",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "bitwise_and": "__and__",
+    "bitwise_or": "__or__",
+    "bitwise_xor": "__xor__",
+    "var": "var_mean",
+    "std": "std_mean",
+    "max": "amax",
+    "min": "amin",
+    "norm": "linalg_norm linalg_vector_norm linalg_matrix_norm",
+    "histogram": "histc bincount",
+    "unique": "_unique2 unique_dim unique_consecutive",
+    "reshape": "view flatten unflatten ravel view_as reshape_as _unsafe_view _reshape_alias",
+    "transpose": "t permute swapaxes swapdims movedim moveaxis adjoint numpy_T T mT H mH",
+    "concat": "cat concatenate hstack vstack dstack",
+    "split": "chunk unbind tensor_split hsplit vsplit dsplit split_with_sizes",
+    "slice": "__getitem__ index select narrow index_select take masked_select",
+    "assign_slice": "__setitem__ index_put",
+    "assign": "copy",
+    "gather": "take_along_dim",
+    "scatter": "scatter_add scatter_reduce masked_scatter index_add index_copy index_fill",
+    "expand": "expand_as broadcast_to broadcast_tensors",
+    "repeat": "repeat_interleave",
+    "tile": "repeat",
+    "diag": "diagonal diag_embed linalg_diagonal",
+    "pad": "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
+    "replication_pad1d replication_pad2d replication_pad3d",
+    "cast": "to type float double half bfloat16 int long short char byte bool type_as _to_copy "
+    "cfloat cdouble cpu cuda",
+    "bitcast": "view_as_complex view_as_real",
+    "identity": "clone contiguous detach alias positive",
+    "upsample": "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
+    "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa",
+    "grid_sample": "grid_sampler grid_sampler_2d grid_sampler_3d",
+    "affine_grid": "affine_grid_generator",
+    "depth_to_space": "pixel_shuffle",
+    "space_to_depth": "pixel_unshuffle",
+    "constant": "tensor as_tensor asarray new_tensor from_numpy frombuffer scalar_tensor",
+    "full": "zeros ones full_like zeros_like ones_like new_full new_zeros new_ones fill zero",
+    "empty": "empty_like new_empty empty_strided new_empty_strided new",
+    "range": "arange linspace logspace",
+    "random": "rand rand_like randn randn_like randint randint_like randperm normal uniform "
+    "bernoulli multinomial exponential log_normal cauchy geometric poisson",
+    "quantize": "quantize_per_tensor quantize_per_channel",
+    "fake_quantize": "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine "
+    "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask",
+    "cross_entropy": "cross_entropy_loss",
+    "nll_loss": "nll_loss_nd nll_loss2d",
 }
+# Words that PyTorch has no operator for under that very name, or another one (`repeat` is `tile`).
+_NOT_NAMES: frozenset[str] = frozenset()
 
 
-def _with_synonyms() -> dict[str, str]:
-    types = {word: word for word in WORDS if word not in ("accumulate_grad", "concat")}
-    for word, names in _SYNONYMS.items():
-        types.update((name, word) for name in names.split())
-    return types
+def _names_of(words: Mapping[str, str]) -> dict[str, str]:
+    return {name: word for word, names in words.items() for name in names.split()}
 
 
 #: Operator type as the driver names it -> common word. In-place variants go by the same word.
-OP_TYPES: Mapping[str, str] = MappingProxyType(_with_synonyms())
+OP_TYPES: Mapping[str, str] = MappingProxyType(
+    {word: word for word in WORDS if word not in _NOT_NAMES} | _names_of(_SYNONYMS)
+)
 
-#: Kind of autograd node, without ``Backward`` and number -> common word of the forward type.
+
+def _node_kind(name: str) -> str:
+    """What autograd calls the node of an ATen operator: `_fft_c2c` -> ``FftC2CBackward``."""
+    return "".join(part.title() for part in name.split("_")) + "Backward"
+
+
+#: Kind of autograd node, without its number -> common word.
 BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "Addmm": "linear",
-        "Mm": "matmul",
-        "Bmm": "matmul",
-        "Mv": "matmul",
-        "Dot": "matmul",
-        "NativeBatchNorm": "batch_norm",
-        "NativeLayerNorm": "layer_norm",
-        "NativeGroupNorm": "group_norm",
-        "Relu": "relu",
-        "LeakyRelu": "leaky_relu",
-        "Gelu": "gelu",
-        "Silu": "silu",
-        "Elu": "elu",
-        "Hardtanh": "hardtanh",
-        "Hardswish": "hardswish",
-        "Hardsigmoid": "hardsigmoid",
-        "Sigmoid": "sigmoid",
-        "Softplus": "softplus",
-        "Tanh": "tanh",
-        "Softmax": "softmax",
-        "LogSoftmax": "log_softmax",
-        "Embedding": "embedding",
-        "EmbeddingBag": "embedding",
-        "MaxPool2DWithIndices": "max_pool2d",
-        "MaxPool3DWithIndices": "max_pool3d",
-        "AvgPool2D": "avg_pool2d",
-        "AvgPool3D": "avg_pool3d",
-        "AdaptiveAvgPool2D": "adaptive_avg_pool2d",
-        "Add": "add",
-        "Sub": "sub",
-        "Mul": "mul",
-        "Div": "div",
-        "Neg": "neg",
-        "Pow": "pow",
-        "Exp": "exp",
-        "Log": "log",
-        "Sqrt": "sqrt",
-        "Rsqrt": "rsqrt",
-        "Abs": "abs",
-        "Clamp": "clip",
-        "Where": "where",
-        "Erf": "erf",
-        "Sum": "sum",
-        "Mean": "mean",
-        "Max": "max",
-        "Min": "min",
-        "Cat": "concat",
-        "Stack": "stack",
-        "Split": "split",
-        "Unbind": "split",
-        "View": "reshape",
-        "UnsafeView": "reshape",
-        "ReshapeAlias": "reshape",
-        "T": "transpose",
-        "Transpose": "transpose",
-        "Permute": "transpose",
-        "Slice": "slice",
-        "Select": "slice",
-        "Index": "slice",
-        "IndexSelect": "slice",
-        "CopySlices": "assign_slice",
-        "Gather": "gather",
-        "Scatter": "scatter",
-        "Expand": "expand",
-        "Squeeze": "squeeze",
-        "Unsqueeze": "unsqueeze",
-        "ToCopy": "cast",
-        "Clone": "identity",
-        "NllLoss": "nll_loss",
-        "MseLoss": "mse_loss",
+    {_node_kind(name): backward_word(word) for name, word in OP_TYPES.items()}
+    | {
+        # A linear layer's without asking; of `torch.addmm` it is a matmul, see _OWN_NODES.
+        "AddmmBackward": backward_word("linear"),
+        "CopySlices": backward_word("assign_slice"),
+        "CopyBackwards": backward_word("assign"),
         "AccumulateGrad": "accumulate_grad",
     }
 )
 
-# One node of PyTorch serves convolutions of every rank, transposed ones too; so does attention's.
-_OF_FORWARD = ("Convolution", "ScaledDotProduct", "SlowConv", "Mkldnn", "Cudnn", "Thnn")
+# These nodes serve several operators and are named by the forward one: convolutions of every rank,
+# transposed ones too, recurrent layers, a backend's own version of something.
+_OF_FORWARD = ("Convolution", "Cudnn", "Miopen", "Mkldnn", "ScaledDotProduct", "SlowConv", "Thnn")
 
-_ROLES = {
-    "linear": ("input", "weight", "bias"),
-    "conv": ("input", "weight", "bias"),
-    "embedding": ("weight", "indices"),
+# Forward word -> the nodes that do this operator's own work although they are called after another.
+_OWN_NODES = {
+    word: frozenset(f"{kind}Backward" for kind in kinds.split())
+    for word, kinds in {
+        "linear": "Addmm Mm Bmm Mv",
+        "matmul": "Addmm Mm Bmm Mv",
+        "einsum": "Mm Bmm",
+        "outer": "Mul",
+        "inverse": "LinalgSolveEx",
+        "instance_norm": "NativeBatchNorm",
+        "dropout": "Mul",
+        "relu6": "Hardtanh",
+        "selu": "Elu",
+        "avg_pool1d": "AvgPool2D",
+        "max_pool1d": "MaxPool2DWithIndices",
+        "adaptive_avg_pool1d": "AdaptiveAvgPool2D Mean",
+        "adaptive_avg_pool2d": "Mean",
+        "adaptive_avg_pool3d": "Mean",
+        "adaptive_max_pool1d": "AdaptiveMaxPool2D",
+        "square": "Pow",
+    }.items()
+}
+
+# Roles of the leading inputs -> the operators that have them there.
+_ROLES: Mapping[str, tuple[str, ...]] = {
+    name: roles
+    for roles, names in {
+        ("input", "weight", "bias"): "linear conv1d conv2d conv3d conv_transpose1d "
+        "conv_transpose2d conv_transpose3d convolution batch_norm native_batch_norm instance_norm "
+        "native_group_norm",
+        ("input", "normalized_shape", "weight", "bias"): "layer_norm native_layer_norm",
+        ("input", "num_groups", "weight", "bias"): "group_norm",
+        ("input", "normalized_shape", "weight"): "rms_norm",
+        ("input", "weight"): "prelu",
+        ("left", "right", "weight", "bias"): "bilinear",
+        ("left", "right"): "matmul mm bmm mv dot vdot inner sub subtract div divide true_divide "
+        "pow floor_divide remainder fmod",
+        ("right", "left"): "rsub",
+        ("addend", "left", "right"): "addmm addbmm baddbmm addmv",
+        ("query", "key", "value", "mask"): "scaled_dot_product_attention",
+        ("weight", "indices"): "embedding",
+        ("weight", "indices", "offsets"): "embedding_bag",
+        ("input", "target"): "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss "
+        "smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div",
+    }.items()
+    for name in names.split()
 }
 _WEIGHT_LAYOUTS = {
     "linear": "OI",
@@ -166,8 +216,9 @@ _WEIGHT_LAYOUTS = {
     "conv_transpose2d": "IOHW",
     "conv_transpose3d": "IODHW",
 }
+# Of batches; PyTorch takes a single image or volume without N, too.
 _LAYOUTS = {"1d": "NCW", "2d": "NCHW", "3d": "NCDHW"}
-_NUMBER = re.compile(r"Backward\d*$")
+_NUMBER = re.compile(r"(?<=Backward)\d+$")
 
 
 def describe(context: OpContext) -> None:
@@ -176,28 +227,36 @@ def describe(context: OpContext) -> None:
         context["backward_type"] = _backward_type(context)
         return
     name = context.op_type
-    word = OP_TYPES.get(name)
-    if word is None and name.endswith("_") and not name.endswith("__"):
-        word = OP_TYPES.get(name[:-1])
-    context["type"] = word
+    if name not in OP_TYPES and name.endswith("_") and not name.endswith("__"):
+        name = name[:-1]
+    word = context["type"] = _type(name, context)
     if word is None:
         return
-    roles = _ROLES.get("conv" if word.startswith("conv") and word != "concat" else word)
-    if roles is not None:
-        context["input_roles"] = roles
+    if name in _ROLES:
+        context["input_roles"] = _ROLES[name]
     if word in _WEIGHT_LAYOUTS:
         context["weight_layout"] = _WEIGHT_LAYOUTS[word]
     if word[-2:] in _LAYOUTS:
         context["layout"] = _LAYOUTS[word[-2:]]
 
 
+def _type(name: str, context: OpContext) -> str | None:
+    if name in ("max", "min") and context.input_names[1:2] == ("other",):
+        return f"{name}imum"
+    if name == "convolution":
+        # Graphs made of ATen call one operator for every rank: (input, weight, bias, stride,
+        # padding, dilation, transposed, ...).
+        inputs = context.get_inputs()
+        return f"conv{'_transpose' * bool(inputs[6])}{inputs[1].dim() - 2}d"
+    return OP_TYPES.get(name)
+
+
 def _backward_type(context: OpContext) -> str | None:
-    kind = _NUMBER.sub("", context.op_type)
-    if kind == "AccumulateGrad":
-        return "accumulate_grad"
-    if kind.startswith(_OF_FORWARD):
-        forward = context.forward
-        word = forward["type"] if forward is not None else None
-    else:
-        word = BACKWARD_TYPES.get(kind)
-    return backward_word(word) if word is not None else None
+    kind = _NUMBER.sub("", context.op_type.rpartition("::")[2])
+    word = context.forward["type"] if context.forward is not None else None
+    if not isinstance(word, str) or word not in WORDS:
+        # Some tool put a word of its own there.
+        word = None if context.forward is None else OP_TYPES.get(context.forward.op_type)
+    if word is not None and (kind.startswith(_OF_FORWARD) or kind in _OWN_NODES.get(word, ())):
+        return backward_word(word)
+    return BACKWARD_TYPES.get(kind)
