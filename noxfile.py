@@ -36,7 +36,7 @@ MODELS = [
     "scikit-image",
     "torch",
 ]
-CHECKERS = ["hypothesis", "mypy", "nox", "pytest", "ruff", "transformers"]
+CHECKERS = ["expecttest", "hypothesis", "mypy", "nox", "pytest", "ruff", "transformers"]
 
 
 @nox.session

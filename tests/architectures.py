@@ -79,7 +79,7 @@ def _from_transformers(model: str, config: str, **settings: Any) -> nn.Module:
 # Networks of transformers.
 
 
-def bert() -> nn.Module:
+def bert(**settings: Any) -> nn.Module:
     return _from_transformers(
         "BertForMaskedLM",
         "BertConfig",
@@ -89,6 +89,7 @@ def bert() -> nn.Module:
         num_attention_heads=2,
         intermediate_size=24,
         max_position_embeddings=16,
+        **settings,
     )
 
 
@@ -244,17 +245,17 @@ def clip() -> nn.Module:
 def detr() -> nn.Module:
     import transformers
 
-    backbone = transformers.ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[8, 8],
-        depths=[1, 1],
-        layer_type="basic",
-        out_features=["stage2"],
-    )
+    backbone: dict[str, Any] = {
+        "embedding_size": 8,
+        "hidden_sizes": [8, 8],
+        "depths": [1, 1],
+        "layer_type": "basic",
+        "out_features": ["stage2"],
+    }
     return _from_transformers(
         "DetrForObjectDetection",
         "DetrConfig",
-        backbone_config=backbone,
+        backbone_config=transformers.ResNetConfig(**backbone),
         use_timm_backbone=False,
         use_pretrained_backbone=False,
         backbone=None,

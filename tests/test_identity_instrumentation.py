@@ -8,7 +8,6 @@ gradients, parameters, buffers and of the random state have to be the same.
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 
@@ -18,7 +17,8 @@ import torch
 import amanda
 from amanda_core import OpContext
 
-from .architectures import ARCHITECTURES, Architecture, loss_of, tensors_of
+from .architectures import ARCHITECTURES, Architecture, loss_of
+from .bits import Bits, bits_of, differences, one_thread, state_of
 
 Routine = Callable[..., Any]
 
@@ -26,12 +26,9 @@ ITERATIONS = 2
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums of several threads depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def single() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 # What identity means.
@@ -48,9 +45,9 @@ def same(*values: Any) -> Any:
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides and alignment, also of views with gaps or overlaps."""
-    storage = tensor.untyped_storage().clone()
+    storage: Any = tensor.untyped_storage()
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-    return tensor.detach().new_empty(0).set_(storage, *place)
+    return tensor.detach().new_empty(0).set_(storage.clone(), *place)
 
 
 def copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -132,26 +129,6 @@ class Identity(amanda.Tool):
 # What is compared.
 
 
-@dataclasses.dataclass
-class Record:
-    """Everything that a run left, as bits."""
-
-    bits: dict[str, tuple[str, tuple[int, ...], bytes] | None]
-
-    def differences(self, other: Record) -> list[str]:
-        """Names of what is not the same bit for bit."""
-        assert list(self.bits) == list(other.bits)
-        return [name for name, bits in self.bits.items() if bits != other.bits[name]]
-
-
-def bits_of(tensor: torch.Tensor | None) -> tuple[str, tuple[int, ...], bytes] | None:
-    """Dtype, shape and the bytes of the values; None for None."""
-    if tensor is None:
-        return None
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return str(tensor.dtype), tuple(tensor.shape), data
-
-
 def train(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[str, Any]]:
     """Iterations with momentum; yields what is to be recorded."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
@@ -159,7 +136,7 @@ def train(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[
         optimizer.zero_grad()
         output = model(**architecture.feed())
         loss = loss_of(output)
-        loss.backward()
+        torch.autograd.backward(loss)
         yield from observed(iteration, model, output, loss)
         optimizer.step()
     yield from ((f"trained {name}", p) for name, p in model.named_parameters())
@@ -170,7 +147,7 @@ def evaluate(model: torch.nn.Module, architecture: Architecture) -> Iterator[tup
     for iteration in range(ITERATIONS):
         output = model(**architecture.feed())
         loss = loss_of(output)
-        loss.backward()
+        torch.autograd.backward(loss)
         yield from observed(iteration, model, output, loss)
 
 
@@ -186,33 +163,32 @@ def observed(
     iteration: int, model: torch.nn.Module, output: Any, loss: torch.Tensor
 ) -> Iterator[tuple[str, Any]]:
     """Names and tensors after an iteration."""
-    yield f"{iteration} loss", loss
-    yield from ((f"{iteration} output {name}", t) for name, t in tensors_of(output))
-    yield from ((f"{iteration} gradient {name}", p.grad) for name, p in model.named_parameters())
-    yield from ((f"{iteration} buffer {name}", b) for name, b in model.named_buffers())
-    yield f"{iteration} random state", torch.get_rng_state()
+    return ((f"{iteration} {name}", tensor) for name, tensor in state_of(model, output, loss))
 
 
 Program = Callable[[torch.nn.Module, Architecture], Iterator[tuple[str, Any]]]
 PROGRAMS: dict[str, Program] = {"train": train, "evaluate": evaluate, "infer": infer}
 
 
-def run(architecture: Architecture, program: str, *tools: amanda.Tool) -> Record:
+def run(architecture: Architecture, program: str, *tools: amanda.Tool) -> dict[str, Bits]:
     """Build the model, run the program on it, and record what it did."""
     torch.manual_seed(5)
     model = architecture.build().train(program == "train")
     torch.manual_seed(7)
-    bits = {}
+    bits: dict[str, Bits] = {}
     with amanda.apply(*tools) if tools else amanda.disabled():
         for name, tensor in PROGRAMS[program](model, architecture):
             with amanda.disabled():
                 assert name not in bits
                 bits[name] = bits_of(tensor)
-    return Record(bits)
+    return bits
+
+
+Plain = dict[tuple[str, str], dict[str, Bits]]
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[tuple[str, str], Record]:
+def plain() -> Plain:
     """Records of plain runs so far."""
     return {}
 
@@ -224,14 +200,14 @@ def test_identity_routines_change_no_bit(
     architecture: Architecture,
     program: str,
     variant: str,
-    plain: dict[tuple[str, str], Record],
+    plain: Plain,
 ) -> None:
     key = (architecture.name, program)
     if key not in plain:
         plain[key] = run(architecture, program)
     left_alone = EXCEPTIONS.get((variant, architecture.name), {})
     instrumented = run(architecture, program, Identity(VARIANTS[variant], left_alone))
-    assert plain[key].differences(instrumented) == []
+    assert differences(plain[key], instrumented) == []
 
 
 @pytest.mark.parametrize(("variant", "name"), EXCEPTIONS, ids="-".join)
@@ -247,7 +223,7 @@ def test_exceptions_are_still_needed(
         others = [other for other in reasons if other != op_type]
         instrumented = run(architecture, "train", Identity(VARIANTS[variant], others))
         # Which kernel rounds how is the machine's affair; the other reasons hold everywhere.
-        assert record.differences(instrumented) or reason is DENSE_KERNEL
+        assert differences(record, instrumented) or reason is DENSE_KERNEL
 
 
 # Whether every backward op was met.
@@ -270,8 +246,13 @@ class Meter(amanda.Tool):
         self.after[context.get_backward_op().__name__] += 1
 
 
-def nodes_of(loss: torch.Tensor) -> collections.Counter[str]:
-    """Names of the nodes of a loss's graph, each node once, leaves included."""
+def nodes_of(
+    loss: torch.Tensor, left_out: Callable[[int], bool] = lambda number: False
+) -> collections.Counter[str]:
+    """Names of the nodes of a loss's graph, each node once, leaves included.
+
+    Those whose sequence number is `left_out` are not counted.
+    """
     names: collections.Counter[str] = collections.Counter()
     seen: set[Any] = set()
     queue = [loss.grad_fn]
@@ -279,7 +260,8 @@ def nodes_of(loss: torch.Tensor) -> collections.Counter[str]:
         node = queue.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            names[node.name().rpartition("::")[2]] += 1
+            if not left_out(node._sequence_nr()):
+                names[node.name().rpartition("::")[2]] += 1
             queue.extend(following for following, _ in node.next_functions)
     return names
 
@@ -292,11 +274,33 @@ def start(architecture: Architecture) -> torch.nn.Module:
     return model
 
 
+# Backward ops that only the instrumented program runs.
+
+COUPLED = (
+    "gradients of several outputs that a routine wants together meet in one node, so the backward "
+    "ops of outputs that nothing uses (the LSTM's last states) run too, on None"
+)
+
+#: (variant, architecture) -> (backward op, how many more, why)
+ADDITIONS: dict[tuple[str, str], tuple[str, int, str]] = {
+    ("none", "lstm"): ("StackBackward0", 2, COUPLED),
+    ("twins", "lstm"): ("StackBackward0", 2, COUPLED),
+}
+
+
 @pytest.mark.parametrize("variant", ["none", "twins"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
-def test_every_backward_op_is_seen_once(architecture: Architecture, variant: str) -> None:
+def test_every_backward_op_is_seen_once(
+    architecture: Architecture, variant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = start(architecture)
     expected = [nodes_of(loss_of(model(**architecture.feed()))) for _ in range(ITERATIONS)]
+    if (variant, architecture.name) in ADDITIONS:
+        name, more, reason = ADDITIONS[variant, architecture.name]
+        with capsys.disabled():
+            print(f"\nidentity of {variant}, {architecture}: {more} {name} more: {reason}")
+        for counts in expected:
+            counts[name] += more
 
     model = start(architecture)
     left_alone = EXCEPTIONS.get((variant, architecture.name), {})
@@ -305,32 +309,49 @@ def test_every_backward_op_is_seen_once(architecture: Architecture, variant: str
         for iteration in range(ITERATIONS):
             tool.before.clear()
             tool.after.clear()
-            loss_of(model(**architecture.feed())).backward()
+            torch.autograd.backward(loss_of(model(**architecture.feed())))
             assert tool.before == expected[iteration]
             assert tool.after == expected[iteration]
 
 
-# Which run some op more than once in an iteration: those have fewer contexts than backward ops.
-RUN_AGAIN: dict[str, str] = {}
+def born_again(model: torch.nn.Module) -> Callable[[int], bool]:
+    """Tells by sequence number which nodes are made in a module's second call or a later one."""
+    now: Callable[[], int] = torch._C._autograd._get_sequence_nr
+    calls: collections.Counter[torch.nn.Module] = collections.Counter()
+    starts: list[int] = []
+    again: list[range] = []
+
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        calls[module] += 1
+        starts.append(now())
+
+    def leave(module: torch.nn.Module, *_: Any) -> None:
+        start = starts.pop()
+        if calls[module] > 1:
+            again.append(range(start, now()))
+
+    for module in model.modules():
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+    return lambda number: any(number in calls for calls in again)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
 def test_every_backward_op_has_one_context(architecture: Architecture) -> None:
+    """An op of a module that is called twice is one op, and so are its backward ops."""
     model = start(architecture)
+    is_repetition = born_again(model)
     loss = loss_of(model(**architecture.feed()))
-    expected = nodes_of(loss)
+    expected = nodes_of(loss, is_repetition)
 
     model = start(architecture)
     tool = Meter()
     with amanda.apply(tool) as handle:
         for _ in range(ITERATIONS):
-            loss_of(model(**architecture.feed())).backward()
+            torch.autograd.backward(loss_of(model(**architecture.feed())))
         assert handle.session is not None
         contexts = [c for c in handle.session.contexts() if c.is_backward()]
         found = collections.Counter(c.op_type for c in contexts)
+    assert found == expected
     # Analysed once each, though there were two iterations.
-    assert tool.before == tool.after == found
-    if architecture.name in RUN_AGAIN:
-        assert found < expected
-    else:
-        assert found == expected
+    assert tool.before == tool.after == expected

@@ -296,6 +296,28 @@ def test_attributes_are_not_positions() -> None:
         assert forward.get_inputs() == [1.0]
 
 
+def test_a_plan_is_an_ordered_tuple_of_steps_and_a_fold_over_values() -> None:
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(lambda x: x + 1, inputs=[1])
+        context.insert_before_op(lambda x, y: (y, x))
+
+    with amanda.apply(tool(analyse)) as handle:
+        context = session_of(handle).open(site(), None, [1.0, 2.0])
+        plan = context.trigger_callback(IPoint.BEFORE_FORWARD)
+        assert isinstance(plan.steps, tuple)
+        assert [step.action.positions for step in plan] == [(1,), None]
+        assert (len(plan), bool(plan)) == (2, True)
+        values = [1.0, 2.0]
+        assert plan(values) == [3.0, 1.0]
+        assert values == [1.0, 2.0]
+        # A driver may walk the steps instead; each tells what it changed.
+        first, second = plan
+        assert first(values) == [(1, 3.0)]
+        assert second([1.0, 3.0]) == [(0, 3.0), (1, 1.0)]
+        same = 5.0
+        assert second([same, same]) == []
+
+
 def test_the_plan_of_a_point_without_actions_is_empty() -> None:
     with amanda.apply(tool(lambda c: None)) as handle:
         context = session_of(handle).open(site(), None, [1.0])

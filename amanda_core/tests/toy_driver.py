@@ -1,7 +1,8 @@
 """A complete eager driver, of the framework `toy`, written against the public interface only.
 
 What it shows: facts and site keys, analysis at the first execution, plans cached for an epoch,
-values edited beside the tape, raw backward ops, aligned gradients by gates around an op.
+values edited beside the tape, raw backward ops, aligned gradients by gates around an op. In one
+file, though long, so that it can be read from top to bottom.
 """
 
 from __future__ import annotations

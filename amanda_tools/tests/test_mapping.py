@@ -108,6 +108,20 @@ def test_rules_nest_like_tools() -> None:
     assert log == ["1 before", "2 before", "analysis", "2 after", "1 after"]
 
 
+def test_rules_of_two_mappings_nest_in_tool_order() -> None:
+    log: list[str] = []
+    outer, inner = (
+        MappingTool(rules=[["flow", Logged(log, f"{n} before"), Logged(log, f"{n} after")]])
+        for n in ("outer", "inner")
+    )
+    inner.depends_on(outer)
+    tool = dependent(Logged(log, "analysis"))
+    tool.depends_on(inner)
+    with amanda.apply(tool) as handle:
+        run(handle)
+    assert log == ["outer before", "inner before", "analysis", "inner after", "outer after"]
+
+
 def test_either_function_may_be_left_out() -> None:
     log: list[str] = []
     rules: list[list[Any]] = [

@@ -355,6 +355,8 @@ class OpContext(dict[str, Any]):
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
         self._session.analyse(self, i_point)
+        if i_point is IPoint.AFTER_FORWARD:
+            self._check_aligned_outputs()
         return self.plan(i_point)
 
     def plan(self, i_point: IPoint) -> Plan:
@@ -502,6 +504,14 @@ class OpContext(dict[str, Any]):
                     fix="Positions are those of the op's signature, counted from 0",
                 )
         return chosen
+
+    def _check_aligned_outputs(self) -> None:
+        # Asked for before the op had run, when the number of its outputs was not known.
+        plan = self.plan(IPoint.BEFORE_BACKWARD)
+        if not plan:
+            return
+        for step in (*plan.steps, *filter(None, (plan.replacement,))):
+            self._check_positions(step.action.kind, step.action.positions, step.where)
 
     def _named(self, kind: ActionKind) -> str:
         names = self.input_names

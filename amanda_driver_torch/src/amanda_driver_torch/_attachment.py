@@ -32,9 +32,8 @@ NAMESPACE = f"pytorch/{torch.__version__.partition('+')[0]}/eager"
 # torch's C bindings of these turn a TypeError into NotImplemented, also a routine's own.
 _BINARY = frozenset(
     {"add", "sub", "rsub", "mul", "div", "matmul", "pow", "remainder", "floor_divide", "fmod"}
-    | {"bitwise_and", "bitwise_or", "bitwise_xor", "__and__", "__or__", "__xor__"}
-    | {"eq", "ne", "lt", "le", "gt", "ge", "__lshift__", "__rshift__"}
-    | {"add_", "sub_", "mul_", "div_", "pow_", "remainder_", "floor_divide_"}
+    | {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"}
+    | {"eq", "ne", "lt", "le", "gt", "ge"}
 )
 
 
@@ -137,10 +136,12 @@ class TorchAttachment:
                 self.session.warn_once(reason, user_stacklevel())
             return call(*args, **kwargs)
         record = self._sites.locate(operator.op_type, args, kwargs)
+        if record.caller.startswith(_tracing.MACHINERY):
+            return call(*args, **kwargs)
         try:
             return self._execution(record, operator, call, args, kwargs)
         except TypeError as error:
-            if operator.op_type in _BINARY and is_annotated(error):
+            if is_annotated(error) and _swallows(operator, record):
                 self.session.defer(error)
             raise
 
@@ -226,6 +227,14 @@ class TorchAttachment:
                 self.session.forget(context)
         self._sites.clear()
         self._scopes.free(dead)
+
+
+def _swallows(operator: Operator, record: OpRecord) -> bool:
+    """Whether torch turns a TypeError in this call into NotImplemented."""
+    if operator.op_type.removesuffix("_") in _BINARY:
+        return True
+    # Its reflected operators are Python functions under a decorator that does so.
+    return record.caller == "torch._tensor"
 
 
 def _root_of(key: Any) -> str | None:

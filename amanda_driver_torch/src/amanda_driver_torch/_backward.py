@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
+from amanda_driver_torch._autograd import gradients
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
 
@@ -162,9 +164,13 @@ class Backward:
         """
         nodes, leaves = new_nodes(tensors, start)
         settled = True
-        for number, node in nodes:
+        same: Counter[str] = Counter()
+        for node in nodes:
             name = name_of(node)
-            key = (prefix, number, name)
+            # Counted among those of its kind, in the order in which they were made: sequence
+            # numbers have gaps where something looked at the graph.
+            same[name] += 1
+            key = (prefix, name, same[name])
             record = records.get(key)
             if record is None:
                 site = self._site(forward, key, name)
@@ -261,7 +267,7 @@ class Backward:
         values = list(grads)
         changed = False
         for step in plan.steps:
-            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+            with gradients(step.action.autodiff and torch.is_grad_enabled()):
                 for position, new in step(values):
                     check_gradient(values[position], new, step.where)
                     values[position] = new

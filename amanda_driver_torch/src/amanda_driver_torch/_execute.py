@@ -15,7 +15,7 @@ from torch import nn
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch import _taps
-from amanda_driver_torch._autograd import pass_straight
+from amanda_driver_torch._autograd import gradients, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
@@ -58,10 +58,12 @@ class Operator:
 class OpRecord:
     """What an attachment knows of one op."""
 
-    __slots__ = ("context", "idle_epoch", "idle_nodes", "nodes", "site")
+    __slots__ = ("caller", "context", "idle_epoch", "idle_nodes", "nodes", "site")
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, caller: str) -> None:
         self.site = site
+        #: Module of the frame that calls the operator.
+        self.caller = caller
         self.context: OpContext | None = None
         #: Epoch in which there is nothing to do for this op; 0 for none.
         self.idle_epoch = 0
@@ -118,9 +120,16 @@ class Execution:
         outputs: Sequence[Any],
         start: int,
     ) -> bool:
-        written = [bound.values[i] for i in bound.signature.mutated if i < len(bound.values)]
-        tensors = [t for t in tensors_in([*outputs, *written]) if t.requires_grad]
-        return self._backward.track(record.nodes, context, tensors, start)
+        return self._backward.track(record.nodes, context, made(bound, outputs), start)
+
+
+def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors whose nodes an op made: its outputs and what it wrote."""
+    written = tensors_in(bound.values[position] for position in bound.signature.mutated)
+    # Writing a view makes a node of its base; the view's own is made by who looks at it next.
+    tensors = [t if t._base is None else t._base for t in written]
+    tensors += (t for t in tensors_in(outputs) if not any(t is w for w in written))
+    return [t for t in tensors if t.requires_grad]
 
 
 class _Run:
@@ -165,11 +174,13 @@ class _Run:
         if before.steps:
             self._edit_inputs(before)
             context.fill(inputs=self.values)
-        gradients = torch.is_grad_enabled()
-        taps = _taps.Taps(self.execution._backward, context, self) if gradients else None
-        if taps is not None:
-            self.values = taps.before(self.values)
+        taps = None
+        # Before anything looks at the inputs' nodes: looking at a view whose base was written
+        # makes its node, which then is this op's.
         self.start = next_sequence()
+        if torch.is_grad_enabled():
+            taps = _taps.Taps(self.execution._backward, context, self)
+            self.values = taps.before(self.values)
         returned = self._call(before, context)
         outputs = self._outputs(returned)
         if taps is not None:
@@ -187,9 +198,13 @@ class _Run:
         if after.steps:
             outputs = self._edit_outputs(after, outputs)
         if settled and session.caching:
-            record.idle_epoch, record.idle_nodes = session.epoch, made if gradients else 0
+            record.idle_epoch, record.idle_nodes = session.epoch, made if taps is not None else 0
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
         return None if returned is None else restructure(returned, outputs)
+
+    def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors whose nodes this run made."""
+        return made(self.bound, outputs)
 
     # Inputs.
 
@@ -203,7 +218,7 @@ class _Run:
 
     def _edit_inputs(self, plan: Plan) -> None:
         for step in plan.steps:
-            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+            with gradients(step.action.autodiff and torch.is_grad_enabled()):
                 changes = step(self.values)
             for position, new in changes:
                 old = self.values[position]
@@ -290,8 +305,7 @@ class _Run:
 
     def _storages(self) -> set[int]:
         return {
-            t.untyped_storage().data_ptr()
-            for t in tensors_in(self.values[p] for p in self.mutated if p < len(self.values))
+            t.untyped_storage().data_ptr() for t in tensors_in(self.values[p] for p in self.mutated)
         }
 
     def _outputs(self, returned: Any) -> list[Any]:
@@ -304,7 +318,7 @@ class _Run:
     def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
         outputs = list(outputs)
         for step in plan.steps:
-            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+            with gradients(step.action.autodiff and torch.is_grad_enabled()):
                 changes = step(outputs)
             for position, new in changes:
                 old = outputs[position]
@@ -331,7 +345,7 @@ class _Run:
             )
         check_tensor(old, new, step, same_dtype=True)
         if step.action.autodiff or not (old.requires_grad and torch.is_grad_enabled()):
-            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+            with gradients(step.action.autodiff and torch.is_grad_enabled()):
                 old.copy_(new)
             return
         # The gradient goes around the edit to what the op computed.

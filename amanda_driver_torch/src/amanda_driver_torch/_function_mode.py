@@ -31,7 +31,7 @@ __all__ = ["FunctionModeInterceptor"]
 
 # Namespaces that wrappers defined elsewhere ask in: `F.max_pool2d` is a function of another module,
 # `torch.nn.init` asks by the qualified name.
-_ASKED_ELSEWHERE = (torch.nn.functional, torch.overrides)
+_ASKED_ELSEWHERE = (torch.nn.functional, torch.functional, torch.overrides)
 
 
 class FunctionModeInterceptor:
@@ -46,10 +46,12 @@ class FunctionModeInterceptor:
         """Begin to intercept in this thread."""
         for namespace in _ASKED_ELSEWHERE:
             make_transparent(vars(namespace))
+        STATE.mode = self._mode
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """Cease, whatever other modes were pushed since and are still there."""
+        STATE.mode = None
         self._mode.leave()
 
     def inside(self) -> AbstractContextManager[object]:

@@ -5,7 +5,7 @@ Owns the walk from an op's outputs to its own nodes and `BackwardOp`. Registers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,9 +71,15 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
-def new_nodes(
-    tensors: Sequence[torch.Tensor], start: int
-) -> tuple[list[tuple[int, Any]], list[Any]]:
+def _leaves_behind(node: Any) -> Iterator[Any]:
+    for following, _ in node.next_functions:
+        if isinstance(following, OWN_NODES):
+            yield from _leaves_behind(following)
+        elif hasattr(following, "variable"):
+            yield following
+
+
+def new_nodes(tensors: Sequence[torch.Tensor], start: int) -> tuple[list[Any], list[Any]]:
     """The nodes made since `start` that lead to `tensors`, and the leaves they end in.
 
     Args:
@@ -81,10 +87,10 @@ def new_nodes(
         start: What `next_sequence` gave before the op ran.
 
     Returns:
-        Pairs of (sequence number relative to `start`, node), from the outputs down; and the
-        AccumulateGrad nodes that they lead to, directly or through nodes of the driver's.
+        The nodes in the order in which they were made; and the AccumulateGrad nodes that they lead
+        to, directly or through nodes of the driver's.
     """
-    found: list[tuple[int, Any]] = []
+    found: list[Any] = []
     leaves: dict[Any, None] = {}
     seen: set[Any] = set()
     queue = [tensor.grad_fn for tensor in tensors]
@@ -95,14 +101,14 @@ def new_nodes(
         seen.add(node)
         if isinstance(node, OWN_NODES):
             # An edited or tapped value: the op ends here, its leaf may lie behind.
-            leaves.update((n, None) for n, _ in node.next_functions if hasattr(n, "variable"))
+            leaves.update((leaf, None) for leaf in _leaves_behind(node))
             continue
         number = node._sequence_nr()
         if number >= _LIMIT:
             if hasattr(node, "variable"):
                 leaves[node] = None
         elif number >= start:
-            found.append((number - start, node))
+            found.append(node)
             queue.extend(node for node, _ in node.next_functions)
-    found.sort(key=lambda pair: -pair[0])
+    found.sort(key=lambda node: node._sequence_nr())
     return found, list(leaves)

@@ -108,6 +108,7 @@ class _Patches:
         self._patch(hop, "__call__", _higher_order_call(hop.__call__))
         late = {
             "torch._tensor_str": self._patch_printing,
+            "torch.jit._trace": self._patch_tracing,
             "torch.utils.checkpoint": self._patch_checkpoint,
             "torch._dynamo.eval_frame": self._patch_dynamo,
         }
@@ -151,6 +152,12 @@ class _Patches:
     def _patch_printing(self) -> None:
         module = sys.modules["torch._tensor_str"]
         self._patch(module, "_str", _quiet(module._str))
+
+    def _patch_tracing(self) -> None:
+        # It runs the model three times, and compares the runs.
+        module = sys.modules["torch.jit._trace"]
+        for name in ("_trace_impl", "trace_module"):
+            self._patch(module, name, _quiet(getattr(module, name)))
 
     def _patch_checkpoint(self) -> None:
         module = sys.modules["torch.utils.checkpoint"]

@@ -56,7 +56,7 @@ class Sites(Generic[R]):
         labels: Numbers of parameters outside modules; likewise.
         names: Readable names given so far and how often; likewise.
         namespace: The namespace of all sites.
-        make: Makes a record of a new site.
+        make: Makes a record of a new site, given it and the name of the calling module.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Sites(Generic[R]):
         labels: Labels,
         names: dict[str, dict[Any, int]],
         namespace: str,
-        make: Callable[[Site], R],
+        make: Callable[[Site, str], R],
     ) -> None:
         self._scopes, self._labels, self._names = scopes, labels, names
         self._namespace, self._make = namespace, make
@@ -106,7 +106,7 @@ class Sites(Generic[R]):
             self._purge()
             frames = self._walk(sys._getframe(2), _FRAMES if inside else 1, [])
             site = self._site(op_type, scope, frames, operands, min(occurrence, _OCCURRENCES))
-            record = self._make(site)
+            record = self._make(site, frames[0][0].label[0] if frames else "")
             self._records[key] = record
             self._tokens[key] = frozenset(token for _, token, _ in operands)
         return record

@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
-from amanda_driver_torch._autograd import run_replaced, tap
+from amanda_driver_torch._autograd import gradients, run_replaced, tap
 from amanda_driver_torch._backward import Backward, check_gradient, check_gradient_shape
 from amanda_driver_torch._nodes import Edge, new_nodes, tensors_in
 from amanda_driver_torch._signature import outputs_of, restructure
@@ -96,13 +96,13 @@ class Taps:
 
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int, count: int) -> None:
         """Hook the one node whose results are the gradients wanted."""
-        nodes, _ = new_nodes([t for t in tensors_in(outputs) if t.requires_grad], start)
+        nodes, _ = new_nodes(self._run.made(outputs), start)
         places: dict[tuple[int, int | None], list[tuple[Any, int]]] = {}
         taken: dict[Any, int] = {}
         for slot, edge in self._edges.items():
             found = [
                 (node, index)
-                for _, node in nodes
+                for node in nodes
                 for index, (next_node, number) in enumerate(node.next_functions)
                 if next_node is edge[0] and number == edge[1]
             ]
@@ -143,8 +143,7 @@ class Taps:
         """Attach the routines to what the op made; returns the outputs to go on with."""
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if after and not self._done:
-            written = [self._run.values[p] for p in self._run.mutated]
-            self._tap_nodes(after, [*outputs, *written], start, len(self._run.values))
+            self._tap_nodes(after, outputs, start, len(self._run.values))
         before = self._context.plan(IPoint.BEFORE_BACKWARD)
         return self._tap_outputs(before, outputs) if before.steps else outputs
 
@@ -212,7 +211,7 @@ class Taps:
 
 
 def _run_step(step: Step, positions: list[Any]) -> None:
-    with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
+    with gradients(step.action.autodiff and torch.is_grad_enabled()):
         for position, new in step(positions):
             old = positions[position]
             if isinstance(old, list):
@@ -357,7 +356,7 @@ def run_with_replaced_backward(run: _Run, replacement: Step) -> Any:
                 where=where,
                 fix="Call backward inside `apply`",
             )
-        with torch.no_grad():
+        with gradients(False):
             given = step.replace(list(grads))
         if not isinstance(given, (tuple, list)):
             if len(chosen) != 1:

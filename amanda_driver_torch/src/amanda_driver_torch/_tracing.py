@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["reason_to_look_away"]
+__all__ = ["MACHINERY", "reason_to_look_away"]
 
 # Modes of torch.utils._python_dispatch by name: importing them would load half of Inductor.
 _STAND_INS = frozenset(
@@ -23,6 +23,9 @@ _STAND_INS = frozenset(
     }
 )
 _FAKE = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
+
+#: Modules whose own calls of operators are bookkeeping, such as making stand-ins for parameters.
+MACHINERY = ("torch._subclasses", "torch._dynamo", "torch._functorch", "torch.fx", "torch.export")
 
 _FUNCTORCH = (
     "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their "

@@ -73,23 +73,34 @@ class _Namespace:
 # The three differ in how they take their arguments: one iterable, one value, any number.
 
 
+def _types_only() -> bool:
+    """Whether no mode but the interceptor's would be asked by this thread."""
+    if STATE.transparent:
+        return True
+    return (
+        STATE.mode is not None
+        and torch._C._len_torch_function_stack() == 1
+        and torch._C._get_function_stack_at(0) is STATE.mode
+    )
+
+
 def _one_iterable(original: Callable[..., bool]) -> Callable[..., bool]:
     def has_torch_function(relevant_args: Any) -> bool:
-        return has_override(relevant_args) if STATE.transparent else original(relevant_args)
+        return has_override(relevant_args) if _types_only() else original(relevant_args)
 
     return has_torch_function
 
 
 def _one_value(original: Callable[..., bool]) -> Callable[..., bool]:
     def has_torch_function_unary(obj: Any) -> bool:
-        return has_override((obj,)) if STATE.transparent else original(obj)
+        return has_override((obj,)) if _types_only() else original(obj)
 
     return has_torch_function_unary
 
 
 def _any_number(original: Callable[..., bool]) -> Callable[..., bool]:
     def has_torch_function_variadic(*args: Any) -> bool:
-        return has_override(args) if STATE.transparent else original(*args)
+        return has_override(args) if _types_only() else original(*args)
 
     return has_torch_function_variadic
 

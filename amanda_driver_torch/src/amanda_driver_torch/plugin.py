@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from amanda_core import Attachment, DriverInfo, Finding, OpContext, hookimpl
-from amanda_core.vocabulary import backward_word
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def amanda_driver_info() -> DriverInfo:
         capabilities=frozenset(
             {"eager", "gradients", "aligned_gradients", "replace", "replace_backward", "autodiff"}
         ),
-        vocabulary={**OP_TYPES, **{name: backward_word(w) for name, w in BACKWARD_TYPES.items()}},
+        vocabulary={**OP_TYPES, **BACKWARD_TYPES},
     )
 
 

@@ -18,15 +18,15 @@ __all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
 
 # Word -> PyTorch's names for it, those that are not the word itself. ATen's internal names are here
 # for what autograd calls its nodes (`_safe_softmax`: SafeSoftmaxBackward0).
+# Those of torch.nn.functional are here for tensor subclasses, which see the Python function itself.
 _SYNONYMS = {
     "matmul": "mm bmm addmm addbmm baddbmm mv addmv dot vdot inner chain_matmul "
     "linalg_matmul linalg_multi_dot linalg_vecdot",
     "grouped_matmul": "_grouped_mm",
-    "outer": "ger linalg_outer",
+    "outer": "ger",
     "bilinear": "_trilinear",
     "inverse": "linalg_inv linalg_inv_ex",
-    "solve": "linalg_solve linalg_solve_ex linalg_solve_triangular triangular_solve "
-    "cholesky_solve",
+    "solve": "linalg_solve linalg_solve_ex linalg_solve_triangular triangular_solve cholesky_solve",
     "det": "linalg_det",
     "cholesky": "linalg_cholesky linalg_cholesky_ex",
     "qr": "linalg_qr",
@@ -45,9 +45,11 @@ _SYNONYMS = {
     "group_norm": "native_group_norm",
     "rms_norm": "_fused_rms_norm",
     "weight_norm": "_weight_norm _weight_norm_interface",
-    "dropout": "feature_dropout alpha_dropout feature_alpha_dropout native_dropout",
+    "dropout": "feature_dropout alpha_dropout feature_alpha_dropout native_dropout dropout1d "
+    "dropout2d dropout3d",
     "prelu": "_prelu_kernel",
     "rrelu": "rrelu_with_noise",
+    "log_sigmoid": "logsigmoid",
     "softmax": "_softmax _safe_softmax",
     "log_softmax": "_log_softmax",
     "max_pool1d": "max_pool1d_with_indices",
@@ -87,9 +89,10 @@ _SYNONYMS = {
     "histogram": "histc bincount",
     "unique": "_unique2 unique_dim unique_consecutive",
     "reshape": "view flatten unflatten ravel view_as reshape_as _unsafe_view _reshape_alias",
-    "transpose": "t permute swapaxes swapdims movedim moveaxis adjoint numpy_T T mT H mH",
+    "transpose": "t permute swapaxes swapdims movedim moveaxis adjoint T mT H mH",
     "concat": "cat concatenate hstack vstack dstack",
-    "split": "chunk unbind tensor_split hsplit vsplit dsplit split_with_sizes",
+    "split": "chunk unbind split_with_sizes tensor_split hsplit vsplit dsplit unsafe_split "
+    "unsafe_chunk unsafe_split_with_sizes",
     "slice": "__getitem__ index select narrow index_select take masked_select",
     "assign_slice": "__setitem__ index_put",
     "assign": "copy",
@@ -105,10 +108,10 @@ _SYNONYMS = {
     "cfloat cdouble cpu cuda",
     "bitcast": "view_as_complex view_as_real",
     "identity": "clone contiguous detach alias positive",
-    "upsample": "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d "
-    "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa "
-    "_upsample_bicubic2d_aa",
+    "upsample": "interpolate upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa",
     "grid_sample": "grid_sampler grid_sampler_2d grid_sampler_3d",
     "affine_grid": "affine_grid_generator",
     "depth_to_space": "pixel_shuffle",
@@ -125,8 +128,12 @@ _SYNONYMS = {
     "cross_entropy": "cross_entropy_loss",
     "nll_loss": "nll_loss_nd nll_loss2d",
 }
-# Words that PyTorch has no operator for under that very name, or another one (`repeat` is `tile`).
-_NOT_NAMES: frozenset[str] = frozenset()
+# Words that no operator of PyTorch goes by, and one that means something else there.
+_NOT_NAMES = frozenset(
+    {"accumulate_grad", "assign", "assign_slice", "attention", "bitcast", "cast", "constant"}
+    | {"depth_to_space", "eigh", "equal", "fake_quantize", "fft", "floor_div", "grouped_matmul"}
+    | {"identity", "mod", "quantize", "rnn", "solve", "space_to_depth", "weight_norm"}
+)
 
 
 def _names_of(words: Mapping[str, str]) -> dict[str, str]:
@@ -168,7 +175,6 @@ _OWN_NODES = {
         "matmul": "Addmm Mm Bmm Mv",
         "einsum": "Mm Bmm",
         "outer": "Mul",
-        "inverse": "LinalgSolveEx",
         "instance_norm": "NativeBatchNorm",
         "dropout": "Mul",
         "relu6": "Hardtanh",
@@ -218,7 +224,8 @@ _WEIGHT_LAYOUTS = {
 }
 # Of batches; PyTorch takes a single image or volume without N, too.
 _LAYOUTS = {"1d": "NCW", "2d": "NCHW", "3d": "NCDHW"}
-_NUMBER = re.compile(r"(?<=Backward)\d+$")
+# Also of nodes like `DiagonalBackward0_copy`.
+_NUMBER = re.compile(r"(?<=Backward)\d+(_copy)?$")
 
 
 def describe(context: OpContext) -> None:

@@ -1,0 +1,22 @@
+"""Each test starts with the same random numbers and leaves no tool applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from amanda_driver_torch._state import STATE
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_start_and_nothing_left() -> Iterator[None]:
+    torch.manual_seed(0)
+    yield
+    assert STATE.attachment is None
+    assert not (STATE.quiet or STATE.opaque or STATE.transparent or STATE.backward)
+    assert not STATE.activations
+    assert torch._C._len_torch_function_stack() == 0  # type: ignore[attr-defined]

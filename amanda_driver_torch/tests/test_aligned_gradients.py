@@ -1,0 +1,290 @@
+"""The aligned view: gradients by the positions of the forward op, whatever its backward is made of.
+
+The oracle is `torch.autograd.grad` on a plain program in which each use of an op has inputs of its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import amanda
+from amanda_core.errors import EditError, UnsupportedError
+
+from .making import at_inputs, at_outputs, close, equal, grad_of, leaf, tool, twin
+
+LATE = pytest.mark.parametrize("late", [False, True], ids=["asked-before", "asked-after"])
+
+
+class Gradients(dict[int, Any]):
+    """What arrived at each position, copied."""
+
+    def inputs(self, op_type: str, *positions: int, late: bool = False) -> amanda.Tool:
+        def analyse(context: amanda.OpContext) -> None:
+            for position in positions:
+                keep = self._keeping(position)
+                context.insert_after_backward_op(keep, grad_inputs=[position])
+
+        return tool(analyse, op_type, require_outputs=late)
+
+    def outputs(self, op_type: str, *positions: int, late: bool = False) -> amanda.Tool:
+        def analyse(context: amanda.OpContext) -> None:
+            for position in positions:
+                keep = self._keeping(position)
+                context.insert_before_backward_op(keep, grad_outputs=[position])
+
+        return tool(analyse, op_type, require_outputs=late)
+
+    def _keeping(self, position: int) -> Callable[[Any], None]:
+        def keep(grad: Any) -> None:
+            assert position not in self, "called twice"
+            listed = isinstance(grad, (list, tuple))
+            self[position] = [g.clone() for g in grad] if listed else grad.clone()
+
+        return keep
+
+
+def expected(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[Any]:
+    """Gradients of the sum of squares of a plain program's output."""
+    leaves = [twin(tensor) for tensor in inputs]
+    return list(torch.autograd.grad(function(*leaves).square().sum(), leaves))
+
+
+# Values.
+
+
+@LATE
+def test_gradient_at_an_output_is_the_whole_one_arriving(late: bool) -> None:
+    x, got = leaf(3), Gradients()
+    with amanda.apply(got.outputs("exp", 0, late=late)):
+        y = torch.exp(x)
+        (y.sin() + y * y).sum().backward()
+    y = y.detach()
+    close(got[0], y.cos() + 2 * y)
+
+
+@LATE
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3)], ids=["2-D", "3-D"])
+def test_gradients_at_the_inputs_of_linear(shape: tuple[int, ...], late: bool) -> None:
+    layer, x, got = nn.Linear(3, 2), leaf(*shape), Gradients()
+    with amanda.apply(got.inputs("linear", 0, 1, 2, late=late)):
+        layer(x).square().sum().backward()
+    close([got[0], got[1], got[2]], expected(F.linear, x, layer.weight, layer.bias))
+
+
+BROADCAST: dict[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+}
+
+
+@LATE
+@pytest.mark.parametrize("op_type", BROADCAST)
+def test_broadcast_input_has_a_gradient_of_its_own_shape(op_type: str, late: bool) -> None:
+    a, b, got = leaf(4, 3), leaf(3), Gradients()
+    with amanda.apply(got.inputs(op_type, 0, 1, late=late)):
+        BROADCAST[op_type](a, b).square().sum().backward()
+    assert got[1].shape == (3,)
+    close([got[0], got[1]], expected(BROADCAST[op_type], a, b))
+    close([grad_of(a), grad_of(b)], [got[0], got[1]])
+
+
+@LATE
+def test_same_tensor_at_two_positions_has_two_contributions(late: bool) -> None:
+    x, got = leaf(3), Gradients()
+    with amanda.apply(got.inputs("mul", 0, 1, late=late)):
+        (x * x).sum().backward()
+    equal([got[0], got[1]], [x.detach()] * 2)
+    equal(grad_of(x), 2 * x.detach())
+
+
+def test_same_tensor_three_times_in_an_op_of_many_nodes() -> None:
+    q, got = leaf(1, 2, 4, 8), Gradients()
+    with amanda.apply(got.inputs("scaled_dot_product_attention", 0, 1, 2)):
+        F.scaled_dot_product_attention(q, q, q).square().sum().backward()
+    close([got[0], got[1], got[2]], expected(F.scaled_dot_product_attention, q, q, q))
+
+
+@LATE
+def test_contribution_is_that_of_this_op_alone(late: bool) -> None:
+    x, got = leaf(3), Gradients()
+    with amanda.apply(got.inputs("exp", 0, late=late)):
+        h = x * 2
+        (h.exp() + h.sin()).sum().backward()
+    equal(got[0], (x.detach() * 2).exp())
+    close(grad_of(x), 2 * ((x * 2).exp() + (x * 2).cos()).detach())
+
+
+@LATE
+def test_list_of_inputs_is_one_position(late: bool) -> None:
+    a, b, got = leaf(2), leaf(2), Gradients()
+    with amanda.apply(got.inputs("cat", 0, late=late)):
+        (torch.cat([a, b]) * torch.arange(4.0)).sum().backward()
+    equal(got[0], [torch.tensor([0.0, 1]), torch.tensor([2.0, 3])])
+
+
+def test_weights_of_an_rnn_are_one_position() -> None:
+    rnn, x, got = nn.RNN(3, 4), leaf(5, 1, 3), Gradients()
+    with amanda.apply(got.inputs("rnn_tanh", 0, 2)):
+        rnn(x)[0].square().sum().backward()
+    close(got[0], grad_of(x))
+    close(got[2], [grad_of(p) for p in rnn.parameters()])
+
+
+def test_what_one_node_cannot_tell_is_an_error_when_asked_after_the_op() -> None:
+    x = leaf(5, 1, 3)
+    with (
+        pytest.raises(UnsupportedError, match="require_outputs=False"),
+        amanda.apply(at_inputs("rnn_tanh", lambda g: None, [2], late=True)),
+    ):
+        nn.RNN(3, 4)(x)
+
+
+@pytest.mark.parametrize("late", [False])
+def test_all_inputs_at_once_with_none_where_there_is_no_gradient(late: bool) -> None:
+    layer, calls = nn.Linear(3, 2), list[Any]()
+    x = torch.randn(4, 3)
+    with amanda.apply(at_inputs("linear", lambda *grads: calls.append(grads), late=late)):
+        layer(x).square().sum().backward()
+    ((first, weight, bias),) = calls
+    assert first is None
+    close([weight, bias], expected(lambda w, b: F.linear(x, w, b), layer.weight, layer.bias))
+
+
+# Where there is no gradient.
+
+
+@LATE
+def test_input_without_gradient_does_not_call_the_routine(late: bool) -> None:
+    x, w, got = torch.randn(3), leaf(3), Gradients()
+    with amanda.apply(got.inputs("mul", 0, 1, late=late)):
+        (x * w).sum().backward()
+    assert list(got) == [1]
+    equal(got[1], x)
+
+
+@LATE
+def test_output_that_is_not_used_does_not_call_the_routine(late: bool) -> None:
+    x, got = leaf(4), Gradients()
+    with amanda.apply(got.outputs("split", 0, 1, late=late)):
+        torch.split(x, 2)[1].sum().backward()
+    assert list(got) == [1]
+
+
+def test_all_outputs_at_once() -> None:
+    x, calls = leaf(4), list[Any]()
+    with amanda.apply(at_outputs("split", lambda *grads: calls.append(grads))):
+        a, b = torch.split(x, 2)
+        (a + 2 * b).sum().backward()
+        torch.split(x, 2)[0].sum().backward()
+    one = torch.ones(2)
+    equal(calls, [(one, 2 * one), (one, None)])
+
+
+# Edits.
+
+
+@LATE
+def test_edited_gradients_flow_on(late: bool) -> None:
+    x = leaf(3)
+    with amanda.apply(
+        at_outputs("exp", lambda g: g * 3, late=late), at_inputs("exp", lambda g: g + 1, [0])
+    ):
+        torch.exp(x).sum().backward()
+    equal(grad_of(x), x.detach().exp() * 3 + 1)
+
+
+def test_edited_contribution_of_one_op_leaves_the_others() -> None:
+    x = leaf(3)
+    with amanda.apply(at_inputs("exp", torch.zeros_like, [0])):
+        (x.exp() + x.sin()).sum().backward()
+    equal(grad_of(x), x.detach().cos())
+
+
+@LATE
+def test_edited_contributions_of_the_same_tensor_twice(late: bool) -> None:
+    x = leaf(3)
+    with amanda.apply(at_inputs("mul", lambda g: g * 10, [1], late=late)):
+        (x * x).sum().backward()
+    close(grad_of(x), 11 * x.detach())
+
+
+@LATE
+def test_edited_gradients_of_a_list(late: bool) -> None:
+    a, b = leaf(2), leaf(2)
+    with amanda.apply(at_inputs("cat", lambda g: [g[0] * 2, g[1]], [0], late=late)):
+        torch.cat([a, b]).sum().backward()
+    equal([grad_of(a), grad_of(b)], [torch.full((2,), 2.0), torch.ones(2)])
+
+
+@pytest.mark.parametrize("make", [at_outputs, at_inputs])
+@pytest.mark.parametrize("bad", [lambda g: g[:1], lambda g: 3.0], ids=["shape", "number"])
+def test_gradient_of_a_wrong_kind_is_an_error_of_the_tool(make: Any, bad: Any) -> None:
+    with pytest.raises(EditError, match="'exp'"), amanda.apply(make("exp", bad, [0])):
+        torch.exp(leaf(3)).sum().backward()
+
+
+def test_gradient_edits_of_several_tools_fold_in_order() -> None:
+    x = leaf(2)
+    with amanda.apply(
+        at_outputs("neg", lambda g: g + 1), at_outputs("neg", lambda g: g * 10)
+    ):
+        torch.neg(x).sum().backward()
+    equal(grad_of(x), torch.full((2,), -20.0))
+
+
+# Ops on shared memory.
+
+
+def test_gradients_of_a_view() -> None:
+    x, got, seen = leaf(2, 3), Gradients(), Gradients()
+    with amanda.apply(got.inputs("transpose", 0), seen.outputs("transpose", 0)):
+        (x.transpose(0, 1) * torch.arange(6.0).view(3, 2)).sum().backward()
+    equal(seen[0], torch.arange(6.0).view(3, 2))
+    equal(got[0], torch.arange(6.0).view(3, 2).t())
+
+
+def test_gradients_of_an_in_place_op() -> None:
+    x, got, seen = leaf(3), Gradients(), Gradients()
+    with amanda.apply(got.inputs("mul_", 0), seen.outputs("mul_", 0)):
+        y = x * 1
+        y.mul_(3)
+        y.add_(1)
+        y.square().sum().backward()
+    out = 2 * y.detach()
+    equal([seen[0], got[0]], [out, out * 3])
+
+
+def test_gradient_stays_with_the_value_that_the_op_made() -> None:
+    x, seen = leaf(3), Gradients()
+    with amanda.apply(seen.outputs("sin", 0)):
+        y = x.sin()
+        y.mul_(5)
+        y.sum().backward()
+    equal(seen[0], torch.full((3,), 5.0))
+
+
+def test_watching_every_gradient_keeps_sums_bit_for_bit() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(x.exp(), x, x).lerp(x, x).sum() + (x.sin() * x.cos() * x).sum()
+
+    x = leaf(50)
+    plain = twin(x)
+    program(plain).backward()
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(lambda *grads: None)
+        context.insert_after_backward_op(lambda *grads: None)
+
+    with amanda.apply(tool(analyse)):
+        program(x).backward()
+    equal(grad_of(x), grad_of(plain))
