@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 import amanda
 from amanda.tools.mapping import MappingTool
+
+# It ships no types.
+prune_torch: Any = importlib.import_module("torch.nn.utils.prune")
 
 
 @pytest.fixture(autouse=True)
@@ -31,29 +34,36 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+class Pooled(nn.Module):
+    """A network of transformers whose only result is its pooled output."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = self.network(x).pooler_output
+        assert isinstance(pooled, torch.Tensor)
+        return pooled
+
+
+def transformers() -> Any:
+    # Nothing here is downloaded.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    return importlib.import_module("transformers")
+
+
 def resnet50() -> nn.Module:
     """ResNet-50 as in torchvision, without its classifier."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from transformers import ResNetConfig, ResNetModel
-
-    class Pooled(ResNetModel):
-        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            pooled: Any = super().forward(pixel_values)[1]
-            assert isinstance(pooled, torch.Tensor)
-            return pooled
-
-    network = Pooled(ResNetConfig())
-    assert isinstance(network, nn.Module)
-    return network
+    library = transformers()
+    return Pooled(library.ResNetModel(library.ResNetConfig()))
 
 
 def bert_base() -> nn.Module:
     """BERT-base, uncased, with random weights."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from transformers import BertConfig, BertModel
-
+    library = transformers()
     # `from_pretrained` gives a model in evaluation mode.
-    network = BertModel(BertConfig()).eval()
+    network = library.BertModel(library.BertConfig()).eval()
     assert isinstance(network, nn.Module)
     return network
 
@@ -106,7 +116,7 @@ class ConvNeuralNet(nn.Module):
         out = self.fc1(out)
         out = self.activation(out)
         out = self.fc2(out)
-        return out  # noqa: RET504  As printed.
+        return out
 
     def activation(self, out: torch.Tensor) -> torch.Tensor:
         activated: torch.Tensor = self.relu1(out)
@@ -383,7 +393,7 @@ def pruned_by_torch(model: nn.Module) -> nn.Module:
     twin = copy.deepcopy(model)
     for module in prunable(twin):
         count = int(module.get_parameter("weight").numel() * SPARSITY)
-        prune.l1_unstructured(module, "weight", amount=count)
+        prune_torch.l1_unstructured(module, "weight", amount=count)
     return twin
 
 
@@ -415,19 +425,19 @@ def test_gradients_of_a_pruned_model() -> None:
     with amanda.apply(PruningTool()):
         model(x).backward(gradient)
     masked(x).backward(gradient)
-    for ours, theirs in zip(model.parameters(), masked.parameters(), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        assert torch.equal(ours.grad, theirs.grad)
+    for one, other in zip(model.parameters(), masked.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
 
     # Differentiated, the mask is part of the network, as it is in PyTorch's own pruning.
     model.zero_grad()
     with amanda.apply(PruningTool()), amanda.autodiff_enabled():
         model(x).backward(gradient)
     pruned(x).backward(gradient)
-    for one, other in zip(prunable(model), prunable(pruned), strict=True):
-        grad = one.get_parameter("weight").grad
-        expected = other.get_parameter("weight_orig").grad
+    for ours, theirs in zip(prunable(model), prunable(pruned), strict=True):
+        grad = ours.get_parameter("weight").grad
+        expected = theirs.get_parameter("weight_orig").grad
         assert grad is not None
         assert expected is not None
         assert torch.equal(grad, expected)
