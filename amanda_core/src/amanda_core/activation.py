@@ -132,7 +132,7 @@ class Handle:
         self._stack: _Stack | None = None
 
     def _enter(self) -> None:
-        if THREAD.routine_depth:
+        if THREAD.control.routine_depth:
             raise ReentryError(
                 "Tools cannot be applied inside a routine of a tool",
                 fix="Apply them together, outside, or declare them with depends_on()",

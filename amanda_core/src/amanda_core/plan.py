@@ -106,14 +106,15 @@ class Step:
 
     def _call(self, selected: list[Any]) -> Any:
         # Spelled out instead of `with inside_routine()`: this runs at every execution of an op.
-        THREAD.routine_depth += 1
+        control = THREAD.control
+        control.routine_depth += 1
         try:
             return self.action.routine(*selected, **self.action.kwargs)
         except BaseException as error:
             annotate(error, f"In {self.where}")
             raise
         finally:
-            THREAD.routine_depth -= 1
+            control.routine_depth -= 1
 
     def _as_many(self, result: Any, selected: list[Any]) -> Sequence[Any]:
         wanted = len(selected)

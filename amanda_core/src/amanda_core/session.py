@@ -148,7 +148,7 @@ class Session:
     @property
     def enabled(self) -> bool:
         """Whether operators of the calling thread are to be instrumented now."""
-        return self.control.enabled and not self.closed and not THREAD.routine_depth
+        return self.control.enabled and not self.closed and not THREAD.control.routine_depth
 
     @property
     def caching(self) -> bool:

@@ -18,21 +18,24 @@ __all__ = ["THREAD", "Control", "inside_routine"]
 
 
 class Control:
-    """The switches of the control API (paper, listing 5) as they stand in one thread."""
+    """The switches of the control API (paper, listing 5) as they stand in one thread.
 
-    __slots__ = ("autodiff", "caching", "enabled")
+    Slots, because drivers may read them at every operator.
+    """
+
+    __slots__ = ("autodiff", "caching", "enabled", "routine_depth")
 
     def __init__(self) -> None:
         self.enabled = True
         self.caching = True
         self.autodiff = False
+        #: More than 0 while a routine of a tool runs in this thread.
+        self.routine_depth = 0
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.control = Control()
-        #: More than 0 while a routine of a tool runs in this thread.
-        self.routine_depth = 0
         #: The session of this thread, while tools are applied.
         self.session: Session | None = None
 
@@ -43,8 +46,9 @@ THREAD = _Thread()
 @contextmanager
 def inside_routine() -> Iterator[None]:
     """Mark the extent of a routine: no operator in it is instrumented, `apply` is an error."""
-    THREAD.routine_depth += 1
+    control = THREAD.control
+    control.routine_depth += 1
     try:
         yield
     finally:
-        THREAD.routine_depth -= 1
+        control.routine_depth -= 1

@@ -21,8 +21,8 @@ from amanda_driver_torch._execute import Execution, Operator, OpRecord
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
-from amanda_driver_torch._scopes import Activation, Labels, Scopes
-from amanda_driver_torch._sites import Sites
+from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scope, Scopes
+from amanda_driver_torch._sites import BOUNDARY, Sites
 from amanda_driver_torch._state import STATE, opaquely
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
@@ -57,7 +57,9 @@ class TorchAttachment:
         )
         self.backward = Backward(session, self._sites, NAMESPACE)
         self._execution = Execution(self, self.backward)
-        self._interceptor = _interceptor.choose(self)
+        self._interceptor = _interceptor.choose(self, self._sites)
+        #: For the native interceptor, which finds its own way through this; else None.
+        self.watch = self._interceptor.watch
         self._attached = False
 
     def attach(self) -> None:
@@ -74,6 +76,7 @@ class TorchAttachment:
         self._attached = False
         STATE.attachment = None
         STATE.activations.clear()
+        self.watch = None
         try:
             self._interceptor.stop()
         finally:
@@ -130,20 +133,66 @@ class TorchAttachment:
         self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """One call of an operator, seen by the interceptor."""
-        reason = _tracing.reason_to_look_away(args)
-        if reason is not None:
-            if reason:
-                self.session.warn_once(reason, user_stacklevel())
+        if self._looks_away(args):
             return call(*args, **kwargs)
-        record = self._sites.locate(operator.op_type, args, kwargs)
+        record = self._interceptor.locate(operator.op_type, args, kwargs)
+        if record is None:
+            return call(*args, **kwargs)
+        return self._run(record, operator, call, args, kwargs)
+
+    def execute_known(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """One call of an operator whose record the native interceptor has found."""
+        if self._looks_away(args):
+            return call(*args, **kwargs)
+        return self._run(record, operator, call, args, kwargs)
+
+    def resolve(self, op_type: str, scope: Scope | None, frames: Any, *call: Any) -> Any:
+        """The record of an op that the native interceptor does not know; None to look away."""
+        if self._looks_away(call[0]):
+            return None
+        return self._sites.resolve(op_type, scope or OUTSIDE, frames, *call)
+
+    @property
+    def settle(self) -> Callable[..., Any]:
+        """Looks at the nodes of an op that was idle; for the native interceptor."""
+        return self._execution.settle
+
+    def _looks_away(self, args: Sequence[Any]) -> bool:
+        reason = _tracing.reason_to_look_away(args)
+        if reason:
+            self.session.warn_once(reason, user_stacklevel())
+        return reason is not None
+
+    def _run(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         if record.caller.startswith(_tracing.MACHINERY):
             return call(*args, **kwargs)
         try:
             return self._execution(record, operator, call, args, kwargs)
         except TypeError as error:
-            if is_annotated(error) and _swallows(operator, record):
+            if is_annotated(error) and self._hides(operator, record):
                 self.session.defer(error)
             raise
+
+    def _hides(self, operator: Operator, record: OpRecord) -> bool:
+        """Whether torch turns a TypeError in this call into NotImplemented."""
+        if self._interceptor.hides_type_errors and operator.op_type.removesuffix("_") in _BINARY:
+            return True
+        # Its reflected operators are Python functions under a decorator that does so.
+        return record.caller == "torch._tensor"
 
     def execute_python(
         self,
@@ -171,9 +220,9 @@ class TorchAttachment:
         activations = STATE.activations
         if not activations:
             self._sweep()
-        activation = self._scopes.enter(
-            module, activations[-1] if activations else None, STATE.backward > 0
-        )
+        parent = activations[-1].scope if activations else None
+        scope = self._scopes.enter(module, parent, STATE.backward > 0)
+        activation = self._interceptor.activation(scope)
         session, path = self.session, activation.scope.path
         opaque, STATE.opaque = STATE.opaque, 0
         recomputing, STATE.recomputing = (
@@ -189,9 +238,7 @@ class TorchAttachment:
                     return original(module, *args, **kwargs)
             return original(module, *args, **kwargs)
         except BaseException as error:
-            # A routine's TypeError that became "unsupported operand" on its way comes out again.
-            session.raised(error)
-            session.raise_pending()
+            self.module_failed(error)
             raise
         finally:
             if activations and activations[-1] is activation:
@@ -199,6 +246,16 @@ class TorchAttachment:
             STATE.opaque, STATE.recomputing = opaque, recomputing
             if session.watches_scopes:
                 session.leave_scope(path)
+
+    def enter_module(self, module: nn.Module, parent: Activation) -> Scope:
+        """The scope of a module that is called inside `parent`; for the native interceptor."""
+        return self._scopes.enter(module, parent.scope, STATE.backward > 0)
+
+    def module_failed(self, error: BaseException) -> None:
+        """An exception is leaving a module's call."""
+        # A routine's TypeError that became "unsupported operand" on its way comes out again.
+        self.session.raised(error)
+        self.session.raise_pending()
 
     @contextmanager
     def resumed(self, activations: list[Activation]) -> Iterator[None]:
@@ -226,15 +283,12 @@ class TorchAttachment:
             if _root_of(context.site.key) in dead:
                 self.session.forget(context)
         self._sites.clear()
+        self._interceptor.forget()
         self._scopes.free(dead)
 
 
-def _swallows(operator: Operator, record: OpRecord) -> bool:
-    """Whether torch turns a TypeError in this call into NotImplemented."""
-    if operator.op_type.removesuffix("_") in _BINARY:
-        return True
-    # Its reflected operators are Python functions under a decorator that does so.
-    return record.caller == "torch._tensor"
+# The native interceptor calls it without the frame of a replaced `Module.__call__`.
+BOUNDARY.add(TorchAttachment.call_module.__code__)
 
 
 def _root_of(key: Any) -> str | None:

@@ -103,14 +103,27 @@ class Execution:
                 return call(*args, **kwargs)
             start = next_sequence()
             result = call(*args, **kwargs)
-            if next_sequence() - start == record.idle_nodes or record.context is None:
+            if next_sequence() - start == record.idle_nodes:
                 return result
+            return self.settle(record, operator, args, kwargs, result, start)
+        return _Run(self, record, operator, call, args, kwargs).result()
+
+    def settle(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        start: int,
+    ) -> Any:
+        """Look at the nodes of an idle op that made others than when it was found idle."""
+        if record.context is not None:
             made = next_sequence() - start
             bound = bind(operator.func, args, kwargs)
             if self._track(record, record.context, bound, outputs_of(result), start):
                 record.idle_nodes = made
-            return result
-        return _Run(self, record, operator, call, args, kwargs).result()
+        return result
 
     def _track(
         self,

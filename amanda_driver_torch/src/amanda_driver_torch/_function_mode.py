@@ -14,13 +14,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amanda_core import Blind
-from amanda_driver_torch._execute import Operator
+from amanda_driver_torch._execute import Operator, OpRecord
+from amanda_driver_torch._frames import LOOKED_AWAY
 from amanda_driver_torch._operators import (
     is_operator,
     is_operator_name,
     operator_of,
     type_name,
 )
+from amanda_driver_torch._scopes import Activation, Scope
+from amanda_driver_torch._sites import Sites
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._wrappers import has_override, make_transparent, transparent
 
@@ -38,9 +41,13 @@ class FunctionModeInterceptor:
     """Sees what torch's function protocol sees, in the thread that starts it."""
 
     name = "function_mode"
+    watch = None
+    #: The protocol is called inside of what turns a TypeError into NotImplemented.
+    hides_type_errors = True
 
-    def __init__(self, attachment: TorchAttachment) -> None:
+    def __init__(self, attachment: TorchAttachment, sites: Sites[OpRecord]) -> None:
         self._mode = _Mode(attachment)
+        self.locate = sites.locate
 
     def start(self) -> None:
         """Begin to intercept in this thread."""
@@ -60,6 +67,13 @@ class FunctionModeInterceptor:
         if any(torch._C._get_function_stack_at(i) is self._mode for i in stack):
             return nullcontext()
         return self._mode
+
+    def activation(self, scope: Scope) -> Activation:
+        """A call of a module, as this interceptor counts what is passed in it."""
+        return Activation(scope)
+
+    def forget(self) -> None:
+        """Keep no record."""
 
     def coverage(self) -> Sequence[Blind]:
         """What the function protocol does not see."""
@@ -112,7 +126,7 @@ class _Mode(TorchFunctionMode):
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch's so that the operators inside it are seen."""
-        if func.__name__ in _LOOKED_AWAY:
+        if func.__name__ in LOOKED_AWAY:
             return func(*args, **kwargs)
         if has_override(args) or has_override(tuple(kwargs.values())):
             # The subclass wants to see this very function, so the function is the operator.
@@ -129,13 +143,3 @@ class _Mode(TorchFunctionMode):
             operator = Operator(func, func, func.__name__)
             return self._attachment.execute(operator, func, args, kwargs)
         return func(*args, **kwargs)
-
-
-# Functions that are not made of the model's operators: the engine has its own way in, and the
-# rest looks at a tensor, copies it or moves it between processes.
-_LOOKED_AWAY = frozenset(
-    {"backward", "grad", "register_hook", "register_post_accumulate_grad_hook"}
-    | {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__dir__"}
-    | {"__len__", "__hash__", "__array__", "__dlpack__", "__dlpack_device__", "share_memory_"}
-    | {"is_shared", "storage", "storage_type", "_typed_storage", "_reduce_ex_internal"}
-)

@@ -203,6 +203,11 @@ def bindings() -> Mapping[str, bool]:
     return {name: binding.is_operator for name, binding in _bindings().items()}
 
 
+def operators() -> Mapping[str, Any]:
+    """Return the bindings that are operators, by qualified name."""
+    return {name: binding.func for name, binding in _bindings().items() if binding.is_operator}
+
+
 def unknown_bindings() -> tuple[str, ...]:
     """Return the bindings that neither a schema nor a hand list knows: taken as not operators."""
     return tuple(name for name, binding in _bindings().items() if not binding.is_known)

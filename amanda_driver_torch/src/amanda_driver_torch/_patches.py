@@ -20,6 +20,7 @@ from torch.autograd import Function
 from torch.autograd.variable import Variable
 
 from amanda_core.imports import ImportWatcher
+from amanda_driver_torch._build import native
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._sites import BOUNDARY
 from amanda_driver_torch._state import STATE, opaquely, quietly
@@ -214,7 +215,11 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
     BOUNDARY.add(call.__code__)
     # What looks at a model's signature sees the original's.
-    return functools.wraps(original)(call)
+    replacement = functools.wraps(original)(call)
+    if native is not None:
+        # A function for all who look at it, or call it by name; `module(...)` goes by C.
+        native.hasten_module_call(replacement, original)
+    return replacement
 
 
 # autograd.Function.

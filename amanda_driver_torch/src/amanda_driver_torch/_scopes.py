@@ -60,27 +60,27 @@ class Scopes:
         #: Labels of roots that died since `take_dead` was last called.
         self._dead: list[str] = []
 
-    def enter(self, module: nn.Module, parent: Activation | None, again: bool) -> Activation:
-        """The activation of a call of `module`.
+    def enter(self, module: nn.Module, parent: Scope | None, again: bool) -> Scope:
+        """The scope of a call of `module`.
 
         Args:
             module: The module called.
-            parent: The innermost activation around it, or None.
+            parent: The innermost scope around it, or None.
             again: Whether this runs inside a backward pass, where a part of a known model may be
                 called by itself in order to recompute it.
         """
-        if parent is None or not parent.scope.root:
+        if parent is None or not parent.root:
             if again:
                 for root in self._roots.values():
                     known = root.paths.get(id(module))
                     if known is not None and known[0]() is module:
-                        return Activation(known[1])
-            return Activation(self._path(self._root(module), module, ""))
-        root_label = parent.scope.root
+                        return known[1]
+            return self._path(self._root(module), module, "")
+        root_label = parent.root
         for root in self._roots.values():
             if root.label == root_label:
-                return Activation(self._path(root, module, parent.scope.path))
-        return Activation(parent.scope)  # The root died in the middle of its own call.
+                return self._path(root, module, parent.path)
+        return parent  # The root died in the middle of its own call.
 
     def parameter_name(self, scope: Scope, parameter: torch.Tensor) -> str | None:
         """Qualified name of a parameter of the root that `scope` belongs to, or None."""

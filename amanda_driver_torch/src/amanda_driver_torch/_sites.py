@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from amanda_core import Site
-from amanda_driver_torch._frames import is_own, is_torchs
-from amanda_driver_torch._scopes import OUTSIDE, Labels, Scopes
+from amanda_driver_torch._frames import is_own, is_torchs, looks_away
+from amanda_driver_torch._scopes import OUTSIDE, Labels, Scope, Scopes
 from amanda_driver_torch._state import STATE
 
 __all__ = ["BOUNDARY", "Sites"]
@@ -38,7 +38,8 @@ _OCCURRENCES = 1024
 # Codes made by exec() are new objects each time; the table is rebuilt when it gets this large.
 _CODES = 16384
 
-_USER, _TORCH, _OWN, _STOP = range(4)
+# The native interceptor has these numbers, too.
+_USER, _TORCH, _OWN, _STOP, _QUIET = range(5)
 
 
 class _Code:
@@ -67,7 +68,7 @@ class Sites(Generic[R]):
         namespace: str,
         make: Callable[[Site, str], R],
     ) -> None:
-        self._scopes, self._labels, self._names = scopes, labels, names
+        self._scopes, self.labels, self._names = scopes, labels, names
         self._namespace, self._make = namespace, make
         self._records: dict[Any, R] = {}
         #: Key of a record -> tokens of its operands; with one of them the record goes.
@@ -103,12 +104,52 @@ class Sites(Generic[R]):
         key = tuple(numbers)
         record = self._records.get(key)
         if record is None:
-            self._purge()
             frames = self._walk(sys._getframe(2), _FRAMES if inside else 1, [])
-            site = self._site(op_type, scope, frames, operands, min(occurrence, _OCCURRENCES))
-            record = self._make(site, frames[0][0].label[0] if frames else "")
-            self._records[key] = record
-            self._tokens[key] = frozenset(token for _, token, _ in operands)
+            occurrence = min(occurrence, _OCCURRENCES)
+            record = self._add(key, op_type, scope, frames, operands, occurrence)
+        return record
+
+    def resolve(
+        self,
+        op_type: str,
+        scope: Scope,
+        frames: list[tuple[_Code, int]],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        occurrence: int,
+    ) -> R:
+        """The record of an op whose frames and occurrence in its activation are known.
+
+        For the native interceptor, which does the lookup of `locate` itself and asks here for what
+        it has not seen before.
+        """
+        numbers: list[Any] = [scope.number, op_type]
+        for code, offset in frames:
+            numbers += (code.number, offset)
+        inside = bool(scope.root)
+        operands = self._operands(args, kwargs, inside, numbers)
+        if inside:
+            numbers.append(occurrence)
+        key = tuple(numbers)
+        record = self._records.get(key)
+        if record is None:
+            record = self._add(key, op_type, scope, frames, operands, occurrence)
+        return record
+
+    def _add(
+        self,
+        key: Any,
+        op_type: str,
+        scope: Scope,
+        frames: list[tuple[_Code, int]],
+        operands: list[tuple[int, int, torch.Tensor]],
+        occurrence: int,
+    ) -> R:
+        self._purge()
+        site = self._site(op_type, scope, frames, operands, occurrence)
+        record = self._make(site, frames[0][0].label[0] if frames else "")
+        self._records[key] = record
+        self._tokens[key] = frozenset(token for _, token, _ in operands)
         return record
 
     def parameter_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
@@ -117,7 +158,7 @@ class Sites(Generic[R]):
             name = self._scopes.parameter_name(scope, tensor)
             if name is not None:
                 return ("parameter", scope.root, name), name
-        _, number = self._labels.look_up(tensor)
+        _, number = self.labels.look_up(tensor)
         return ("leaf", number), f"leaf{number}"
 
     # Call sites.
@@ -130,7 +171,7 @@ class Sites(Generic[R]):
         codes = self._codes
         innermost = True
         while frame is not None:
-            code = codes.get(id(frame.f_code)) or self._classify(frame)
+            code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
             if kind == _USER:
                 numbers += (code.number, frame.f_lasti)
@@ -151,17 +192,19 @@ class Sites(Generic[R]):
             frame = frame.f_back
         return found
 
-    def _classify(self, frame: FrameType) -> _Code:
+    def classify(self, code: CodeType, namespace: dict[str, Any]) -> _Code:
+        """What a frame that runs `code` is in a call site."""
         if len(self._codes) > _CODES:
             self._codes.clear()
-        code = frame.f_code
-        module = str(frame.f_globals.get("__name__", ""))
+        module = str(namespace.get("__name__", ""))
         kind = _USER
         if code in BOUNDARY:
             kind = _STOP
-        elif is_torchs(frame):
+        elif looks_away(code, namespace):
+            kind = _QUIET
+        elif is_torchs(namespace):
             kind = _TORCH
-        elif is_own(frame):
+        elif is_own(code):
             kind = _OWN
         # The first line tells apart what exec() and lambdas leave without a name of their own;
         # only there, so that an edit above a named function changes no id.
@@ -197,7 +240,7 @@ class Sites(Generic[R]):
                     and value.requires_grad
                     and value.is_leaf
                 ):
-                    token = self._labels.look_up(value)[0]
+                    token = self.labels.look_up(value)[0]
                     numbers.append((position, token))
                     found.append((position, token, value))
                 position += 1
@@ -206,7 +249,7 @@ class Sites(Generic[R]):
     def _operand_label(self, scope: Any, operand: tuple[int, int, torch.Tensor]) -> Any:
         position, _, tensor = operand
         name = self._scopes.parameter_name(scope, tensor)
-        return (position, name if name is not None else self._labels.look_up(tensor)[1])
+        return (position, name if name is not None else self.labels.look_up(tensor)[1])
 
     # New sites.
 
@@ -246,7 +289,7 @@ class Sites(Generic[R]):
         return base if number == 1 else f"{base}#{number}"
 
     def _purge(self) -> None:
-        dead = set(self._labels.take_dead())
+        dead = set(self.labels.take_dead())
         if dead:
             for key in [key for key, tokens in self._tokens.items() if not dead.isdisjoint(tokens)]:
                 del self._tokens[key], self._records[key]
@@ -255,7 +298,9 @@ class Sites(Generic[R]):
 def _source(sites: Sites[Any]) -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = sites._codes.get(id(frame.f_code)) or sites._classify(frame)
+        code = sites._codes.get(id(frame.f_code)) or sites.classify(
+            frame.f_code, frame.f_globals
+        )
         if code.kind == _USER:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back

@@ -5,10 +5,13 @@ Owns the thread-local state that interceptors, patches and hooks share; it decid
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from amanda_driver_torch import _build
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
@@ -38,7 +41,21 @@ class _State(threading.local):
         self.recomputing = False
 
 
+# The same fields in memory that the native interceptor reads at each operator.
+for _name, _field in _build.thread_fields().items():
+    setattr(_State, _name, _field)
+
 STATE = _State()
+
+
+def _leave() -> None:
+    """A forked process, such as a DataLoader's worker, starts with nothing applied."""
+    STATE.attachment = None
+    STATE.activations = []
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave)
 
 
 @contextmanager

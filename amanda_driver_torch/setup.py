@@ -1,0 +1,31 @@
+"""The optional part of the build: the native interceptor, where there is a compiler.
+
+Everything else is said in pyproject.toml. Without a compiler the installation succeeds, and
+`amanda_driver_torch.interceptor()` says that, and why, the interceptor in pure Python is used.
+"""
+
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+NATIVE = Path("src/amanda_driver_torch/native")
+FLAGS = (
+    ["/std:c++17"]
+    if sys.platform == "win32"
+    # Frames are read through headers of CPython's that are full of C's own idioms.
+    else ["-std=c++17", "-O2", "-fvisibility=hidden", "-Wno-missing-field-initializers"]
+)
+
+setup(
+    ext_modules=[
+        Extension(
+            "amanda_driver_torch._native",
+            sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
+            depends=sorted(str(path) for path in NATIVE.glob("*.h")),
+            extra_compile_args=FLAGS,
+            language="c++",
+            optional=True,
+        )
+    ]
+)

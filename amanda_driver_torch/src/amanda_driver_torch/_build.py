@@ -1,0 +1,28 @@
+"""Whether this installation has the native interceptor, and why not.
+
+Owns the import of the extension; everything that needs it asks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["missing", "native", "thread_fields"]
+
+#: The extension module, or None.
+native: Any = None
+#: Why there is none; empty where there is.
+missing = ""
+
+try:
+    from amanda_driver_torch import _native  # type: ignore[attr-defined,unused-ignore]
+except ImportError as error:
+    missing = f"the extension was not built, or does not fit this Python ({error})"
+else:
+    native = _native
+
+
+def thread_fields() -> Mapping[str, Any]:
+    """The fields of a thread's state that the extension keeps, as descriptors by name."""
+    return {} if native is None else native.THREAD_FIELDS

@@ -1,0 +1,174 @@
+"""The native interceptor: torch's own bindings redirected while a session is attached.
+
+Owns what the extension is told (which bindings are operators, and how each is called) and the
+operators that are no bindings. What happens at a call is in `native/`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from amanda_core import Blind
+from amanda_core.threads import THREAD
+from amanda_driver_torch._build import native
+from amanda_driver_torch._execute import Operator, OpRecord
+from amanda_driver_torch._nodes import next_sequence
+from amanda_driver_torch._operators import is_operator, operators, type_name
+from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._state import STATE
+
+if TYPE_CHECKING:
+    from amanda_driver_torch._attachment import TorchAttachment
+    from amanda_driver_torch._scopes import Activation, Scope, Scopes
+    from amanda_driver_torch._sites import Sites
+
+__all__ = ["NativeInterceptor"]
+
+
+class NativeInterceptor:
+    """Sees every call of a binding of torch's in the thread that starts it."""
+
+    name = "native"
+    #: It stands outside of what turns a TypeError into NotImplemented.
+    hides_type_errors = False
+
+    def __init__(self, attachment: TorchAttachment, sites: Sites[OpRecord]) -> None:
+        self._refused = _define()
+        self.watch = native.Watch(
+            session=attachment.session,
+            get_control=_control,
+            execute=attachment.execute_known,
+            settle=attachment.settle,
+            call_module=attachment.call_module,
+            enter_module=attachment.enter_module,
+            module_failed=attachment.module_failed,
+            resolve=attachment.resolve,
+            classify=sites.classify,
+            look_up=sites.labels.look_up,
+            record_type=OpRecord,
+            parameter_type=nn.Parameter,
+            tensor_type=torch.Tensor,
+        )
+        self.locate = self.watch.locate
+        self.forget = self.watch.forget
+
+    def start(self) -> None:
+        """Begin to intercept in this thread."""
+        for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+            if not hasattr(kind.__call__, _MARK):
+                PATCHES.add(kind, "__call__", _dispatcher_call(kind.__call__))
+        native.install()
+
+    def stop(self) -> None:
+        """Cease, and put back what was found with the last session."""
+        native.uninstall()
+        self.watch.close()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Extent that is intercepted although an operator around it is running."""
+        depth, STATE.depth = STATE.depth, 0
+        try:
+            yield
+        finally:
+            STATE.depth = depth
+
+    def activation(self, scope: Scope) -> Activation:
+        """A call of a module, as the extension counts what is passed in it."""
+        activation: Activation = native.Activation(scope)
+        return activation
+
+    def coverage(self) -> Sequence[Blind]:
+        """What the redirected tables do not show."""
+        return [
+            Blind("bindings of C++ extensions outside torch.ops", "they are not in torch's tables"),
+            *(Blind(name, why) for name, why in self._refused.items()),
+        ]
+
+
+def _control() -> Any:
+    return THREAD.control
+
+
+@functools.cache
+def _define() -> dict[str, str]:
+    """Tell the extension of all operators; name -> why it does not redirect it."""
+    folder = str(Path(torch.__file__).parent)
+    refused = {}
+    native.set_up(_operator, torch.is_grad_enabled, next_sequence, torch._C._VariableFunctions.relu)
+    for name, binding in operators().items():
+        call = binding
+        if name.endswith("__"):
+            call = binding.__get__ if hasattr(binding, "__set__") else _answering(binding)
+        elif hasattr(binding, "__set__"):
+            call = _reading(binding)
+        why = native.define(binding, name, type_name(binding), call, folder)
+        if why is not None:
+            refused[name] = why
+    return refused
+
+
+def _operator(binding: Any, op_type: str) -> Operator:
+    return Operator(binding, binding, op_type)
+
+
+def _reading(attribute: Any) -> Callable[..., Any]:
+    read = attribute.__get__
+
+    def call(tensor: Any) -> Any:
+        return read(tensor)
+
+    return call
+
+
+def _answering(binding: Any) -> Callable[..., Any]:
+    """An operator of Python's that says by an exception that it cannot work on its operands."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = binding(*args, **kwargs)
+        if result is NotImplemented:
+            STATE.refused = True
+            raise TypeError("unsupported operands")
+        return result
+
+    return call
+
+
+# Operators of the dispatcher, which Python calls through objects of its own.
+
+_MARK = "__amanda_dispatcher__"
+
+
+def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[Any, Operator | None] = {}
+
+    @functools.wraps(original)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if (
+            attachment is None
+            or attachment.watch is None
+            or STATE.depth
+            or not attachment.watching()
+        ):
+            return original(self, *args, **kwargs)
+        if self not in known:
+            known[self] = Operator(self, self, type_name(self)) if is_operator(self) else None
+        operator = known[self]
+        if operator is None:
+            return original(self, *args, **kwargs)
+        STATE.depth += 1
+        try:
+            return attachment.execute(operator, functools.partial(original, self), args, kwargs)
+        finally:
+            STATE.depth -= 1
+
+    setattr(call, _MARK, True)
+    return call

@@ -1,0 +1,263 @@
+// The lookup of `identity.h`.
+#include "identity.h"
+
+#include <algorithm>
+
+#include "frames.h"
+#include "thread.h"
+
+namespace amanda {
+
+namespace {
+
+// Codes made by exec() are new objects each time, and so may be modules and tensors; the tables
+// are built anew when they get this large.
+constexpr size_t MANY = 16384;
+// A longer activation is not expected again: it is looked up step by step.
+constexpr size_t LONGEST = 65536;
+
+long number_of(PyObject* object, const char* name) {
+    Owned value(PyObject_GetAttrString(object, name));
+    return value ? PyLong_AsLong(value.get()) : -1;
+}
+
+bool is_true(PyObject* object, const char* name) {
+    Owned value(PyObject_GetAttrString(object, name));
+    return value && PyObject_IsTrue(value.get()) == 1;
+}
+
+}  // namespace
+
+Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
+    Code* known = codes_.find(key_of(code));
+    if (known != nullptr) return known;
+    if (codes_.size() > MANY) codes_.clear();
+    Owned made(PyObject_CallFunctionObjArgs(classify.get(), code, globals, nullptr));
+    if (!made) return nullptr;
+    long kind = number_of(made.get(), "kind"), number = number_of(made.get(), "number");
+    if (PyErr_Occurred()) return nullptr;
+    Code& entry = codes_.at(key_of(code));
+    entry.code = std::move(made);
+    entry.kind = kind;
+    entry.number = uint64_t(number);
+    return &entry;
+}
+
+// As `Sites._walk`.
+bool Identity::hash_site(Thread* thread, const void* bound, bool inside, uint64_t* hash,
+                         bool* quiet) {
+    int limit = inside ? SITE_FRAMES : 1;
+    bool innermost = true;
+    for (Frame frame = Frame::innermost(thread->state); frame && frame.address() != bound;
+         frame = frame.back()) {
+        PyObject* object = reinterpret_cast<PyObject*>(frame.code());
+        Code* code = codes_.find(key_of(object));
+        if (code == nullptr && (code = code_of(object, frame.globals())) == nullptr) return false;
+        if (code->kind == USER) {
+            *hash = mix(*hash, code->number << 32 | uint32_t(frame.offset()));
+            innermost = false;
+            if (--limit == 0) break;
+        } else if (code->kind == TORCH) {
+            if (innermost) *hash = mix(*hash, code->number << 32 | uint32_t(frame.offset()));
+            innermost = false;
+        } else if (code->kind == QUIET_CODE) {
+            *quiet = true;
+            return true;
+        } else if (code->kind == STOP) {
+            break;
+        }
+    }
+    return true;
+}
+
+Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
+    Owned frames(PyList_New(0));
+    int limit = inside ? SITE_FRAMES : 1;
+    bool innermost = true;
+    for (Frame frame = Frame::innermost(thread->state); frames && frame && frame.address() != bound;
+         frame = frame.back()) {
+        PyObject* object = reinterpret_cast<PyObject*>(frame.code());
+        Code* code = code_of(object, frame.globals());
+        if (code == nullptr) return Owned();
+        if (code->kind == STOP) break;
+        if (code->kind != USER && !(code->kind == TORCH && innermost)) continue;
+        Owned pair(Py_BuildValue("(Oi)", code->code.get(), frame.offset()));
+        if (!pair || PyList_Append(frames.get(), pair.get()) < 0) return Owned();
+        innermost = false;
+        if (code->kind == USER && --limit == 0) break;
+    }
+    return frames;
+}
+
+// As `Sites._operands`.
+bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, uint64_t* hash) {
+    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
+    bool counts = type == parameter;
+    if (!counts && type == tensor) {
+        if (inside || position == 0) return true;
+        // Weights kept as plain tensors, outside modules.
+        counts = is_true(value, "requires_grad") && is_true(value, "is_leaf");
+        if (PyErr_Occurred()) return false;
+    } else if (!counts) {
+        Type* known = types_.find(key_of(type));
+        if (known == nullptr) {
+            if (types_.size() > MANY) types_.clear();
+            known = &types_.at(key_of(type));
+            known->type = Owned::share(type);
+            known->parameter =
+                PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(parameter));
+        }
+        counts = known->parameter;
+    }
+    if (!counts) return true;
+    Token* token = tokens_.find(key_of(value));
+    if (token == nullptr || !leads_to(token->tensor, value)) {
+        if (tokens_.size() > MANY) tokens_.clear();
+        Owned answer(PyObject_CallOneArg(look_up.get(), value));
+        if (!answer) return false;
+        Owned weak(PyWeakref_NewRef(value, nullptr));
+        if (!weak) return false;
+        token = &tokens_.at(key_of(value));
+        token->tensor = std::move(weak);
+        token->number = uint64_t(PyLong_AsLong(PyTuple_GET_ITEM(answer.get(), 0)));
+    }
+    *hash = mix(*hash, token->number << 16 | uint64_t(position) | uint64_t(1) << 63);
+    return true;
+}
+
+bool Identity::hash_operands(const Operands& operands, bool inside, uint64_t* hash) {
+    Py_ssize_t position = 0;
+    if (operands.first != nullptr && !hash_operand(operands.first, position++, inside, hash)) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < operands.count; ++i) {
+        if (!hash_operand(operands.items[i], position++, inside, hash)) return false;
+    }
+    if (operands.kwargs != nullptr) {
+        PyObject *name, *value;
+        for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
+            if (!hash_operand(value, position++, inside, hash)) return false;
+        }
+    }
+    return true;
+}
+
+Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& operands,
+                        bool* look_away) {
+    Progress* progress = nullptr;
+    PyObject* scope = Py_None;
+    PyObject* list = thread->activations;
+    if (PyList_GET_SIZE(list) != 0) {
+        auto* top = reinterpret_cast<Activation*>(PyList_GET_ITEM(list, PyList_GET_SIZE(list) - 1));
+        progress = top->progress;
+        scope = top->scope;
+        if (!progress->info) {
+            ScopeInfo* info = info_of(scope);
+            if (info == nullptr) return nullptr;
+            progress->info = Shared<ScopeInfo>(info);
+            progress->expected = info->last;
+        }
+    }
+    bool inside = progress != nullptr && progress->info->inside;
+    const void* bound = progress != nullptr ? progress->bound : nullptr;
+    uint64_t hash = uint64_t(type.number) + 1;
+    if (!hash_site(thread, bound, inside, &hash, look_away) || *look_away) return nullptr;
+    if (!hash_operands(operands, inside, &hash)) return nullptr;
+
+    if (!inside) {
+        uint64_t key = mix(hash, 0);
+        Shared<Entry>* known = entries_.find(key);
+        if (known != nullptr) return known->get();
+        Entry* entry = resolve_new(thread, type, operands, scope, bound, inside, hash, key, 0);
+        *look_away = entry == nullptr && !PyErr_Occurred();
+        return entry;
+    }
+    if (progress->in_step) {
+        Sequence* expected = progress->expected.get();
+        if (expected != nullptr && progress->position < expected->entries.size() &&
+            expected->entries[progress->position]->hash == hash) {
+            return expected->entries[progress->position++].get();
+        }
+        // Another way than last time: from here on passings are counted.
+        Shared<Sequence> passed(new Sequence);
+        for (size_t i = 0; i < progress->position; ++i) {
+            passed->entries.push_back(expected->entries[i]);
+            ++progress->counts.at(expected->entries[i]->hash);
+        }
+        progress->expected = passed;
+        progress->in_step = false;
+    }
+    uint32_t occurrence = std::min(progress->counts.at(hash)++, OCCURRENCES);
+    uint64_t key = mix(mix(hash, uint64_t(progress->info->number)), occurrence + 1);
+    Shared<Entry>* known = entries_.find(key);
+    Entry* entry = known != nullptr ? known->get()
+                                    : resolve_new(thread, type, operands, scope, bound, inside,
+                                                  hash, key, occurrence);
+    if (entry == nullptr) {
+        --progress->counts.at(hash);
+        *look_away = !PyErr_Occurred();
+        return nullptr;
+    }
+    if (progress->expected && progress->expected->entries.size() < LONGEST) {
+        progress->expected->entries.emplace_back(entry);
+    } else {
+        progress->expected = Shared<Sequence>();
+    }
+    return entry;
+}
+
+Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands& operands,
+                             PyObject* scope, const void* bound, bool inside, uint64_t hash,
+                             uint64_t key, uint32_t occurrence) {
+    Owned frames = frames_of(thread, bound, inside);
+    if (!frames) return nullptr;
+    Py_ssize_t shift = operands.first != nullptr;
+    Owned args(PyTuple_New(operands.count + shift));
+    if (!args) return nullptr;
+    if (shift) PyTuple_SET_ITEM(args.get(), 0, Py_NewRef(operands.first));
+    for (Py_ssize_t i = 0; i < operands.count; ++i) {
+        PyTuple_SET_ITEM(args.get(), i + shift, Py_NewRef(operands.items[i]));
+    }
+    Owned kwargs = operands.kwargs != nullptr ? Owned::share(operands.kwargs) : Owned(PyDict_New());
+    Owned number(PyLong_FromUnsignedLong(occurrence));
+    if (!kwargs || !number) return nullptr;
+    Owned record(PyObject_CallFunctionObjArgs(resolve.get(), type.name, scope, frames.get(),
+                                              args.get(), kwargs.get(), number.get(), nullptr));
+    if (!record || record.get() == Py_None) return nullptr;
+    if (entries_.size() > 16 * MANY) forget();
+    Shared<Entry> entry(new Entry);
+    entry->hash = hash;
+    entry->record = std::move(record);
+    entries_.at(key) = entry;
+    return entry.get();  // The table owns it.
+}
+
+ScopeInfo* Identity::info_of(PyObject* scope) {
+    long number = number_of(scope, "number");
+    if (number < 0 && PyErr_Occurred()) return nullptr;
+    Shared<ScopeInfo>& info = scopes_.at(uint64_t(number));
+    if (!info) {
+        info = Shared<ScopeInfo>(new ScopeInfo);
+        info->number = number;
+        info->inside = is_true(scope, "root");
+        info->scope = Owned::share(scope);
+    }
+    return info.get();
+}
+
+void Identity::forget() {
+    // Activations hold what they need of this themselves.
+    scopes_.each([](Shared<ScopeInfo>& info) {
+        info->last = Shared<Sequence>();
+        info->children.clear();
+    });
+    scopes_.clear();
+    entries_.clear();
+    tokens_.clear();
+}
+
+const void* innermost_frame(const Thread* thread) {
+    return Frame::innermost(thread->state).address();
+}
+
+}  // namespace amanda

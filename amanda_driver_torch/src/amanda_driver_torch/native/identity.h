@@ -1,0 +1,149 @@
+// Which op a call is: the process-local key of a site, and the record behind it.
+//
+// The rule is that of `_sites.Sites`, which names new sites. Here only its answers are kept: a hash
+// over the same numbers (op type, frames, operands) leads to the same record. Within a scope the
+// sequence of the last activation is expected, and each step of it is verified.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "table.h"
+
+namespace amanda {
+
+struct Thread;
+
+// A strong reference; the GIL is held wherever one is dropped.
+class Owned {
+  public:
+    Owned() = default;
+    explicit Owned(PyObject* stolen) : object_(stolen) {}
+    Owned(const Owned& other) : object_(other.object_) { Py_XINCREF(object_); }
+    Owned(Owned&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+    ~Owned() { Py_XDECREF(object_); }
+    Owned& operator=(Owned other) noexcept {
+        std::swap(object_, other.object_);
+        return *this;
+    }
+    static Owned share(PyObject* borrowed) { return Owned(Py_XNewRef(borrowed)); }
+
+    PyObject* get() const { return object_; }
+    PyObject* release() { return std::exchange(object_, nullptr); }
+    explicit operator bool() const { return object_ != nullptr; }
+
+  private:
+    PyObject* object_ = nullptr;
+};
+
+// What a weak reference leads to, borrowed; never a new object at the address of a dead one.
+inline bool leads_to(const Owned& weak, PyObject* object) {
+    return weak && PyWeakref_GET_OBJECT(weak.get()) == object;
+}
+
+// One op as one occurrence of its site in one scope.
+struct Entry {
+    long references = 0;
+    uint64_t hash = 0;  // without scope and occurrence
+    Owned record;
+};
+
+struct Sequence {
+    long references = 0;
+    std::vector<Shared<Entry>> entries;
+};
+
+struct ScopeInfo {
+    struct Child {
+        Owned module;  // weak
+        Shared<ScopeInfo> info;
+    };
+
+    long references = 0;
+    long number = 0;
+    bool inside = false;  // within some root module
+    Owned scope;
+    Shared<Sequence> last;
+    Table<Child> children;
+};
+
+// One call of a module; an object of Python's, because STATE.activations lists them.
+struct Activation {
+    PyObject_HEAD
+    PyObject* scope;
+    struct Progress* progress;
+};
+
+struct Progress {
+    Shared<ScopeInfo> info;
+    Shared<Sequence> expected;  // or, once not `in_step`, what has really been passed
+    size_t position = 0;
+    bool in_step = true;
+    Table<uint32_t> counts;
+    const void* bound = nullptr;  // the frame that called the module, if known
+};
+
+// The arguments of a call as the identity rule reads them.
+struct Operands {
+    PyObject* first;  // `self` of a method, or null
+    PyObject* const* items;
+    Py_ssize_t count;
+    PyObject* kwargs;  // a dict or null
+};
+
+struct OpType {
+    long number;
+    PyObject* name;
+};
+
+class Identity {
+  public:
+    Owned classify, look_up, resolve;        // of `_sites.Sites`, `_scopes.Labels`
+    PyObject *parameter = nullptr, *tensor = nullptr;  // types, borrowed from torch
+
+    // The entry of the op that is being called, borrowed; null with an exception, or to look away.
+    Entry* locate(Thread* thread, const OpType& type, const Operands& operands, bool* look_away);
+    ScopeInfo* info_of(PyObject* scope);
+    // Forgets all records; activations go on from what they have counted.
+    void forget();
+
+  private:
+    struct Code {
+        Owned code;  // `_sites._Code`, which holds the code object
+        long kind = 0;
+        uint64_t number = 0;
+    };
+    struct Type {
+        Owned type;
+        bool parameter = false;
+    };
+    struct Token {
+        Owned tensor;  // weak
+        uint64_t number = 0;
+    };
+
+    bool hash_site(Thread*, const void* bound, bool inside, uint64_t* hash, bool* quiet);
+    bool hash_operands(const Operands&, bool inside, uint64_t* hash);
+    bool hash_operand(PyObject* value, Py_ssize_t position, bool inside, uint64_t* hash);
+    Code* code_of(PyObject* code, PyObject* globals);
+    Entry* resolve_new(Thread*, const OpType&, const Operands&, PyObject* scope, const void* bound,
+                       bool inside, uint64_t hash, uint64_t key, uint32_t occurrence);
+    Owned frames_of(Thread*, const void* bound, bool inside);
+
+    Table<Code> codes_;
+    Table<Token> tokens_;
+    Table<Type> types_;
+    Table<Shared<Entry>> entries_;
+    Table<Shared<ScopeInfo>> scopes_;
+};
+
+// The rule's constants, as in `_sites`.
+constexpr int SITE_FRAMES = 3;
+constexpr uint32_t OCCURRENCES = 1024;
+enum CodeKind { USER, TORCH, OWN, STOP, QUIET_CODE };
+
+int add_activation(PyObject* module);
+Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound);
+bool is_activation(PyObject* object);
+
+}  // namespace amanda

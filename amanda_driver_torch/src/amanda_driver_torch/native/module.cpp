@@ -1,0 +1,50 @@
+// The extension module `amanda_driver_torch._native`.
+#include "frames.h"
+#include "identity.h"
+#include "redirect.h"
+#include "thread.h"
+#include "watch.h"
+
+#if defined(Py_GIL_DISABLED)
+#error "The native interceptor relies on the GIL"
+#endif
+
+namespace {
+
+int execute(PyObject* module) {
+    // torch's tables are one for the process: two interpreters would redirect them twice.
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError,
+                        "amanda_driver_torch._native serves the main interpreter only");
+        return -1;
+    }
+    if (amanda::add_thread(module) < 0 || amanda::add_activation(module) < 0 ||
+        amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0) {
+        return -1;
+    }
+    return PyModule_AddStringConstant(module, "FRAMES", amanda::FRAMES);
+}
+
+PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, reinterpret_cast<void*>(execute)},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "amanda_driver_torch._native",
+    "Watches torch's bindings from inside, at no cost to operators that have no plan.",
+    0,
+    nullptr,
+    slots,
+    nullptr,
+    nullptr,
+    nullptr,
+};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() { return PyModuleDef_Init(&definition); }

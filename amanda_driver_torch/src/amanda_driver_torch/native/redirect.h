@@ -1,0 +1,35 @@
+// The redirected functions of torch: what stood in its tables, and what stands there meanwhile.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "identity.h"
+
+namespace amanda {
+
+// One function of torch's that is an operator.
+struct Definition {
+    PyObject* binding;    // strong: what Python calls it by
+    PyObject* call;       // strong: calls the original, by the binding's own convention
+    PyObject* operator_;  // strong, made at its first use
+    OpType type;
+    void* original;
+    void* replacement;
+    void** where;  // the pointer that is redirected
+    bool bound;    // takes `self`
+    bool single;   // takes one argument, not a tuple
+    bool installed;
+    PyObject* name;
+
+    // Borrowed; null with an exception.
+    PyObject* get_operator();
+};
+
+// The number of an op type's name. False on error.
+bool intern_type(PyObject* name, OpType* type);
+
+
+int add_redirect(PyObject* module);
+
+}  // namespace amanda

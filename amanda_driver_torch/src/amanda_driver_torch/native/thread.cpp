@@ -1,0 +1,170 @@
+// Threads' state, its lifetime, and the descriptors through which Python sees it.
+#include "thread.h"
+
+#include <cstring>
+
+#include "watch.h"
+
+namespace amanda {
+
+#if defined(__GLIBC__)
+thread_local Thread* current __attribute__((tls_model("initial-exec"))) = nullptr;
+#else
+thread_local Thread* current = nullptr;
+#endif
+
+namespace {
+
+PyTypeObject* thread_type = nullptr;
+
+void thread_dealloc(PyObject* self) {
+    auto* thread = reinterpret_cast<Thread*>(self);
+    // The same OS thread may get a new interpreter state later (threads made by C++).
+    if (current == thread) current = nullptr;
+    PyTypeObject* type = Py_TYPE(self);
+    Py_CLEAR(thread->attachment);
+    Py_CLEAR(thread->activations);
+    Py_CLEAR(thread->control);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+// The calling thread's state, made at the first call; null on error.
+Thread* here() {
+    if (current != nullptr && current->state == PyThreadState_Get()) return current;
+    PyObject* owner = PyThreadState_GetDict();
+    if (owner == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "no thread state");
+        return nullptr;
+    }
+    auto* thread = reinterpret_cast<Thread*>(thread_type->tp_alloc(thread_type, 0));
+    if (thread == nullptr) return nullptr;
+    thread->state = PyThreadState_Get();
+    thread->activations = PyList_New(0);
+    // The dict owns it: it dies with the interpreter's state of the thread, under the GIL.
+    if (thread->activations == nullptr ||
+        PyDict_SetItemString(owner, "amanda_driver_torch._native",
+                             reinterpret_cast<PyObject*>(thread)) < 0) {
+        Py_DECREF(thread);
+        return nullptr;
+    }
+    Py_DECREF(thread);
+    current = thread;
+    return thread;
+}
+
+enum Kind { ATTACHMENT, ACTIVATIONS, QUIET, OPAQUE, DEPTH, REFUSED };
+constexpr const char* NAMES[] = {"attachment", "activations", "quiet",
+                                 "opaque",     "depth",       "refused"};
+
+struct Field {
+    PyObject_HEAD
+    int kind;
+};
+
+PyObject* field_get(PyObject* self, PyObject* instance, PyObject*) {
+    if (instance == nullptr) return Py_NewRef(self);
+    Thread* thread = here();
+    if (thread == nullptr) return nullptr;
+    switch (reinterpret_cast<Field*>(self)->kind) {
+        case ATTACHMENT:
+            return Py_NewRef(thread->attachment != nullptr ? thread->attachment : Py_None);
+        case ACTIVATIONS:
+            return Py_NewRef(thread->activations);
+        case QUIET:
+            return PyLong_FromLong(thread->quiet);
+        case OPAQUE:
+            return PyLong_FromLong(thread->opaque);
+        case DEPTH:
+            return PyLong_FromLong(thread->depth);
+        default:
+            return PyBool_FromLong(thread->refused);
+    }
+}
+
+int set_attachment(Thread* thread, PyObject* value) {
+    Watch* watch = nullptr;
+    PyObject* control = nullptr;
+    if (value != Py_None) {
+        if (watch_of(value, &watch) < 0) return -1;
+        if (watch != nullptr) {
+            control = PyObject_CallNoArgs(watch->get_control);
+            if (control == nullptr) return -1;
+        }
+    }
+    PyObject *before = thread->attachment, *control_before = thread->control;
+    thread->attachment = value == Py_None ? nullptr : Py_NewRef(value);
+    thread->watch = watch;  // The attachment keeps it alive.
+    thread->control = control;
+    Py_XDECREF(before);
+    Py_XDECREF(control_before);
+    return 0;
+}
+
+int field_set(PyObject* self, PyObject*, PyObject* value) {
+    int kind = reinterpret_cast<Field*>(self)->kind;
+    if (value == nullptr) {
+        PyErr_Format(PyExc_AttributeError, "%s cannot be deleted", NAMES[kind]);
+        return -1;
+    }
+    Thread* thread = here();
+    if (thread == nullptr) return -1;
+    if (kind == ATTACHMENT) return set_attachment(thread, value);
+    if (kind == ACTIVATIONS) {
+        if (!PyList_CheckExact(value)) {
+            PyErr_SetString(PyExc_TypeError, "activations is a list");
+            return -1;
+        }
+        PyObject* before = thread->activations;
+        thread->activations = Py_NewRef(value);
+        Py_DECREF(before);
+        return 0;
+    }
+    long number = PyLong_AsLong(value);
+    if (number == -1 && PyErr_Occurred()) return -1;
+    if (kind == QUIET) thread->quiet = number;
+    if (kind == OPAQUE) thread->opaque = number;
+    if (kind == DEPTH) thread->depth = number;
+    if (kind == REFUSED) thread->refused = number != 0;
+    return 0;
+}
+
+PyType_Slot field_slots[] = {
+    {Py_tp_descr_get, reinterpret_cast<void*>(field_get)},
+    {Py_tp_descr_set, reinterpret_cast<void*>(field_set)},
+    {Py_tp_doc, const_cast<char*>("One field of the calling thread's state.")},
+    {0, nullptr},
+};
+PyType_Spec field_spec = {"amanda_driver_torch._native.Field", sizeof(Field), 0,
+                          Py_TPFLAGS_DEFAULT, field_slots};
+
+PyType_Slot thread_slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void*>(thread_dealloc)},
+    {Py_tp_doc, const_cast<char*>("The state of one thread.")},
+    {0, nullptr},
+};
+PyType_Spec thread_spec = {"amanda_driver_torch._native.Thread", sizeof(Thread), 0,
+                           Py_TPFLAGS_DEFAULT, thread_slots};
+
+}  // namespace
+
+int add_thread(PyObject* module) {
+    thread_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&thread_spec));
+    if (thread_type == nullptr) return -1;
+    auto* field_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&field_spec));
+    if (field_type == nullptr) return -1;
+    PyObject* fields = PyDict_New();
+    if (fields == nullptr) return -1;
+    for (int kind = ATTACHMENT; kind <= REFUSED; ++kind) {
+        auto* field = reinterpret_cast<Field*>(field_type->tp_alloc(field_type, 0));
+        if (field == nullptr) return -1;
+        field->kind = kind;
+        int failed = PyDict_SetItemString(fields, NAMES[kind], reinterpret_cast<PyObject*>(field));
+        Py_DECREF(field);
+        if (failed < 0) return -1;
+    }
+    Py_DECREF(field_type);
+    return PyModule_AddObject(module, "THREAD_FIELDS", fields);
+}
+
+}  // namespace amanda

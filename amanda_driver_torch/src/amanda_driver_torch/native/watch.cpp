@@ -1,0 +1,392 @@
+// The way of one operator, and the making of watches.
+#include "watch.h"
+
+#include <structmember.h>
+
+#include "redirect.h"
+#include "thread.h"
+#include "torch_symbols.h"
+
+namespace amanda {
+
+namespace {
+
+PyTypeObject* watch_type = nullptr;
+PyObject *epoch_name = nullptr, *watch_name = nullptr, *zero = nullptr;
+
+// Where the slots lie that are read without an attribute lookup.
+Py_ssize_t enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at;
+
+PyObject* slot(PyObject* object, Py_ssize_t offset) {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+}
+
+// Offset of an entry of `__slots__`; -1 with an exception.
+Py_ssize_t slot_offset(PyObject* type, const char* name) {
+    Owned descriptor(PyObject_GetAttrString(type, name));
+    if (!descriptor) return -1;
+    if (!Py_IS_TYPE(descriptor.get(), &PyMemberDescr_Type)) {
+        PyErr_Format(PyExc_TypeError, "%R has no slot %s", type, name);
+        return -1;
+    }
+    return reinterpret_cast<PyMemberDescrObject*>(descriptor.get())->d_member->offset;
+}
+
+}  // namespace
+
+PyObject* Call::args() const {
+    Operands given = operands();
+    Py_ssize_t shift = given.first != nullptr;
+    PyObject* args = PyTuple_New(given.count + shift);
+    if (args == nullptr) return nullptr;
+    if (shift) PyTuple_SET_ITEM(args, 0, Py_NewRef(given.first));
+    for (Py_ssize_t i = 0; i < given.count; ++i) {
+        PyTuple_SET_ITEM(args, i + shift, Py_NewRef(given.items[i]));
+    }
+    return args;
+}
+
+PyObject* Call::kwargs() const {
+    PyObject* kwargs = operands().kwargs;
+    return kwargs != nullptr ? Py_NewRef(kwargs) : PyDict_New();
+}
+
+bool Watch::enabled(const Thread* thread) const {
+    return session_control != nullptr && slot(session_control, enabled_at) == Py_True &&
+           slot(thread->control, routine_depth_at) == zero;
+}
+
+bool Watch::caching() const { return slot(session_control, caching_at) == Py_True; }
+
+bool Watch::refresh() {
+    PyObject* now = PyDict_GetItemWithError(session_state, epoch_name);
+    if (now == epoch) return now != nullptr;
+    if (now == nullptr) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "epoch");
+        return false;
+    }
+    Owned backward(PyObject_GetAttrString(session, "wants_backward"));
+    Owned scopes(PyObject_GetAttrString(session, "watches_scopes"));
+    if (!backward || !scopes) return false;
+    wants_backward = PyObject_IsTrue(backward.get()) == 1;
+    watches_scopes = PyObject_IsTrue(scopes.get()) == 1;
+    Py_XSETREF(epoch, Py_NewRef(now));
+    return true;
+}
+
+PyObject* operate(Thread* thread, Definition* definition, Call& call) {
+    Watch* watch = thread->watch;
+    if (!watch->enabled(thread)) return call.original();
+    if (!watch->refresh()) return nullptr;
+    Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
+    Inside inside(thread);
+    bool look_away = false;
+    Entry* entry = watch->identity->locate(thread, definition->type, call.operands(), &look_away);
+    if (look_away) return call.original();
+    if (entry == nullptr) return nullptr;
+    PyObject* record = entry->record.get();
+    Owned kept = Owned::share(record);
+    uint64_t start = 0;
+    bool idle = slot(record, idle_epoch_at) == watch->epoch && watch->caching();
+    if (idle) {
+        if (!watch->wants_backward || !gradients_enabled()) return call.original();
+        start = next_sequence_number();
+        PyObject* result = call.original();
+        if (result == nullptr) return nullptr;
+        PyObject* nodes = slot(record, idle_nodes_at);
+        uint64_t made = next_sequence_number() - start;
+        if (nodes != nullptr && PyLong_AsUnsignedLongLong(nodes) == made) return result;
+        if (watch->settle == nullptr) return result;  // The tools were left in the operator.
+        // It made other nodes than when it was found to need nothing.
+        Owned returned(result), begin(PyLong_FromUnsignedLongLong(start)), args(call.args()),
+            kwargs(call.kwargs());
+        PyObject* operator_ = definition->get_operator();
+        if (!begin || !args || !kwargs || operator_ == nullptr) return nullptr;
+        return PyObject_CallFunctionObjArgs(watch->settle, record, operator_, args.get(),
+                                            kwargs.get(), result, begin.get(), nullptr);
+    }
+    PyObject* operator_ = definition->get_operator();
+    Owned args(call.args()), kwargs(call.kwargs()), execute = Owned::share(watch->execute);
+    if (operator_ == nullptr || !args || !kwargs) return nullptr;
+    thread->refused = false;
+    PyObject* arguments[] = {record, operator_, definition->call, args.get(), kwargs.get()};
+    PyObject* result = PyObject_Vectorcall(execute.get(), arguments, 5, nullptr);
+    if (result == nullptr && thread->refused && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        result = Py_NewRef(Py_NotImplemented);
+    }
+    thread->refused = false;
+    return result;
+}
+
+namespace {
+
+// What stands in the place of `nn.Module.__call__`, its own way, and what it stands for.
+PyObject* module_original = nullptr;
+vectorcallfunc python_way = nullptr;
+
+PyObject* leave(Thread* thread, Activation* activation) {
+    PyObject* list = thread->activations;
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    // Whoever left `apply` meanwhile has cleared the list.
+    if (size != 0 && PyList_GET_ITEM(list, size - 1) == reinterpret_cast<PyObject*>(activation)) {
+        PyList_SetSlice(list, size - 1, size, nullptr);
+    }
+    return nullptr;
+}
+
+ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
+    Progress* progress = parent->progress;
+    if (!progress->info) {
+        ScopeInfo* info = watch->identity->info_of(parent->scope);
+        if (info == nullptr) return nullptr;
+        progress->info = Shared<ScopeInfo>(info);
+        progress->expected = info->last;
+    }
+    ScopeInfo::Child* known = progress->info->children.find(key_of(module));
+    if (known != nullptr && leads_to(known->module, module)) return known->info.get();
+    Owned scope(PyObject_CallFunctionObjArgs(watch->enter_module, module, parent, nullptr));
+    Owned weak(PyWeakref_NewRef(module, nullptr));
+    if (!scope || !weak) return nullptr;
+    ScopeInfo* info = watch->identity->info_of(scope.get());
+    if (info == nullptr) return nullptr;
+    if (progress->info->children.size() > 4096) progress->info->children.clear();
+    ScopeInfo::Child& child = progress->info->children.at(key_of(module));
+    child.module = std::move(weak);
+    child.info = Shared<ScopeInfo>(info);
+    return info;
+}
+
+}  // namespace
+
+PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->attachment == nullptr || thread->quiet) {
+        return PyObject_Vectorcall(module_original, args, count, names);
+    }
+    Watch* watch = thread->watch;
+    if (watch == nullptr || PyVectorcall_NARGS(count) == 0) {
+        return python_way(function, args, count, names);
+    }
+    if (!watch->enabled(thread)) return PyObject_Vectorcall(module_original, args, count, names);
+    if (!watch->refresh()) return nullptr;
+    Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
+    if (thread->opaque || watch->watches_scopes || depth == 0) {
+        return python_way(function, args, count, names);
+    }
+    auto* parent =
+        reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
+    Owned parent_kept = Owned::share(reinterpret_cast<PyObject*>(parent));
+    Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
+    ScopeInfo* info = child_of(watch, parent, args[0]);
+    if (info == nullptr) return nullptr;
+    Activation* activation = new_activation(info->scope.get(), info, innermost_frame(thread));
+    if (activation == nullptr) return nullptr;
+    Owned kept(reinterpret_cast<PyObject*>(activation));
+    if (PyList_Append(thread->activations, kept.get()) < 0) return nullptr;
+    PyObject* result = PyObject_Vectorcall(module_original, args, count, names);
+    leave(thread, activation);
+    if (result == nullptr && watch->module_failed != nullptr) {
+        // A routine's TypeError that became "unsupported operand" on its way comes out again.
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        if (trace != nullptr) PyException_SetTraceback(value, trace);
+        Owned failed = Owned::share(watch->module_failed);
+        Owned answer(PyObject_CallOneArg(failed.get(), value));
+        if (answer) {
+            PyErr_Restore(type, value, trace);
+        } else {
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(trace);
+        }
+    }
+    return result;
+}
+
+namespace {
+
+// The type.
+
+constexpr int WATCH_FIELDS = 7;
+
+constexpr const char* FIELDS[] = {"get_control", "execute",      "settle",       "call_module",
+                                  "enter_module", "module_failed", "session"};
+
+PyObject** field(Watch* self, int i) {
+    PyObject** fields[] = {&self->get_control,  &self->execute,       &self->settle,
+                           &self->call_module,  &self->enter_module, &self->module_failed,
+                           &self->session};
+    return fields[i];
+}
+
+int watch_clear(PyObject* object) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
+    Py_CLEAR(self->session_state);
+    Py_CLEAR(self->session_control);
+    Py_CLEAR(self->epoch);
+    delete self->identity;
+    self->identity = nullptr;
+    return 0;
+}
+
+int watch_traverse(PyObject* object, visitproc visit, void* arg) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    for (int i = 0; i < WATCH_FIELDS; ++i) Py_VISIT(*field(self, i));
+    Py_VISIT(self->session_state);
+    Py_VISIT(self->session_control);
+    Py_VISIT(Py_TYPE(object));
+    return 0;
+}
+
+void watch_dealloc(PyObject* object) {
+    PyObject_GC_UnTrack(object);
+    watch_clear(object);
+    PyTypeObject* type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+    if (PyTuple_GET_SIZE(args) != 0 || kwargs == nullptr) {
+        PyErr_SetString(PyExc_TypeError, "Watch takes keyword arguments");
+        return nullptr;
+    }
+    Owned owner(type->tp_alloc(type, 0));
+    if (!owner) return nullptr;
+    auto* self = reinterpret_cast<Watch*>(owner.get());
+    auto* identity = self->identity = new Identity;
+    auto take = [kwargs](const char* name) {
+        PyObject* value = PyDict_GetItemString(kwargs, name);
+        if (value == nullptr) PyErr_Format(PyExc_TypeError, "Watch needs %s", name);
+        return Owned::share(value);
+    };
+    for (int i = 0; i < WATCH_FIELDS; ++i) {
+        if ((*field(self, i) = take(FIELDS[i]).release()) == nullptr) return nullptr;
+    }
+    identity->classify = take("classify");
+    identity->look_up = take("look_up");
+    identity->resolve = take("resolve");
+    Owned record = take("record_type"), parameter = take("parameter_type"),
+          tensor = take("tensor_type");
+    if (!identity->classify || !identity->look_up || !identity->resolve || !record || !parameter ||
+        !tensor) {
+        return nullptr;
+    }
+    // torch's types live as long as the process.
+    identity->parameter = parameter.get();
+    identity->tensor = tensor.get();
+    // As a dict of its own: one lookup without descriptors tells whether the epoch is another.
+    self->session_state = PyObject_GetAttrString(self->session, "__dict__");
+    self->session_control = PyObject_GetAttrString(self->session, "control");
+    if (self->session_state == nullptr || self->session_control == nullptr) return nullptr;
+    PyObject* control = reinterpret_cast<PyObject*>(Py_TYPE(self->session_control));
+    if ((enabled_at = slot_offset(control, "enabled")) < 0 ||
+        (caching_at = slot_offset(control, "caching")) < 0 ||
+        (routine_depth_at = slot_offset(control, "routine_depth")) < 0 ||
+        (idle_epoch_at = slot_offset(record.get(), "idle_epoch")) < 0 ||
+        (idle_nodes_at = slot_offset(record.get(), "idle_nodes")) < 0) {
+        return nullptr;
+    }
+    return owner.release();
+}
+
+PyObject* watch_forget(PyObject* object, PyObject*) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    if (self->identity != nullptr) self->identity->forget();
+    Py_RETURN_NONE;
+}
+
+PyObject* watch_locate(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    Thread* thread = current;
+    if (count != 3 || !PyTuple_Check(args[1]) || !PyDict_Check(args[2]) || thread == nullptr) {
+        PyErr_SetString(PyExc_TypeError, "locate(op_type, args, kwargs), in a watched thread");
+        return nullptr;
+    }
+    OpType type;
+    if (!intern_type(args[0], &type)) return nullptr;
+    Operands operands{nullptr, &PyTuple_GET_ITEM(args[1], 0), PyTuple_GET_SIZE(args[1]), args[2]};
+    bool look_away = false;
+    Entry* entry = self->identity->locate(thread, type, operands, &look_away);
+    if (entry != nullptr) return Py_NewRef(entry->record.get());
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+}
+
+// After the session: what is still running finds its way to the originals.
+PyObject* watch_close(PyObject* object, PyObject*) {
+    auto* self = reinterpret_cast<Watch*>(object);
+    for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
+    Py_CLEAR(self->session_state);
+    Py_CLEAR(self->session_control);
+    self->identity->forget();
+    self->identity->classify = self->identity->look_up = self->identity->resolve = Owned();
+    Py_RETURN_NONE;
+}
+
+PyMethodDef watch_methods[] = {
+    {"close", watch_close, METH_NOARGS, "close($self, /)\n--\n\nLet go of the session."},
+    {"forget", watch_forget, METH_NOARGS, "forget($self, /)\n--\n\nForget all records."},
+    {"locate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(watch_locate)),
+     METH_FASTCALL,
+     "locate($self, op_type, args, kwargs, /)\n--\n\n"
+     "The record of the op that is being called; None to look away."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot watch_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(watch_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(watch_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(watch_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(watch_clear)},
+    {Py_tp_methods, watch_methods},
+    {Py_tp_doc, const_cast<char*>("One session's hold on the redirected functions.")},
+    {0, nullptr},
+};
+PyType_Spec watch_spec = {"amanda_driver_torch._native.Watch", sizeof(Watch), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, watch_slots};
+
+PyObject* hasten_module_call(PyObject*, PyObject* args) {
+    PyObject *replacement, *original;
+    if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &replacement, &original)) return nullptr;
+    auto* function = reinterpret_cast<PyFunctionObject*>(replacement);
+    Py_XSETREF(module_original, Py_NewRef(original));
+    if (function->vectorcall != call_module) python_way = function->vectorcall;
+#if PY_VERSION_HEX >= 0x030C0000
+    // Also keeps the interpreter from entering the function's code on its own.
+    PyFunction_SetVectorcall(function, call_module);
+#else
+    function->vectorcall = call_module;
+#endif
+    Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {
+    {"hasten_module_call", hasten_module_call, METH_VARARGS,
+     "hasten_module_call(replacement, original, /)\n--\n\n"
+     "Let the function that replaces nn.Module.__call__ do its work in C where it can."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int watch_of(PyObject* attachment, Watch** watch) {
+    *watch = nullptr;
+    Owned found(PyObject_GetAttr(attachment, watch_name));
+    if (!found) return -1;
+    if (Py_IS_TYPE(found.get(), watch_type)) *watch = reinterpret_cast<Watch*>(found.get());
+    return 0;
+}
+
+int add_watch(PyObject* module) {
+    epoch_name = PyUnicode_InternFromString("epoch");
+    watch_name = PyUnicode_InternFromString("watch");
+    zero = PyLong_FromLong(0);
+    watch_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&watch_spec));
+    if (watch_type == nullptr || PyModule_AddFunctions(module, functions) < 0) return -1;
+    return PyModule_AddObjectRef(module, "Watch", reinterpret_cast<PyObject*>(watch_type));
+}
+
+}  // namespace amanda

@@ -1,0 +1,58 @@
+// `Watch`: one session's hold on the redirected functions.
+//
+// Owns what happens at one operator: the way of an op without a plan, in C alone, and the handing
+// over of all others to the attachment in Python.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "identity.h"
+
+namespace amanda {
+
+struct Thread;
+struct Definition;
+
+// A call on its way to the original.
+class Call {
+  public:
+    virtual PyObject* original() = 0;
+    virtual Operands operands() const = 0;
+    // New references: (args with `self` in front, kwargs).
+    PyObject* args() const;
+    PyObject* kwargs() const;
+
+  protected:
+    ~Call() = default;
+};
+
+struct Watch {
+    PyObject_HEAD
+    PyObject* get_control;  // () -> the calling thread's `Control`
+    PyObject *execute, *settle, *call_module, *enter_module, *module_failed;  // of the attachment
+    PyObject *session, *session_state;  // the session and its attributes
+    PyObject* session_control;          // switches of the thread that owns the session
+    PyObject* epoch;                    // as last seen; compared by identity
+    bool wants_backward, watches_scopes;
+    Identity* identity;
+
+    // Whether operators of the thread are to be instrumented now.
+    bool enabled(const Thread* thread) const;
+    bool caching() const;
+    // Looks whether plans may have changed. False on error.
+    bool refresh();
+};
+
+// The watch behind an attachment's interceptor, or null. -1 on error.
+int watch_of(PyObject* attachment, Watch** watch);
+
+// One call of an operator by a watched thread.
+PyObject* operate(Thread* thread, Definition* definition, Call& call);
+
+// The vectorcall of `nn.Module.__call__`'s replacement.
+PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, PyObject* names);
+
+int add_watch(PyObject* module);
+
+}  // namespace amanda
