@@ -59,13 +59,28 @@ class Step:
             RoutineResultError: The routine returned a wrong number of values.
             BaseException: Whatever the routine raised, with a note.
         """
-        positions = self.action.positions
-        if positions is None:
-            positions = tuple(range(len(values)))
+        positions = self._positions(values)
         selected = self._select(values, positions)
         if self._skip_none and selected and all(value is None for value in selected):
             return []
-        result = self._call(selected)
+        return self._changes(positions, selected, self._call(selected))
+
+    def changes(self, values: Sequence[Any], result: Any) -> list[tuple[int, Any]]:
+        """What a `result` of the routine, which a driver has called itself, changes in `values`.
+
+        Raises:
+            RoutineResultError: It is a wrong number of values.
+        """
+        positions = self._positions(values)
+        return self._changes(positions, self._select(values, positions), result)
+
+    def _positions(self, values: Sequence[Any]) -> tuple[int, ...]:
+        positions = self.action.positions
+        return tuple(range(len(values))) if positions is None else positions
+
+    def _changes(
+        self, positions: tuple[int, ...], selected: list[Any], result: Any
+    ) -> list[tuple[int, Any]]:
         if result is None:
             return []
         return [

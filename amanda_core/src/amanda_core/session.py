@@ -89,6 +89,9 @@ class Session:
         watches_scopes: Whether some applied tool listens for module scopes.
     """
 
+    # A slot, because drivers may read it at every operator.
+    __slots__ = ("__dict__", "__weakref__", "epoch")
+
     _epochs = itertools.count(1)
 
     def __init__(self, tools: Sequence[Tool], store: Store, hook: pluggy.HookRelay) -> None:

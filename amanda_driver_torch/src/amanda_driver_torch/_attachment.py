@@ -121,6 +121,14 @@ class TorchAttachment:
             and self.session.enabled
         )
 
+    def constant(self, value: Any) -> Any:
+        """An input if it is a parameter, a buffer or no tensor at all; else None."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, nn.Parameter) or (value.is_leaf and value.requires_grad):
+            return value
+        return value if self.is_buffer(value) else None
+
     def is_buffer(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is a buffer of the model that is running."""
         if not STATE.activations:
@@ -158,6 +166,18 @@ class TorchAttachment:
         if self._looks_away(call[0]):
             return None
         return self._sites.resolve(op_type, scope or OUTSIDE, frames, *call)
+
+    def resume(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *done: Any,
+    ) -> Any:
+        """Go on with a call that the native interceptor began; see `Execution.resume`."""
+        return self._execution.resume(record, operator, call, args, kwargs, *done)
 
     @property
     def settle(self) -> Callable[..., Any]:

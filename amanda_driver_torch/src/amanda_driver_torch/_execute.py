@@ -18,6 +18,7 @@ from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import gradients, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
 from amanda_driver_torch._nodes import next_sequence, tensors_in
+from amanda_driver_torch._compiled import compiled
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
 from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._state import STATE
@@ -58,7 +59,7 @@ class Operator:
 class OpRecord:
     """What an attachment knows of one op."""
 
-    __slots__ = ("caller", "context", "idle_epoch", "idle_nodes", "nodes", "site")
+    __slots__ = ("caller", "context", "idle_epoch", "idle_nodes", "nodes", "program", "site")
 
     def __init__(self, site: Site, caller: str) -> None:
         self.site = site
@@ -70,6 +71,8 @@ class OpRecord:
         #: Number of backward nodes that it made then; another number is looked at again.
         self.idle_nodes = 0
         self.nodes: dict[Any, NodeRecord] = {}
+        #: The plan in the form that the native interceptor runs, where it has one.
+        self.program: object = None
 
 
 class Execution:
@@ -107,6 +110,37 @@ class Execution:
                 return result
             return self.settle(record, operator, args, kwargs, result, start)
         return _Run(self, record, operator, call, args, kwargs).result()
+
+    def resume(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: tuple[Any, ...],
+        after: tuple[Any, ...],
+        returned: Any,
+        start: int,
+    ) -> Any:
+        """Go on with a call of which a part has been done.
+
+        Args:
+            record: The op's record.
+            operator: The operator.
+            call: Runs the original.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            before: What the first routines before the op have returned.
+            after: What the first routines after the op have returned.
+            returned: What the original has returned, or None where it has not been called.
+            start: Sequence number before that call.
+        """
+        run = _Run(self, record, operator, call, args, kwargs)
+        run.done_before, run.done_after = before, after
+        if returned is not None:
+            run.call, run.start = (lambda *_, **__: returned), start
+        return run.result()
 
     def settle(
         self,
@@ -158,11 +192,14 @@ class _Run:
         kwargs: dict[str, Any],
     ) -> None:
         self.execution, self.record, self.operator, self.call = execution, record, operator, call
-        self.session = execution._session
+        self.session, self.attachment = execution._session, execution._attachment
         self.bound = bind(operator.func, args, kwargs)
         self.values = list(self.bound.values)
         self.mutated = self.bound.signature.mutated
         self.start = 0
+        # What routines have returned already.
+        self.done_before: tuple[Any, ...] = ()
+        self.done_after: tuple[Any, ...] = ()
 
     def result(self) -> Any:
         session, bound, operator, record = self.session, self.bound, self.operator, self.record
@@ -190,7 +227,7 @@ class _Run:
         taps = None
         # Before anything looks at the inputs' nodes: looking at a view whose base was written
         # makes its node, which then is this op's.
-        self.start = next_sequence()
+        self.start = self.start or next_sequence()
         if torch.is_grad_enabled():
             taps = _taps.Taps(self.execution._backward, context, self)
             self.values = taps.before(self.values)
@@ -204,14 +241,20 @@ class _Run:
         # After-forward analysis may have asked for gradients, too. They count even where there are
         # none now: the op may run with them later.
         settled = not (before or after or _taps.asked(context))
+        tracked = True
         if taps is not None:
             if session.wants_backward:
-                settled &= self.execution._track(record, context, self.bound, outputs, self.start)
+                tracked = self.execution._track(record, context, self.bound, outputs, self.start)
             outputs = taps.after(outputs, self.start)
         if after.steps:
             outputs = self._edit_outputs(after, outputs)
-        if settled and session.caching:
-            record.idle_epoch, record.idle_nodes = session.epoch, made if taps is not None else 0
+        nodes = made if taps is not None else 0
+        if settled and tracked and session.caching:
+            record.idle_epoch, record.idle_nodes = session.epoch, nodes
+        elif session.caching and not (self.done_before or self.done_after):
+            # Found without gradients, nothing is known of the nodes.
+            known = tracked and (taps is not None or not session.wants_backward)
+            record.program = compiled(self, context, before, after, nodes if known else -1)
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
         return None if returned is None else restructure(returned, outputs)
 
@@ -222,17 +265,16 @@ class _Run:
     # Inputs.
 
     def _constant(self, position: int) -> Any:
-        value = self.bound.values[position]
-        if not isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, nn.Parameter) or (value.is_leaf and value.requires_grad):
-            return value
-        return value if self.execution._attachment.is_buffer(value) else None
+        return self.attachment.constant(self.bound.values[position])
 
     def _edit_inputs(self, plan: Plan) -> None:
-        for step in plan.steps:
+        for i, step in enumerate(plan.steps):
             with gradients(step.action.autodiff and torch.is_grad_enabled()):
-                changes = step(self.values)
+                changes = (
+                    step.changes(self.values, self.done_before[i])
+                    if i < len(self.done_before)
+                    else step(self.values)
+                )
             for position, new in changes:
                 old = self.values[position]
                 if position in self.mutated:
@@ -330,9 +372,13 @@ class _Run:
 
     def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
         outputs = list(outputs)
-        for step in plan.steps:
+        for i, step in enumerate(plan.steps):
             with gradients(step.action.autodiff and torch.is_grad_enabled()):
-                changes = step(outputs)
+                changes = (
+                    step.changes(outputs, self.done_after[i])
+                    if i < len(self.done_after)
+                    else step(outputs)
+                )
             for position, new in changes:
                 old = outputs[position]
                 if isinstance(old, torch.Tensor) and self._written(old):

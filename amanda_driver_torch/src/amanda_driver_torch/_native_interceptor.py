@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from amanda_core import Blind
+from amanda_core import Blind, Step
+from amanda_core.errors import annotate
 from amanda_core.threads import THREAD
 from amanda_driver_torch._build import native
 from amanda_driver_torch._execute import Operator, OpRecord
@@ -49,6 +50,8 @@ class NativeInterceptor:
             call_module=attachment.call_module,
             enter_module=attachment.enter_module,
             module_failed=attachment.module_failed,
+            resume=attachment.resume,
+            annotate=_annotate,
             resolve=attachment.resolve,
             classify=sites.classify,
             look_up=sites.labels.look_up,
@@ -91,6 +94,10 @@ class NativeInterceptor:
             Blind("bindings of C++ extensions outside torch.ops", "they are not in torch's tables"),
             *(Blind(name, why) for name, why in self._refused.items()),
         ]
+
+
+def _annotate(step: Step, error: BaseException) -> None:
+    annotate(error, f"In {step.where}")
 
 
 def _control() -> Any:

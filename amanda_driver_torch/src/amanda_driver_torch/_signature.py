@@ -55,6 +55,16 @@ class BoundCall:
         """Whether the arguments were bound to a signature."""
         return self._plan.bound
 
+    @property
+    def layout(self) -> Plan:
+        """Where each position was found."""
+        return self._plan
+
+    @property
+    def given(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments as they were given."""
+        return self._args, self._kwargs
+
     def call_args(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return (args, kwargs) that call the op with `values`.
 

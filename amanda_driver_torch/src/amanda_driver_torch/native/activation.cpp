@@ -1,7 +1,7 @@
 // Activations: calls of modules as objects that `STATE.activations` lists.
 #include "identity.h"
 
-#include <structmember.h>
+#include <new>
 
 namespace amanda {
 
@@ -9,27 +9,32 @@ namespace {
 
 PyTypeObject* activation_type = nullptr;
 
-PyObject* activation_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+// A module is called every few microseconds: activations are used again.
+constexpr size_t SPARE = 64;
+Activation* spare[SPARE];
+size_t spares = 0;
+
+PyObject* activation_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
     static const char* names[] = {"scope", nullptr};
     PyObject* scope;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", const_cast<char**>(names), &scope)) {
         return nullptr;
     }
-    auto* self = reinterpret_cast<Activation*>(type->tp_alloc(type, 0));
-    if (self == nullptr) return nullptr;
-    self->scope = Py_NewRef(scope);
-    self->progress = new Progress;
-    return reinterpret_cast<PyObject*>(self);
+    return reinterpret_cast<PyObject*>(new_activation(scope, nullptr, nullptr));
 }
 
 void activation_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<Activation*>(object);
-    Progress* progress = self->progress;
-    if (!progress->in_step && progress->expected && progress->info) {
-        progress->info->last = progress->expected;  // What the next one will expect.
+    Progress& progress = self->progress;
+    if (!progress.in_step && progress.expected && progress.info) {
+        progress.info->last = progress.expected;  // What the next one will expect.
     }
-    delete progress;
-    Py_CLEAR(self->scope);
+    progress.~Progress();
+    Py_CLEAR(self->own_scope);
+    if (spares < SPARE) {
+        spare[spares++] = self;
+        return;
+    }
     PyTypeObject* type = Py_TYPE(object);
     type->tp_free(object);
     Py_DECREF(type);
@@ -37,15 +42,15 @@ void activation_dealloc(PyObject* object) {
 
 PyObject* activation_copy(PyObject* object, PyObject*) {
     auto* self = reinterpret_cast<Activation*>(object);
-    auto* copy = new_activation(self->scope, nullptr, nullptr);
+    auto* copy = new_activation(self->scope(), nullptr, nullptr);
     if (copy == nullptr) return nullptr;
-    *copy->progress = *self->progress;
+    copy->progress = self->progress;
     // Another extent: the frame that bounds this one may be gone then.
-    copy->progress->bound = nullptr;
-    if (!copy->progress->in_step && copy->progress->expected) {
+    copy->progress.bound = nullptr;
+    if (!copy->progress.in_step && copy->progress.expected) {
         auto* passed = new Sequence;
-        passed->entries = self->progress->expected->entries;
-        copy->progress->expected = Shared<Sequence>(passed);
+        passed->steps = self->progress.expected->steps;
+        copy->progress.expected = Shared<Sequence>(passed);
     }
     return reinterpret_cast<PyObject*>(copy);
 }
@@ -55,15 +60,19 @@ PyMethodDef activation_methods[] = {
      "copy($self, /)\n--\n\nThe activation as it stands, to be resumed by a recomputation."},
     {nullptr, nullptr, 0, nullptr},
 };
-PyMemberDef activation_members[] = {
-    {"scope", T_OBJECT, offsetof(Activation, scope), READONLY, "The scope."},
-    {nullptr, 0, 0, 0, nullptr},
+PyObject* activation_scope(PyObject* object, void*) {
+    return Py_NewRef(reinterpret_cast<Activation*>(object)->scope());
+}
+
+PyGetSetDef activation_fields[] = {
+    {"scope", activation_scope, nullptr, "The scope.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 PyType_Slot activation_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(activation_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(activation_dealloc)},
     {Py_tp_methods, activation_methods},
-    {Py_tp_members, activation_members},
+    {Py_tp_getset, activation_fields},
     {Py_tp_doc, const_cast<char*>("One call of a module: its scope, and what was passed in it.")},
     {0, nullptr},
 };
@@ -73,14 +82,20 @@ PyType_Spec activation_spec = {"amanda_driver_torch._native.Activation", sizeof(
 }  // namespace
 
 Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound) {
-    auto* self = reinterpret_cast<Activation*>(activation_type->tp_alloc(activation_type, 0));
-    if (self == nullptr) return nullptr;
-    self->scope = Py_NewRef(scope);
-    self->progress = new Progress;
-    self->progress->bound = bound;
+    Activation* self;
+    if (spares != 0) {
+        self = spare[--spares];
+        Py_SET_REFCNT(self, 1);
+    } else {
+        self = reinterpret_cast<Activation*>(activation_type->tp_alloc(activation_type, 0));
+        if (self == nullptr) return nullptr;
+    }
+    self->own_scope = info == nullptr ? Py_NewRef(scope) : nullptr;
+    new (&self->progress) Progress;
+    self->progress.bound = bound;
     if (info != nullptr) {
-        self->progress->info = Shared<ScopeInfo>(info);
-        self->progress->expected = info->last;
+        self->progress.info = Shared<ScopeInfo>(info);
+        self->progress.expected = info->last;
     }
     return self;
 }

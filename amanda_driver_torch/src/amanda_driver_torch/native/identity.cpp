@@ -143,14 +143,14 @@ bool Identity::hash_operands(const Operands& operands, bool inside, uint64_t* ha
 }
 
 Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& operands,
-                        bool* look_away) {
+                        bool* look_away, Step** step) {
     Progress* progress = nullptr;
     PyObject* scope = Py_None;
     PyObject* list = thread->activations;
     if (PyList_GET_SIZE(list) != 0) {
         auto* top = reinterpret_cast<Activation*>(PyList_GET_ITEM(list, PyList_GET_SIZE(list) - 1));
-        progress = top->progress;
-        scope = top->scope;
+        progress = &top->progress;
+        scope = top->scope();
         if (!progress->info) {
             ScopeInfo* info = info_of(scope);
             if (info == nullptr) return nullptr;
@@ -174,15 +174,16 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
     }
     if (progress->in_step) {
         Sequence* expected = progress->expected.get();
-        if (expected != nullptr && progress->position < expected->entries.size() &&
-            expected->entries[progress->position]->hash == hash) {
-            return expected->entries[progress->position++].get();
+        if (expected != nullptr && progress->position < expected->steps.size() &&
+            expected->steps[progress->position].hash == hash) {
+            *step = &expected->steps[progress->position++];
+            return (*step)->entry.get();
         }
         // Another way than last time: from here on passings are counted.
         Shared<Sequence> passed(new Sequence);
         for (size_t i = 0; i < progress->position; ++i) {
-            passed->entries.push_back(expected->entries[i]);
-            ++progress->counts.at(expected->entries[i]->hash);
+            passed->steps.push_back(expected->steps[i]);
+            ++progress->counts.at(expected->steps[i].hash);
         }
         progress->expected = passed;
         progress->in_step = false;
@@ -198,8 +199,8 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
         *look_away = !PyErr_Occurred();
         return nullptr;
     }
-    if (progress->expected && progress->expected->entries.size() < LONGEST) {
-        progress->expected->entries.emplace_back(entry);
+    if (progress->expected && progress->expected->steps.size() < LONGEST) {
+        progress->expected->steps.push_back(Step{hash, Shared<Entry>(entry), nullptr});
     } else {
         progress->expected = Shared<Sequence>();
     }

@@ -38,6 +38,13 @@ class Owned {
 
 // What a weak reference leads to, borrowed; never a new object at the address of a dead one.
 inline bool leads_to(const Owned& weak, PyObject* object) {
+    // A plain weak reference is the first of its object's list, which lies in memory that the
+    // caller needs anyway; the reference itself would be one more miss of the cache.
+    Py_ssize_t offset = Py_TYPE(object)->tp_weaklistoffset;
+    if (offset > 0 &&
+        *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset) == weak.get()) {
+        return bool(weak);
+    }
     return weak && PyWeakref_GET_OBJECT(weak.get()) == object;
 }
 
@@ -48,9 +55,16 @@ struct Entry {
     Owned record;
 };
 
+// A step of a sequence, with all that an op without a plan needs: one line of the cache for two.
+struct Step {
+    uint64_t hash;
+    Shared<Entry> entry;
+    PyObject* idle_epoch = nullptr;  // in which the op was seen to be idle; to compare only
+};
+
 struct Sequence {
     long references = 0;
-    std::vector<Shared<Entry>> entries;
+    std::vector<Step> steps;
 };
 
 struct ScopeInfo {
@@ -67,13 +81,6 @@ struct ScopeInfo {
     Table<Child> children;
 };
 
-// One call of a module; an object of Python's, because STATE.activations lists them.
-struct Activation {
-    PyObject_HEAD
-    PyObject* scope;
-    struct Progress* progress;
-};
-
 struct Progress {
     Shared<ScopeInfo> info;
     Shared<Sequence> expected;  // or, once not `in_step`, what has really been passed
@@ -81,6 +88,15 @@ struct Progress {
     bool in_step = true;
     Table<uint32_t> counts;
     const void* bound = nullptr;  // the frame that called the module, if known
+};
+
+// One call of a module; an object of Python's, because STATE.activations lists them.
+struct Activation {
+    PyObject_HEAD
+    PyObject* own_scope;  // where there is no `info` yet
+    Progress progress;
+
+    PyObject* scope() const { return progress.info ? progress.info->scope.get() : own_scope; }
 };
 
 // The arguments of a call as the identity rule reads them.
@@ -102,7 +118,9 @@ class Identity {
     PyObject *parameter = nullptr, *tensor = nullptr;  // types, borrowed from torch
 
     // The entry of the op that is being called, borrowed; null with an exception, or to look away.
-    Entry* locate(Thread* thread, const OpType& type, const Operands& operands, bool* look_away);
+    // `step` is where it is expected next time, if that is known already.
+    Entry* locate(Thread* thread, const OpType& type, const Operands& operands, bool* look_away,
+                  Step** step);
     ScopeInfo* info_of(PyObject* scope);
     // Forgets all records; activations go on from what they have counted.
     void forget();

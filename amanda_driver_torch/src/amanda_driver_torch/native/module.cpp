@@ -1,6 +1,7 @@
 // The extension module `amanda_driver_torch._native`.
 #include "frames.h"
 #include "identity.h"
+#include "program.h"
 #include "redirect.h"
 #include "thread.h"
 #include "watch.h"
@@ -19,7 +20,8 @@ int execute(PyObject* module) {
         return -1;
     }
     if (amanda::add_thread(module) < 0 || amanda::add_activation(module) < 0 ||
-        amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0) {
+        amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
+        amanda::add_program(module) < 0) {
         return -1;
     }
     return PyModule_AddStringConstant(module, "FRAMES", amanda::FRAMES);

@@ -53,9 +53,9 @@ Thread* here() {
     return thread;
 }
 
-enum Kind { ATTACHMENT, ACTIVATIONS, QUIET, OPAQUE, DEPTH, REFUSED };
+enum Kind { ATTACHMENT, ACTIVATIONS, QUIET, OPAQUE, DEPTH, REFUSED, RECOMPUTING };
 constexpr const char* NAMES[] = {"attachment", "activations", "quiet",
-                                 "opaque",     "depth",       "refused"};
+                                 "opaque",     "depth",       "refused", "recomputing"};
 
 struct Field {
     PyObject_HEAD
@@ -77,8 +77,10 @@ PyObject* field_get(PyObject* self, PyObject* instance, PyObject*) {
             return PyLong_FromLong(thread->opaque);
         case DEPTH:
             return PyLong_FromLong(thread->depth);
-        default:
+        case REFUSED:
             return PyBool_FromLong(thread->refused);
+        default:
+            return PyBool_FromLong(thread->recomputing);
     }
 }
 
@@ -126,6 +128,7 @@ int field_set(PyObject* self, PyObject*, PyObject* value) {
     if (kind == OPAQUE) thread->opaque = number;
     if (kind == DEPTH) thread->depth = number;
     if (kind == REFUSED) thread->refused = number != 0;
+    if (kind == RECOMPUTING) thread->recomputing = number != 0;
     return 0;
 }
 
@@ -155,7 +158,7 @@ int add_thread(PyObject* module) {
     if (field_type == nullptr) return -1;
     PyObject* fields = PyDict_New();
     if (fields == nullptr) return -1;
-    for (int kind = ATTACHMENT; kind <= REFUSED; ++kind) {
+    for (int kind = ATTACHMENT; kind <= RECOMPUTING; ++kind) {
         auto* field = reinterpret_cast<Field*>(field_type->tp_alloc(field_type, 0));
         if (field == nullptr) return -1;
         field->kind = kind;

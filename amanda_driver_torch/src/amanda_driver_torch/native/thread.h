@@ -21,6 +21,7 @@ struct Thread {
     long opaque;
     long depth;        // more than 0: inside an operator
     PyObject* control;  // strong: this thread's switches, while it is watched
+    bool recomputing;  // a checkpointed function is being run again
     bool refused;      // the original answered NotImplemented
 
     bool looks_away() const { return watch == nullptr || (depth | quiet | opaque) != 0; }

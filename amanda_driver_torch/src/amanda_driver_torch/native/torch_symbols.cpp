@@ -10,6 +10,7 @@ namespace amanda {
 namespace {
 
 bool (*enabled)() = nullptr;             // c10::GradMode::is_enabled()
+void (*set_enabled)(bool) = nullptr;     // c10::GradMode::set_enabled(bool)
 uint64_t (*sequence)() = nullptr;        // at::sequence_number::peek()
 PyObject *enabled_in_python = nullptr, *sequence_in_python = nullptr;
 
@@ -25,6 +26,7 @@ int find_symbols(const void* address, PyObject* is_grad_enabled, PyObject* seque
     void* library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     if (library == nullptr) return 0;
     enabled = reinterpret_cast<bool (*)()>(dlsym(library, "_ZN3c108GradMode10is_enabledEv"));
+    set_enabled = reinterpret_cast<void (*)(bool)>(dlsym(library, "_ZN3c108GradMode11set_enabledEb"));
     sequence =
         reinterpret_cast<uint64_t (*)()>(dlsym(library, "_ZN2at15sequence_number4peekEv"));
     dlclose(library);  // Only our handle: torch stays loaded.
@@ -41,6 +43,10 @@ bool gradients_enabled() {
     Py_XDECREF(answer);
     return answer == Py_True;
 }
+
+bool can_set_gradients() { return set_enabled != nullptr; }
+
+void set_gradients(bool on) { set_enabled(on); }
 
 uint64_t next_sequence_number() {
     if (sequence != nullptr) return sequence();

@@ -1,4 +1,4 @@
-// Two questions that are asked at every operator, put to torch's library without Python objects.
+// Questions that are asked at every operator, put to torch's library without Python objects.
 //
 // The functions are exported and take and return plain values, so no headers are needed. Where a
 // version of torch has them no longer, Python's bindings are called: slower, same answer.
@@ -16,6 +16,9 @@ namespace amanda {
 int find_symbols(const void* address, PyObject* is_grad_enabled, PyObject* sequence_number);
 
 bool gradients_enabled();
+// Whether `set_gradients` may be called.
+bool can_set_gradients();
+void set_gradients(bool on);
 uint64_t next_sequence_number();
 
 }  // namespace amanda

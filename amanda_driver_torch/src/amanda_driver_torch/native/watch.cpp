@@ -3,6 +3,7 @@
 
 #include <structmember.h>
 
+#include "program.h"
 #include "redirect.h"
 #include "thread.h"
 #include "torch_symbols.h"
@@ -12,10 +13,10 @@ namespace amanda {
 namespace {
 
 PyTypeObject* watch_type = nullptr;
-PyObject *epoch_name = nullptr, *watch_name = nullptr, *zero = nullptr;
+PyObject *watch_name = nullptr, *zero = nullptr;
 
 // Where the slots lie that are read without an attribute lookup.
-Py_ssize_t enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at;
+Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at, program_at;
 
 PyObject* slot(PyObject* object, Py_ssize_t offset) {
     return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
@@ -59,12 +60,8 @@ bool Watch::enabled(const Thread* thread) const {
 bool Watch::caching() const { return slot(session_control, caching_at) == Py_True; }
 
 bool Watch::refresh() {
-    PyObject* now = PyDict_GetItemWithError(session_state, epoch_name);
-    if (now == epoch) return now != nullptr;
-    if (now == nullptr) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "epoch");
-        return false;
-    }
+    PyObject* now = slot(session, epoch_at);
+    if (now == epoch) return true;
     Owned backward(PyObject_GetAttrString(session, "wants_backward"));
     Owned scopes(PyObject_GetAttrString(session, "watches_scopes"));
     if (!backward || !scopes) return false;
@@ -74,6 +71,11 @@ bool Watch::refresh() {
     return true;
 }
 
+PyObject** routine_depth(const Thread* thread) {
+    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(thread->control) +
+                                        routine_depth_at);
+}
+
 PyObject* operate(Thread* thread, Definition* definition, Call& call) {
     Watch* watch = thread->watch;
     if (!watch->enabled(thread)) return call.original();
@@ -81,15 +83,24 @@ PyObject* operate(Thread* thread, Definition* definition, Call& call) {
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
     Inside inside(thread);
     bool look_away = false;
-    Entry* entry = watch->identity->locate(thread, definition->type, call.operands(), &look_away);
+    Step* step = nullptr;
+    Entry* entry =
+        watch->identity->locate(thread, definition->type, call.operands(), &look_away, &step);
     if (look_away) return call.original();
     if (entry == nullptr) return nullptr;
+    bool caching = watch->caching();
+    bool interested = watch->wants_backward && gradients_enabled();
+    // What is idle in an epoch stays so in it.
+    if (step != nullptr && step->idle_epoch == watch->epoch && caching && !interested) {
+        return call.original();
+    }
     PyObject* record = entry->record.get();
     Owned kept = Owned::share(record);
     uint64_t start = 0;
-    bool idle = slot(record, idle_epoch_at) == watch->epoch && watch->caching();
+    bool idle = slot(record, idle_epoch_at) == watch->epoch && caching;
+    if (idle && step != nullptr) step->idle_epoch = watch->epoch;
     if (idle) {
-        if (!watch->wants_backward || !gradients_enabled()) return call.original();
+        if (!interested) return call.original();
         start = next_sequence_number();
         PyObject* result = call.original();
         if (result == nullptr) return nullptr;
@@ -104,6 +115,14 @@ PyObject* operate(Thread* thread, Definition* definition, Call& call) {
         if (!begin || !args || !kwargs || operator_ == nullptr) return nullptr;
         return PyObject_CallFunctionObjArgs(watch->settle, record, operator_, args.get(),
                                             kwargs.get(), result, begin.get(), nullptr);
+    }
+    PyObject* program = slot(record, program_at);
+    if (is_program(program) && caching && !thread->recomputing) {
+        bool gradients = gradients_enabled();
+        auto* own = reinterpret_cast<Program*>(program);
+        if (fits(own, watch, call.operands(), gradients)) {
+            return run_program(own, record, thread, watch, definition, call, gradients);
+        }
     }
     PyObject* operator_ = definition->get_operator();
     Owned args(call.args()), kwargs(call.kwargs()), execute = Owned::share(watch->execute);
@@ -125,20 +144,21 @@ namespace {
 PyObject* module_original = nullptr;
 vectorcallfunc python_way = nullptr;
 
-PyObject* leave(Thread* thread, Activation* activation) {
+void leave(Thread* thread, Activation* activation) {
     PyObject* list = thread->activations;
     Py_ssize_t size = PyList_GET_SIZE(list);
     // Whoever left `apply` meanwhile has cleared the list.
     if (size != 0 && PyList_GET_ITEM(list, size - 1) == reinterpret_cast<PyObject*>(activation)) {
-        PyList_SetSlice(list, size - 1, size, nullptr);
+        // As list.pop() does it, but for giving back memory that the next call would need.
+        Py_SET_SIZE(list, size - 1);
+        Py_DECREF(activation);
     }
-    return nullptr;
 }
 
 ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
-    Progress* progress = parent->progress;
+    Progress* progress = &parent->progress;
     if (!progress->info) {
-        ScopeInfo* info = watch->identity->info_of(parent->scope);
+        ScopeInfo* info = watch->identity->info_of(parent->scope());
         if (info == nullptr) return nullptr;
         progress->info = Shared<ScopeInfo>(info);
         progress->expected = info->last;
@@ -176,7 +196,6 @@ PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, P
     }
     auto* parent =
         reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
-    Owned parent_kept = Owned::share(reinterpret_cast<PyObject*>(parent));
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
     ScopeInfo* info = child_of(watch, parent, args[0]);
     if (info == nullptr) return nullptr;
@@ -209,22 +228,22 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 7;
+constexpr int WATCH_FIELDS = 9;
 
 constexpr const char* FIELDS[] = {"get_control", "execute",      "settle",       "call_module",
-                                  "enter_module", "module_failed", "session"};
+                                  "enter_module", "module_failed", "resume",
+                                  "annotate",    "session"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {&self->get_control,  &self->execute,       &self->settle,
                            &self->call_module,  &self->enter_module, &self->module_failed,
-                           &self->session};
+                           &self->resume,        &self->annotate,      &self->session};
     return fields[i];
 }
 
 int watch_clear(PyObject* object) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
-    Py_CLEAR(self->session_state);
     Py_CLEAR(self->session_control);
     Py_CLEAR(self->epoch);
     delete self->identity;
@@ -235,7 +254,6 @@ int watch_clear(PyObject* object) {
 int watch_traverse(PyObject* object, visitproc visit, void* arg) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_VISIT(*field(self, i));
-    Py_VISIT(self->session_state);
     Py_VISIT(self->session_control);
     Py_VISIT(Py_TYPE(object));
     return 0;
@@ -278,15 +296,15 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     // torch's types live as long as the process.
     identity->parameter = parameter.get();
     identity->tensor = tensor.get();
-    // As a dict of its own: one lookup without descriptors tells whether the epoch is another.
-    self->session_state = PyObject_GetAttrString(self->session, "__dict__");
     self->session_control = PyObject_GetAttrString(self->session, "control");
-    if (self->session_state == nullptr || self->session_control == nullptr) return nullptr;
+    if (self->session_control == nullptr) return nullptr;
     PyObject* control = reinterpret_cast<PyObject*>(Py_TYPE(self->session_control));
     if ((enabled_at = slot_offset(control, "enabled")) < 0 ||
+        (epoch_at = slot_offset(reinterpret_cast<PyObject*>(Py_TYPE(self->session)), "epoch")) < 0 ||
         (caching_at = slot_offset(control, "caching")) < 0 ||
         (routine_depth_at = slot_offset(control, "routine_depth")) < 0 ||
         (idle_epoch_at = slot_offset(record.get(), "idle_epoch")) < 0 ||
+        (program_at = slot_offset(record.get(), "program")) < 0 ||
         (idle_nodes_at = slot_offset(record.get(), "idle_nodes")) < 0) {
         return nullptr;
     }
@@ -310,7 +328,8 @@ PyObject* watch_locate(PyObject* object, PyObject* const* args, Py_ssize_t count
     if (!intern_type(args[0], &type)) return nullptr;
     Operands operands{nullptr, &PyTuple_GET_ITEM(args[1], 0), PyTuple_GET_SIZE(args[1]), args[2]};
     bool look_away = false;
-    Entry* entry = self->identity->locate(thread, type, operands, &look_away);
+    Step* step = nullptr;
+    Entry* entry = self->identity->locate(thread, type, operands, &look_away, &step);
     if (entry != nullptr) return Py_NewRef(entry->record.get());
     if (PyErr_Occurred()) return nullptr;
     Py_RETURN_NONE;
@@ -320,7 +339,6 @@ PyObject* watch_locate(PyObject* object, PyObject* const* args, Py_ssize_t count
 PyObject* watch_close(PyObject* object, PyObject*) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
-    Py_CLEAR(self->session_state);
     Py_CLEAR(self->session_control);
     self->identity->forget();
     self->identity->classify = self->identity->look_up = self->identity->resolve = Owned();
@@ -381,7 +399,6 @@ int watch_of(PyObject* attachment, Watch** watch) {
 }
 
 int add_watch(PyObject* module) {
-    epoch_name = PyUnicode_InternFromString("epoch");
     watch_name = PyUnicode_InternFromString("watch");
     zero = PyLong_FromLong(0);
     watch_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&watch_spec));

@@ -30,8 +30,9 @@ class Call {
 struct Watch {
     PyObject_HEAD
     PyObject* get_control;  // () -> the calling thread's `Control`
-    PyObject *execute, *settle, *call_module, *enter_module, *module_failed;  // of the attachment
-    PyObject *session, *session_state;  // the session and its attributes
+    PyObject *execute, *settle, *call_module, *enter_module, *module_failed,
+        *resume, *annotate;  // of the attachment
+    PyObject* session;
     PyObject* session_control;          // switches of the thread that owns the session
     PyObject* epoch;                    // as last seen; compared by identity
     bool wants_backward, watches_scopes;
@@ -52,6 +53,9 @@ PyObject* operate(Thread* thread, Definition* definition, Call& call);
 
 // The vectorcall of `nn.Module.__call__`'s replacement.
 PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, PyObject* names);
+
+// Where the thread's switches keep how deep it is inside routines.
+PyObject** routine_depth(const Thread* thread);
 
 int add_watch(PyObject* module);
 

@@ -1,0 +1,102 @@
+"""Plans in the form in which the native interceptor runs them by itself.
+
+Owns the question which plans it can: insertions before and after the forward op, without autodiff,
+of an op that no aligned gradient is asked of. All others are executed by `_execute`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from amanda_core import IPoint, OpContext, Plan, Step
+from amanda_driver_torch._build import native
+from amanda_driver_torch._state import STATE
+
+if TYPE_CHECKING:
+    from amanda_driver_torch._execute import _Run
+
+__all__ = ["compiled"]
+
+# More values than this are handed over in Python.
+_MANY = 16
+
+
+def compiled(run: _Run, context: OpContext, before: Plan, after: Plan, nodes: int) -> object:
+    """The plan of an op as a program for calls like that of `run`; None where it cannot be.
+
+    Args:
+        run: The execution that has just taken place.
+        context: The op's context.
+        before: Its plan before forward.
+        after: Its plan after forward.
+        nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
+    """
+    session, bound = run.session, run.bound
+    layout = bound.layout
+    if (
+        native is None
+        or run.attachment.watch is None
+        or STATE.recomputing
+        or before.replacement is not None
+        or context.plan(IPoint.BEFORE_BACKWARD)
+        or context.plan(IPoint.AFTER_BACKWARD)
+        or bound.signature.in_place
+        or not layout.bound
+        or layout.attrs
+        or layout.outs
+        or layout.fresh
+        or layout.spread is not None
+        or len(layout.sources) > _MANY
+        or session.due(context, IPoint.BEFORE_FORWARD)
+        or session.due(context, IPoint.AFTER_FORWARD)
+    ):
+        return None
+    steps = [_parts(step, len(layout.sources)) for step in before.steps]
+    steps_after = [_parts(step, _MANY) for step in after.steps]
+    if None in steps or None in steps_after:
+        return None
+    args, kwargs = bound.given
+    names = tuple(kwargs)
+    sources = tuple(
+        _argument(source, len(args), names)
+        for source in layout.sources
+    )
+
+    values, attachment = context._values, run.attachment
+
+    def constant(position: int) -> Any:
+        inputs = values["inputs"]
+        assert inputs is not None
+        return attachment.constant(inputs[position])
+
+    return native.Program(
+        session.epoch,
+        tuple(type(value) for value in (*args, *kwargs.values())),
+        names,
+        sources,
+        layout.defaults,
+        steps,
+        steps_after,
+        vars(context),
+        values,
+        constant,
+        nodes,
+    )
+
+
+def _argument(source: int | str | None, count: int, names: tuple[str, ...]) -> int:
+    """Number of an argument, keyword arguments counted last; -1 where there is none."""
+    if source is None:
+        return -1
+    return count + names.index(source) if isinstance(source, str) else source
+
+
+def _parts(step: Step, count: int) -> Any:
+    """Routine, keyword arguments and positions of a step; None where it needs more than these."""
+    action = step.action
+    positions = action.positions
+    if action.autodiff or len(action.kwargs) > _MANY // 2:
+        return None
+    if positions is not None and not all(0 <= position < count for position in positions):
+        return None
+    return action.routine, dict(action.kwargs), positions, step

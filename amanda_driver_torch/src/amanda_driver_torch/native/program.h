@@ -1,0 +1,44 @@
+// `Program`: the plan of one op, in the form in which C runs it by itself.
+//
+// It covers insertions before and after the forward op that change nothing in most executions:
+// counting, tracing, statistics. What a routine changes, and whatever else is particular, goes on
+// in Python from where the program stopped.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "identity.h"
+
+namespace amanda {
+
+struct Thread;
+struct Definition;
+struct Watch;
+class Call;
+
+struct ProgramStep {
+    Owned routine, names;  // names: of keyword arguments, a tuple or null
+    std::vector<Owned> values;  // of keyword arguments
+    std::vector<int> positions;
+    bool all = false;  // all positions, however many there are
+    Owned step;        // `amanda_core.plan.Step`, for messages
+};
+
+struct Program {
+    PyObject_HEAD
+    struct ProgramParts* parts;
+};
+
+bool is_program(PyObject* object);
+
+// Whether a program serves this call.
+bool fits(const Program* program, const Watch* watch, const Operands& operands, bool gradients);
+
+// Runs a call by a program that fits.
+PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch* watch,
+                      Definition* definition, Call& call, bool gradients);
+
+int add_program(PyObject* module);
+
+}  // namespace amanda
