@@ -42,14 +42,15 @@ class TorchAttachment:
 
     Attributes:
         session: The session.
+        scopes: The modules that have been called.
         backward: The backward program.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._scopes = session.persistent("pytorch.scopes", Scopes)
+        self.scopes = session.persistent("pytorch.scopes", Scopes)
         self._sites: Sites[OpRecord] = Sites(
-            self._scopes,
+            self.scopes,
             session.persistent("pytorch.labels", Labels),
             session.persistent("pytorch.names", dict),
             NAMESPACE,
@@ -133,7 +134,7 @@ class TorchAttachment:
         """Whether a tensor is a buffer of the model that is running."""
         if not STATE.activations:
             return False
-        return self._scopes.is_buffer(STATE.activations[0].scope, tensor)
+        return self.scopes.is_buffer(STATE.activations[0].scope, tensor)
 
     # Operators.
 
@@ -241,7 +242,7 @@ class TorchAttachment:
         if not activations:
             self._sweep()
         parent = activations[-1].scope if activations else None
-        scope = self._scopes.enter(module, parent, STATE.backward > 0)
+        scope = self.scopes.enter(module, parent, STATE.backward > 0)
         activation = self._interceptor.activation(scope)
         session, path = self.session, activation.scope.path
         opaque, STATE.opaque = STATE.opaque, 0
@@ -267,9 +268,10 @@ class TorchAttachment:
             if session.watches_scopes:
                 session.leave_scope(path)
 
-    def enter_module(self, module: nn.Module, parent: Activation) -> Scope:
+    def enter_module(self, module: nn.Module, parent: Activation | None) -> Scope:
         """The scope of a module that is called inside `parent`; for the native interceptor."""
-        return self._scopes.enter(module, parent.scope, STATE.backward > 0)
+        scope = parent.scope if parent is not None else None
+        return self.scopes.enter(module, scope, STATE.backward > 0)
 
     def module_failed(self, error: BaseException) -> None:
         """An exception is leaving a module's call."""
@@ -296,7 +298,7 @@ class TorchAttachment:
 
     def _sweep(self) -> None:
         """Forget what belongs to models that are gone."""
-        dead = set(self._scopes.take_dead())
+        dead = set(self.scopes.take_dead())
         if not dead:
             return
         for context in self.session.contexts():
@@ -304,7 +306,7 @@ class TorchAttachment:
                 self.session.forget(context)
         self._sites.clear()
         self._interceptor.forget()
-        self._scopes.free(dead)
+        self.scopes.free(dead)
 
 
 # The native interceptor calls it without the frame of a replaced `Module.__call__`.

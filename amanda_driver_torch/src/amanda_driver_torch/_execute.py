@@ -203,6 +203,9 @@ class _Run:
 
     def result(self) -> Any:
         session, bound, operator, record = self.session, self.bound, self.operator, self.record
+        if not (self.done_before or self.done_after):
+            # Made anew at the end, if this gets there: it relies on the facts of the last run.
+            record.program = None
         if record.site.input_names != bound.signature.names:
             object.__setattr__(record.site, "input_names", bound.signature.names)
         context = record.context = session.open(

@@ -50,6 +50,7 @@ class NativeInterceptor:
             call_module=attachment.call_module,
             enter_module=attachment.enter_module,
             module_failed=attachment.module_failed,
+            scopes=attachment.scopes,
             resume=attachment.resume,
             annotate=_annotate,
             resolve=attachment.resolve,

@@ -27,7 +27,7 @@ void activation_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<Activation*>(object);
     Progress& progress = self->progress;
     if (!progress.in_step && progress.expected && progress.info) {
-        progress.info->last = progress.expected;  // What the next one will expect.
+        progress.info->expect(progress.expected);  // What the next one will expect.
     }
     progress.~Progress();
     Py_CLEAR(self->own_scope);
@@ -95,7 +95,7 @@ Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound) 
     self->progress.bound = bound;
     if (info != nullptr) {
         self->progress.info = Shared<ScopeInfo>(info);
-        self->progress.expected = info->last;
+        info->prefetch();
     }
     return self;
 }

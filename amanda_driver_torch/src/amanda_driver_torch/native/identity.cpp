@@ -155,7 +155,10 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
             ScopeInfo* info = info_of(scope);
             if (info == nullptr) return nullptr;
             progress->info = Shared<ScopeInfo>(info);
-            progress->expected = info->last;
+        }
+        if (!progress->begun) {
+            progress->begun = true;
+            progress->expected = progress->info->last;
         }
     }
     bool inside = progress != nullptr && progress->info->inside;
@@ -249,10 +252,12 @@ ScopeInfo* Identity::info_of(PyObject* scope) {
 void Identity::forget() {
     // Activations hold what they need of this themselves.
     scopes_.each([](Shared<ScopeInfo>& info) {
-        info->last = Shared<Sequence>();
+        info->expect(Shared<Sequence>());
         info->children.clear();
+        info->order.clear();
     });
     scopes_.clear();
+    roots.clear();
     entries_.clear();
     tokens_.clear();
 }

@@ -78,13 +78,29 @@ struct ScopeInfo {
     bool inside = false;  // within some root module
     Owned scope;
     Shared<Sequence> last;
+    const Step* steps = nullptr;  // of `last`, to be fetched early
     Table<Child> children;
+    std::vector<Child> order;  // the children as they were called last
+
+    void expect(const Shared<Sequence>& sequence) {
+        last = sequence;
+        steps = sequence ? sequence->steps.data() : nullptr;
+    }
+    // A module is called every few microseconds, and its data has left the cache since last time.
+    void prefetch() const {
+        if (last) {
+            __builtin_prefetch(last.get());
+            __builtin_prefetch(steps);
+        }
+    }
 };
 
 struct Progress {
     Shared<ScopeInfo> info;
     Shared<Sequence> expected;  // or, once not `in_step`, what has really been passed
     size_t position = 0;
+    size_t child = 0;  // how many of `order` have been called
+    bool begun = false;  // `expected` has been looked up
     bool in_step = true;
     Table<uint32_t> counts;
     const void* bound = nullptr;  // the frame that called the module, if known
@@ -122,6 +138,8 @@ class Identity {
     Entry* locate(Thread* thread, const OpType& type, const Operands& operands, bool* look_away,
                   Step** step);
     ScopeInfo* info_of(PyObject* scope);
+    // Outermost modules that were called.
+    Table<ScopeInfo::Child> roots;
     // Forgets all records; activations go on from what they have counted.
     void forget();
 

@@ -53,9 +53,9 @@ Thread* here() {
     return thread;
 }
 
-enum Kind { ATTACHMENT, ACTIVATIONS, QUIET, OPAQUE, DEPTH, REFUSED, RECOMPUTING };
+enum Kind { ATTACHMENT, ACTIVATIONS, QUIET, OPAQUE, DEPTH, REFUSED, RECOMPUTING, BACKWARD };
 constexpr const char* NAMES[] = {"attachment", "activations", "quiet",
-                                 "opaque",     "depth",       "refused", "recomputing"};
+                                 "opaque",     "depth",       "refused", "recomputing", "backward"};
 
 struct Field {
     PyObject_HEAD
@@ -77,6 +77,8 @@ PyObject* field_get(PyObject* self, PyObject* instance, PyObject*) {
             return PyLong_FromLong(thread->opaque);
         case DEPTH:
             return PyLong_FromLong(thread->depth);
+        case BACKWARD:
+            return PyLong_FromLong(thread->backward);
         case REFUSED:
             return PyBool_FromLong(thread->refused);
         default:
@@ -128,6 +130,7 @@ int field_set(PyObject* self, PyObject*, PyObject* value) {
     if (kind == OPAQUE) thread->opaque = number;
     if (kind == DEPTH) thread->depth = number;
     if (kind == REFUSED) thread->refused = number != 0;
+    if (kind == BACKWARD) thread->backward = number;
     if (kind == RECOMPUTING) thread->recomputing = number != 0;
     return 0;
 }
@@ -158,7 +161,7 @@ int add_thread(PyObject* module) {
     if (field_type == nullptr) return -1;
     PyObject* fields = PyDict_New();
     if (fields == nullptr) return -1;
-    for (int kind = ATTACHMENT; kind <= RECOMPUTING; ++kind) {
+    for (int kind = ATTACHMENT; kind <= BACKWARD; ++kind) {
         auto* field = reinterpret_cast<Field*>(field_type->tp_alloc(field_type, 0));
         if (field == nullptr) return -1;
         field->kind = kind;

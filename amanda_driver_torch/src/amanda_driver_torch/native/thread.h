@@ -19,6 +19,7 @@ struct Thread {
     PyObject* activations;  // strong, a list
     long quiet;
     long opaque;
+    long backward;  // how many backward passes it is inside
     long depth;        // more than 0: inside an operator
     PyObject* control;  // strong: this thread's switches, while it is watched
     bool recomputing;  // a checkpointed function is being run again

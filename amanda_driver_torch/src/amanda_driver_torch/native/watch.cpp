@@ -13,7 +13,7 @@ namespace amanda {
 namespace {
 
 PyTypeObject* watch_type = nullptr;
-PyObject *watch_name = nullptr, *zero = nullptr;
+PyObject *watch_name = nullptr, *dead_name = nullptr, *zero = nullptr;
 
 // Where the slots lie that are read without an attribute lookup.
 Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at, program_at;
@@ -155,26 +155,55 @@ void leave(Thread* thread, Activation* activation) {
     }
 }
 
+ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activation* parent,
+                      PyObject* module) {
+    ScopeInfo::Child* known = children->find(key_of(module));
+    if (known != nullptr && leads_to(known->module, module)) return known->info.get();
+    Owned scope(PyObject_CallFunctionObjArgs(
+        watch->enter_module, module,
+        parent != nullptr ? reinterpret_cast<PyObject*>(parent) : Py_None, nullptr));
+    Owned weak(PyWeakref_NewRef(module, nullptr));
+    if (!scope || !weak) return nullptr;
+    ScopeInfo* info = watch->identity->info_of(scope.get());
+    if (info == nullptr) return nullptr;
+    if (children->size() > 4096) children->clear();
+    ScopeInfo::Child& child = children->at(key_of(module));
+    child.module = std::move(weak);
+    child.info = Shared<ScopeInfo>(info);
+    return info;
+}
+
+// The scope of a module called inside `parent`, or outside of all where that is null.
 ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
+    if (parent == nullptr) return find_child(watch, &watch->identity->roots, nullptr, module);
     Progress* progress = &parent->progress;
     if (!progress->info) {
         ScopeInfo* info = watch->identity->info_of(parent->scope());
         if (info == nullptr) return nullptr;
         progress->info = Shared<ScopeInfo>(info);
-        progress->expected = info->last;
     }
-    ScopeInfo::Child* known = progress->info->children.find(key_of(module));
-    if (known != nullptr && leads_to(known->module, module)) return known->info.get();
-    Owned scope(PyObject_CallFunctionObjArgs(watch->enter_module, module, parent, nullptr));
+    // Expected in the order of last time, which lies in memory one after the other.
+    std::vector<ScopeInfo::Child>& order = progress->info->order;
+    size_t place = progress->child++;
+    if (place + 1 < order.size()) __builtin_prefetch(order[place + 1].info.get());
+    if (place < order.size() && leads_to(order[place].module, module)) {
+        return order[place].info.get();
+    }
+    ScopeInfo* info = find_child(watch, &progress->info->children, parent, module);
+    if (info == nullptr || place >= 4096) return info;
     Owned weak(PyWeakref_NewRef(module, nullptr));
-    if (!scope || !weak) return nullptr;
-    ScopeInfo* info = watch->identity->info_of(scope.get());
-    if (info == nullptr) return nullptr;
-    if (progress->info->children.size() > 4096) progress->info->children.clear();
-    ScopeInfo::Child& child = progress->info->children.at(key_of(module));
-    child.module = std::move(weak);
-    child.info = Shared<ScopeInfo>(info);
+    if (!weak) return nullptr;
+    if (place >= order.size()) order.resize(place + 1);
+    order[place].module = std::move(weak);
+    order[place].info = Shared<ScopeInfo>(info);
     return info;
+}
+
+// Whether a model has died, and what belongs to it can go.
+bool some_died(Watch* watch) {
+    Owned dead(PyObject_GetAttr(watch->scopes, dead_name));
+    if (!dead) PyErr_Clear();
+    return !dead || !PyList_Check(dead.get()) || PyList_GET_SIZE(dead.get()) != 0;
 }
 
 }  // namespace
@@ -191,11 +220,14 @@ PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, P
     if (!watch->enabled(thread)) return PyObject_Vectorcall(module_original, args, count, names);
     if (!watch->refresh()) return nullptr;
     Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
-    if (thread->opaque || watch->watches_scopes || depth == 0) {
+    if (thread->opaque || watch->watches_scopes ||
+        (depth == 0 && (thread->backward || some_died(watch)))) {
         return python_way(function, args, count, names);
     }
-    auto* parent =
-        reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
+    Activation* parent = nullptr;
+    if (depth != 0) {
+        parent = reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
+    }
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
     ScopeInfo* info = child_of(watch, parent, args[0]);
     if (info == nullptr) return nullptr;
@@ -228,16 +260,17 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 9;
+constexpr int WATCH_FIELDS = 10;
 
 constexpr const char* FIELDS[] = {"get_control", "execute",      "settle",       "call_module",
                                   "enter_module", "module_failed", "resume",
-                                  "annotate",    "session"};
+                                  "annotate",    "scopes",         "session"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {&self->get_control,  &self->execute,       &self->settle,
                            &self->call_module,  &self->enter_module, &self->module_failed,
-                           &self->resume,        &self->annotate,      &self->session};
+                           &self->resume,        &self->annotate,      &self->scopes,
+                           &self->session};
     return fields[i];
 }
 
@@ -400,6 +433,7 @@ int watch_of(PyObject* attachment, Watch** watch) {
 
 int add_watch(PyObject* module) {
     watch_name = PyUnicode_InternFromString("watch");
+    dead_name = PyUnicode_InternFromString("_dead");
     zero = PyLong_FromLong(0);
     watch_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&watch_spec));
     if (watch_type == nullptr || PyModule_AddFunctions(module, functions) < 0) return -1;
