@@ -263,6 +263,16 @@ def test_a_missing_capability_raises_when_the_action_is_recorded(driver: ToyDriv
         context.trigger_callback(IPoint.BEFORE_FORWARD)
 
 
+def test_replacing_backward_needs_a_capability_of_its_own(driver: ToyDriver) -> None:
+    asked = tool(lambda c: c.replace_backward_op(abs))
+    with amanda.apply(asked) as handle:
+        session = session_of(handle)
+        session.declare("static", frozenset({"gradients"}))
+        context = session.open(site("static", namespace="static/1.0/graph"), None, [1.0])
+        with pytest.raises(UnsupportedError, match="has no replace_backward"):
+            context.trigger_callback(IPoint.BEFORE_FORWARD)
+
+
 def test_the_kinds_of_action_are_the_six_of_the_paper() -> None:
     assert {kind.value for kind in ActionKind} == {*FORWARD_ACTIONS, *BACKWARD_ACTIONS}
     assert [point.value for point in sorted(IPoint, key=lambda point: point.rank)] == [

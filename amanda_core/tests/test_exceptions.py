@@ -150,3 +150,17 @@ def test_where_leaves_out_what_is_not_known() -> None:
     with amanda.apply() as handle:
         context = session_of(handle).open(site("a"), None)
         assert context.where == f"op 'layer/a' (id {context.get_op_id()})"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_deferred_exception_becomes_a_note_when_the_program_is_told_to_stop(
+    stop: type[BaseException],
+) -> None:
+    def program() -> None:
+        with amanda.apply() as handle:
+            session_of(handle).defer(Broken("of the user"))
+            raise stop
+
+    with pytest.raises(stop) as raised:
+        program()
+    assert any("Broken: of the user" in note for note in raised.value.__notes__)

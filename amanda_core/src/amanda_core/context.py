@@ -80,7 +80,7 @@ class OpContext(dict[str, Any]):
         self._remembered: dict[str, Any] = {}
         self._released = True
         self._attrs: Mapping[str, Any] = {}
-        self._constant: Callable[[int], Any] | None = None
+        self._constant: Callable[[Any], Any] | None = None
         self._recomputed = False
         self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
         self._plans: dict[IPoint, Plan] | None = None
@@ -247,13 +247,18 @@ class OpContext(dict[str, Any]):
         Raises:
             PositionError: The op has no such input.
         """
-        if self._forward is not None:
-            return self._forward.value(position)
         inputs = self.get_inputs()
         if inputs is None:
             return None
-        self._check_positions(ActionKind.INSERT_BEFORE_OP, (position,))
-        return self._constant(position) if self._constant is not None else inputs[position]
+        if not 0 <= position < len(inputs):
+            raise PositionError(
+                f"The op has no input {position}: it has {len(inputs)}",
+                where=self.where,
+                fix="Positions are those of the op's signature, counted from 0",
+            )
+        holder = self._forward if self._forward is not None else self
+        constant = holder._constant
+        return constant(inputs[position]) if constant is not None else inputs[position]
 
     # Instrumentation API (paper, listing 3).
 
@@ -382,7 +387,7 @@ class OpContext(dict[str, Any]):
         grad_outputs: Sequence[Any] | None = _UNSET,
         grad_inputs: Sequence[Any] | None = _UNSET,
         attrs: Mapping[str, Any] = _UNSET,
-        constant: Callable[[int], Any] | None = _UNSET,
+        constant: Callable[[Any], Any] | None = _UNSET,
         recomputed: bool = _UNSET,
     ) -> None:
         """Set what is known of the current execution."""
@@ -414,7 +419,6 @@ class OpContext(dict[str, Any]):
         if not self._backward:
             self._remembered = {what: _weak(values) for what, values in self._values.items()}
         self._values.clear()
-        self._constant = None
         self._released = True
         if self._backward:
             # A backward operator object keeps its part of the graph alive.
@@ -473,8 +477,14 @@ class OpContext(dict[str, Any]):
                 where=where,
                 fix="Register the routine with require_outputs=False",
             )
-        if kind.point.is_backward and not self._session.can("gradients", self.namespace):
-            raise UnsupportedError(f"The driver of {self.namespace} has no gradients", where=where)
+        needed = ["gradients"] if kind.point.is_backward else []
+        if kind is ActionKind.REPLACE_BACKWARD_OP:
+            needed.append("replace_backward")
+        for capability in needed:
+            if not self._session.can(capability, self.namespace):
+                raise UnsupportedError(
+                    f"The driver of {self.namespace} has no {capability}", where=where
+                )
         chosen = self._check_positions(kind, positions, where)
         control = self._session.control
         log.append(Action(kind, func, chosen, kwargs, tool, control.autodiff))

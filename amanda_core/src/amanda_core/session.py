@@ -6,6 +6,7 @@ the same tools resume. Applying and leaving is `activation`'s; executing plans i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import warnings
@@ -91,13 +92,20 @@ class Session:
 
     _epochs = itertools.count(1)
 
-    def __init__(self, tools: Sequence[Tool], store: Store, hook: pluggy.HookRelay) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        store: Store,
+        hook: pluggy.HookRelay,
+        resolve: Callable[[], Sequence[Tool]] | None = None,
+    ) -> None:
         self.control: Control = THREAD.control
         self.closed = False
         self.tools: tuple[Tool, ...] = ()
         self.epoch = 0
         self._store = store
         self._hook = hook
+        self._resolve = resolve
         self._wanted: frozenset[IPoint] = frozenset()
         self._capabilities: dict[str, frozenset[str]] = {}
         self._pending: list[BaseException] = []
@@ -121,7 +129,8 @@ class Session:
 
     def tools_changed(self) -> None:
         """A tool registered something or was invalidated: no cached plan holds."""
-        self._refresh()
+        # It may have got dependencies.
+        self.set_tools(self._resolve() if self._resolve is not None else self.tools)
 
     def _refresh(self) -> None:
         key = tuple((tool._amanda.serial, tool._amanda.generation) for tool in self.tools)
@@ -190,7 +199,7 @@ class Session:
         forward: OpContext | None = None,
         *,
         backward: bool = False,
-        constant: Callable[[int], Any] | None = None,
+        constant: Callable[[Any], Any] | None = None,
         recomputed: bool = False,
     ) -> OpContext:
         """The context of an op at the begin of an execution.
@@ -202,7 +211,8 @@ class Session:
             attrs: Arguments that are not positions.
             forward: Context of the forward op of a backward op, if it has one.
             backward: Whether this is a backward op.
-            constant: Gives the concrete value of a parameter or constant input, or None.
+            constant: Maps an input to its concrete value if it is a parameter or constant, else to
+                None. Kept by the context: it must hold no tensor.
             recomputed: Whether this reruns an execution that already took place.
         """
         contexts = self._store.contexts
@@ -297,7 +307,7 @@ class Session:
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         key = ((context._backward, context._id), i_point)
-        tool._amanda.logs.get(self._store, {}).pop(key, None)
+        old = tool._amanda.logs.get(self._store, {}).pop(key, ())
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         try:
@@ -307,6 +317,9 @@ class Session:
             context._recorder = None
         # Looked up now: the routine may have invalidated its tool.
         tool._amanda.logs.setdefault(self._store, {})[key] = tuple(actions)
+        if not self.control.caching and (old or actions):
+            # Plans cached before this analysis was run again hold no more.
+            tool._amanda.changed()
 
     def _call(
         self,
@@ -346,8 +359,12 @@ class Session:
         self._pending.append(error)
 
     def raised(self, error: BaseException) -> None:
-        """If a deferred exception has found its own way out, the others become notes on it."""
-        if any(pending is error for pending in self._pending):
+        """If a deferred exception has found its own way out, the others become notes on it.
+
+        So do all where the program is told to stop: that must not be turned into an error.
+        """
+        stop = not isinstance(error, Exception)
+        if self._pending and (stop or any(pending is error for pending in self._pending)):
             for other in self._pending:
                 if other is not error:
                     annotate(error, f"Then also {type(other).__name__}: {other}")
@@ -410,6 +427,7 @@ def _same_op(context: OpContext, site: Site, forward: OpContext | None) -> bool:
     return context._site.key == site.key and known.get_op_id() == forward.get_op_id()
 
 
+@functools.lru_cache(maxsize=65536)
 def stable_id(key: Hashable) -> int:
     """A number of 63 bits that depends on nothing but the key's printed form.
 

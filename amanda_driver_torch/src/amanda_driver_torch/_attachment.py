@@ -57,6 +57,7 @@ class TorchAttachment:
         )
         self.backward = Backward(session, self._sites, NAMESPACE)
         self._execution = Execution(self, self.backward)
+        self.constant = _constant_in(self._scopes)
         self._interceptor = _interceptor.choose(self)
         self._attached = False
 
@@ -117,12 +118,6 @@ class TorchAttachment:
             and not STATE.opaque
             and self.session.enabled
         )
-
-    def is_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a buffer of the model that is running."""
-        if not STATE.activations:
-            return False
-        return self._scopes.is_buffer(STATE.activations[0].scope, tensor)
 
     # Operators.
 
@@ -227,6 +222,19 @@ class TorchAttachment:
                 self.session.forget(context)
         self._sites.clear()
         self._scopes.free(dead)
+
+
+def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
+    """Maps an input to itself if it is a parameter, a buffer or no tensor; else to None."""
+
+    def constant(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
+            return value
+        if (value.is_leaf and value.requires_grad) or scopes.is_buffer(value):
+            return value
+        return None
+
+    return constant
 
 
 def _swallows(operator: Operator, record: OpRecord) -> bool:

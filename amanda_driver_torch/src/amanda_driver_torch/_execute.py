@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
 from amanda_core.errors import EditError, UnsupportedError
@@ -160,7 +159,7 @@ class _Run:
             operator.raw,
             inputs=bound.values,
             attrs=bound.attrs,
-            constant=self._constant,
+            constant=self.execution._attachment.constant,
             recomputed=STATE.recomputing,
         )
         try:
@@ -207,14 +206,6 @@ class _Run:
         return made(self.bound, outputs)
 
     # Inputs.
-
-    def _constant(self, position: int) -> Any:
-        value = self.bound.values[position]
-        if not isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, nn.Parameter) or (value.is_leaf and value.requires_grad):
-            return value
-        return value if self.execution._attachment.is_buffer(value) else None
 
     def _edit_inputs(self, plan: Plan) -> None:
         for step in plan.steps:

@@ -97,13 +97,10 @@ class Scopes:
             return known[1] if known is not None else None
         return None
 
-    def is_buffer(self, scope: Scope, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a buffer of the root that `scope` belongs to."""
-        for root in self._roots.values():
-            module = root.module() if root.label == scope.root else None
-            if module is not None:
-                return any(buffer is tensor for buffer in module.buffers())
-        return False
+    def is_buffer(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer of some known root."""
+        modules = (root.module() for root in self._roots.values())
+        return any(b is tensor for m in modules if m is not None for b in m.buffers())
 
     def take_dead(self) -> list[str]:
         """Labels of roots that have died; what belongs to them can go, and then the labels."""
