@@ -1,4 +1,7 @@
-"""Edits of ops that write: in-place ops, views, `out=`, statistics, and ops that return their input."""
+"""Edits of ops that write (in-place, views, `out=`, statistics) or return their own input."""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
 
 from __future__ import annotations
 

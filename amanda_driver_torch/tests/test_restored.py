@@ -1,13 +1,14 @@
-"""Leaving restores torch as it was found, by whatever way, and keeps nothing of the driver alive."""
+"""Leaving restores torch as it was found, by whatever way, and the model as it was."""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch._higher_order_ops
 import torch._tensor_str
 import torch.utils.checkpoint
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 import amanda
 
@@ -37,12 +39,29 @@ OWNERS: list[Any] = [
     *(
         importlib.import_module(name)
         for name in (
-            "torch torch._tensor torch._tensor_str torch._ops torch._jit_internal torch.functional "
-            "torch.overrides torch.linalg torch.nn.functional torch.nn.init torch.autograd "
-            "torch.autograd.function torch.autograd.graph torch.autograd.variable torch.jit "
-            "torch.nn.modules.module torch.optim.optimizer torch.utils.checkpoint "
-            "torch._dynamo.eval_frame torch.library torch.jit._trace torch.export"
-        ).split()
+            "torch",
+            "torch._tensor",
+            "torch._tensor_str",
+            "torch._ops",
+            "torch._jit_internal",
+            "torch.functional",
+            "torch.overrides",
+            "torch.linalg",
+            "torch.nn.functional",
+            "torch.nn.init",
+            "torch.autograd",
+            "torch.autograd.function",
+            "torch.autograd.graph",
+            "torch.autograd.variable",
+            "torch.jit",
+            "torch.nn.modules.module",
+            "torch.optim.optimizer",
+            "torch.utils.checkpoint",
+            "torch._dynamo.eval_frame",
+            "torch.library",
+            "torch.jit._trace",
+            "torch.export",
+        )
     ),
     torch.Tensor,
     torch._C.TensorBase,
@@ -52,7 +71,7 @@ OWNERS: list[Any] = [
     torch._ops.OpOverloadPacket,
     torch._ops.HigherOrderOperator,
     torch.autograd.Function,
-    torch.autograd.variable.Variable,
+    importlib.import_module("torch.autograd.variable").Variable,
     torch.utils.checkpoint.CheckpointFunction,
     torch.library.CustomOpDef if hasattr(torch.library, "CustomOpDef") else torch.Tensor,
     nn.Module,
@@ -72,7 +91,7 @@ def fingerprint() -> dict[str, Any]:
                 found[f"{owner.__name__}.{name} code"] = id(function.__code__)
     hooks = torch.nn.modules.module
     optimizer: Any = sys.modules["torch.optim.optimizer"]
-    found["modes"] = torch._C._len_torch_function_stack()  # type: ignore[attr-defined]
+    found["modes"] = torch._C._len_torch_function_stack()
     found["dispatch modes"] = torch._C._len_torch_dispatch_stack()
     found["meta path"] = [id(finder) for finder in sys.meta_path]
     found["module hooks"] = len(hooks._global_forward_hooks), len(hooks._global_forward_pre_hooks)
@@ -80,7 +99,7 @@ def fingerprint() -> dict[str, Any]:
         len(optimizer._global_optimizer_post_hooks),
         len(optimizer._global_optimizer_pre_hooks),
     )
-    found["saved tensors"] = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    found["saved tensors"] = torch._C._autograd._top_saved_tensors_default_hooks(True)
     found["grad"] = torch.is_grad_enabled()
     return found
 
@@ -232,6 +251,27 @@ def test_restored_when_handles_are_removed_out_of_order(found: dict[str, Any]) -
     assert differences(found) == {}
 
 
+def test_restored_when_a_handle_comes_and_goes_inside_a_module(found: dict[str, Any]) -> None:
+    handles: list[amanda.Handle] = []
+
+    class Attaching(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            handles.append(amanda.attach(everything()))
+            return MODEL(x)
+
+    class Removing(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            handles.pop().remove()
+            return MODEL(x)
+
+    nn.Sequential(Attaching(), nn.Linear(2, 3), Removing())(X)
+    assert differences(found) == {}
+    handles.append(amanda.attach(everything()))
+    Removing()(X)
+    assert differences(found) == {}
+    work()
+
+
 def test_restored_when_two_threads_overlap(found: dict[str, Any]) -> None:
     inside, leave = threading.Event(), threading.Event()
     seen, watch = watching()
@@ -255,67 +295,13 @@ def test_restored_when_two_threads_overlap(found: dict[str, Any]) -> None:
 
 def test_nothing_hangs_on_parameters(found: dict[str, Any]) -> None:
     net = model()
-    nodes = [p.expand_as(p).grad_fn.next_functions[0][0] for p in net.parameters()]  # type: ignore[union-attr]
+    nodes: list[Any] = [get_gradient_edge(p).node for p in net.parameters()]
     with amanda.apply(everything()):
         net(X).sum().backward()
         assert any(node.metadata for node in nodes)
     assert not any(node.metadata for node in nodes)
     assert not any(p._backward_hooks for p in net.parameters())
     assert not any(vars(module).get("_forward_hooks") for module in net.modules())
-
-
-# Nothing stays alive.
-
-
-def remnants(backward: bool, fail: bool = False) -> dict[str, weakref.ref[Any]]:
-    """References to all that took part, after everything was left and let go of."""
-    found: dict[str, weakref.ref[Any]] = {}
-    net, made = model(), everything()
-
-    def remember(context: amanda.OpContext) -> None:
-        found[f"context {context.name}"] = weakref.ref(context)
-
-    made.add_inst_for_op(remember)
-    made.add_inst_for_op(remember, backward=True)
-    tools = [made, at_inputs("relu", boom, [0])] if fail else [made]
-    try:
-        with amanda.apply(*tools) as handle:
-            assert handle.session is not None
-            assert handle._stack is not None
-            found["session"] = weakref.ref(handle.session)
-            found["attachment"] = weakref.ref(handle._stack.attachments["pytorch"])
-            out = net(X.clone().requires_grad_()).sum()
-            if backward:
-                out.backward()
-    except Boom:
-        pass
-    found["tool"], found["model"] = weakref.ref(made), weakref.ref(net)
-    found["weight"], found["output"] = weakref.ref(net[0].weight), weakref.ref(out)
-    return found
-
-
-@pytest.mark.parametrize("backward", [True, False], ids=["backward-run", "backward-not-run"])
-@pytest.mark.parametrize("fail", [True, False], ids=["failed", "left"])
-def test_nothing_is_alive_once_all_is_let_go(backward: bool, fail: bool) -> None:
-    found = remnants(backward, fail)
-    gc.collect()
-    assert len(found) > 8
-    assert [name for name, reference in found.items() if reference() is not None] == []
-
-
-def test_graph_that_is_kept_keeps_neither_tools_nor_contexts() -> None:
-    contexts: list[weakref.ref[Any]] = []
-    net, made = model(), everything()
-    made.add_inst_for_op(lambda context: contexts.append(weakref.ref(context)))
-    with amanda.apply(made) as handle:
-        session = weakref.ref(handle.session)
-        out = net(X).sum()
-    left = weakref.ref(made)
-    del made, handle
-    gc.collect()
-    assert contexts
-    assert not any(reference() for reference in (session, left, *contexts))
-    assert out.requires_grad
 
 
 # The model is what it was.

@@ -1,8 +1,8 @@
 """PyTorch's operators in the common words: what contexts say of calls written by hand.
 
 The right words stand here, call by call, which makes this file long; nothing is read from the
-tables under test. How much of
-real models has a word, `tests/test_vocabulary_models.py` at the root measures.
+tables under test. `tests/test_vocabulary_models.py` at the root measures how much of real models
+has a word.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._execute import Execution, Operator, OpRecord
 from amanda_driver_torch._frames import user_stacklevel
+from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._scopes import Activation, Labels, Scopes
@@ -150,8 +151,8 @@ class TorchAttachment:
     ) -> Any:
         """One call of an operator written in Python or as a script."""
         # A module called in its body lifts this: then the operator was a container.
-        with opaquely():
-            return self.execute(Operator(raw, raw, name), call, args, kwargs)
+        with opaquely(), laid_aside():
+            return self.execute(Operator(raw, raw, name), in_users_modes(call), args, kwargs)
 
     # Modules.
 
@@ -181,8 +182,11 @@ class TorchAttachment:
                 session.enter_scope(path)
             if opaque:
                 with self._interceptor.inside():
-                    return original(module, *args, **kwargs)
-            return original(module, *args, **kwargs)
+                    result = original(module, *args, **kwargs)
+            else:
+                result = original(module, *args, **kwargs)
+            session.raise_pending()
+            return result
         except BaseException as error:
             # A routine's TypeError that became "unsupported operand" on its way comes out again.
             session.raised(error)

@@ -8,14 +8,13 @@ any node of the user's, so that sums of gradients keep their order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd import Function, forward_ad
 
-__all__ = ["OWN_NODES", "gradients", "pass_straight", "run_replaced", "tap"]
+__all__ = ["OWN_NODES", "pass_straight", "run_replaced", "tap"]
 
 # The engine runs ready nodes from the highest sequence number down. Above it there is only
 # AccumulateGrad at 2**64 - 1; operators count up from 0.
@@ -33,25 +32,6 @@ def _prioritise(value: torch.Tensor) -> None:
     node = value.grad_fn
     if node is not None:
         node._set_sequence_nr(_TOP - next(_serial))  # type: ignore[attr-defined]
-
-
-@contextmanager
-def gradients(enabled: bool) -> Iterator[None]:
-    """Extent with gradients on or off, of which function modes of the user's hear nothing."""
-    before = torch.is_grad_enabled()
-    if before is enabled:
-        yield
-        return
-    _set_grad_enabled(enabled)
-    try:
-        yield
-    finally:
-        _set_grad_enabled(before)
-
-
-def _set_grad_enabled(enabled: bool) -> None:
-    with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(enabled)
 
 
 class AmandaEdit(Function):

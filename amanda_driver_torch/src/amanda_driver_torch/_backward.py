@@ -16,8 +16,8 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
-from amanda_driver_torch._autograd import gradients
 from amanda_driver_torch._frames import user_stacklevel
+from amanda_driver_torch._modes import routine
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ class NodeRecord:
         self._start = next_sequence()
         try:
             context.fill(grad_outputs=list(grads))
-            plan = context.trigger_callback(IPoint.BEFORE_BACKWARD)
+            with routine(False):
+                plan = context.trigger_callback(IPoint.BEFORE_BACKWARD)
             return self._backward.fold(plan, grads, context)
         finally:
             context.release()
@@ -104,7 +105,8 @@ class NodeRecord:
             if before.replacement is not None:
                 results = backward.replaced(before, grads, grad_inputs, context)
             context.fill(grad_inputs=list(results))
-            plan = context.trigger_callback(IPoint.AFTER_BACKWARD)
+            with routine(False):
+                plan = context.trigger_callback(IPoint.AFTER_BACKWARD)
             changed = backward.fold(plan, results, context)
             # Gradients of gradients are found from here, so a node that made some stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:
@@ -267,7 +269,7 @@ class Backward:
         values = list(grads)
         changed = False
         for step in plan.steps:
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
+            with routine(step.action.autodiff):
                 for position, new in step(values):
                     check_gradient(values[position], new, step.where)
                     values[position] = new

@@ -14,8 +14,9 @@ import torch
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch import _taps
-from amanda_driver_torch._autograd import gradients, pass_straight
+from amanda_driver_torch._autograd import pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
+from amanda_driver_torch._modes import back, routine
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
 from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
@@ -169,7 +170,8 @@ class _Run:
 
     def _run(self, context: OpContext) -> Any:
         session, record = self.session, self.record
-        before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+        with routine(False):
+            before = context.trigger_callback(IPoint.BEFORE_FORWARD)
         if before.steps:
             self._edit_inputs(before)
             context.fill(inputs=self.values)
@@ -185,7 +187,8 @@ class _Run:
         if taps is not None:
             outputs = taps.untap(outputs)
         context.fill(outputs=outputs)
-        after = context.trigger_callback(IPoint.AFTER_FORWARD)
+        with routine(False):
+            after = context.trigger_callback(IPoint.AFTER_FORWARD)
         made = next_sequence() - self.start
         # After-forward analysis may have asked for gradients, too. They count even where there are
         # none now: the op may run with them later.
@@ -209,7 +212,7 @@ class _Run:
 
     def _edit_inputs(self, plan: Plan) -> None:
         for step in plan.steps:
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
+            with routine(step.action.autodiff):
                 changes = step(self.values)
             for position, new in changes:
                 old = self.values[position]
@@ -253,13 +256,15 @@ class _Run:
         if isinstance(written, torch.Tensor):
             # What the routine computes with must survive that its result is written over it.
             values[0] = given = written.clone()
-            result = step.replace(values)
+            with back():
+                result = step.replace(values)
             if result is not given:
                 check_tensor(written, result, step)
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op its input.
             return None if self.operator.op_type == "__setitem__" else written
-        result = step.replace(values)
+        with back():
+            result = step.replace(values)
         if self.bound.out is not None:
             return self._write_out(result, step)
         kind = getattr(torch.return_types, self.operator.op_type, None)
@@ -309,7 +314,7 @@ class _Run:
     def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
         outputs = list(outputs)
         for step in plan.steps:
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
+            with routine(step.action.autodiff):
                 changes = step(outputs)
             for position, new in changes:
                 old = outputs[position]
@@ -336,7 +341,7 @@ class _Run:
             )
         check_tensor(old, new, step, same_dtype=True)
         if step.action.autodiff or not (old.requires_grad and torch.is_grad_enabled()):
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
+            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
                 old.copy_(new)
             return
         # The gradient goes around the edit to what the op computed.

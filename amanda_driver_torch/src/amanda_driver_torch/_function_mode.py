@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from amanda_core import Blind
 from amanda_driver_torch._execute import Operator
+from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import (
     is_operator,
     is_operator_name,
@@ -108,7 +109,16 @@ class _Mode(TorchFunctionMode):
         # Metadata first: half of what the protocol reports.
         if operator is None or not self._attachment.watching():
             return func(*args, **kwargs)
-        return self._attachment.execute(operator, func, args, kwargs)
+        return self._execute(operator, func, args, kwargs)
+
+    def _execute(
+        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not torch._C._len_torch_function_stack():
+            return self._attachment.execute(operator, func, args, kwargs)
+        # Modes entered before ours: they are to hear of the operator, not of our work.
+        with laid_aside():
+            return self._attachment.execute(operator, in_users_modes(func), args, kwargs)
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch's so that the operators inside it are seen."""
@@ -127,7 +137,7 @@ class _Mode(TorchFunctionMode):
     def _call_opaque(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):
             operator = Operator(func, func, func.__name__)
-            return self._attachment.execute(operator, func, args, kwargs)
+            return self._execute(operator, func, args, kwargs)
         return func(*args, **kwargs)
 
 

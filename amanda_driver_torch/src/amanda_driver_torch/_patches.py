@@ -207,6 +207,9 @@ _ORIGINALS: dict[str, Any] = {}
 
 def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # First, so that Dynamo folds it and traces the original.
+        if torch.compiler.is_compiling():
+            return original(module, *args, **kwargs)
         attachment = STATE.attachment
         if attachment is None or STATE.quiet or not attachment.session.enabled:
             return original(module, *args, **kwargs)

@@ -17,8 +17,9 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
-from amanda_driver_torch._autograd import gradients, run_replaced, tap
+from amanda_driver_torch._autograd import run_replaced, tap
 from amanda_driver_torch._backward import Backward, check_gradient, check_gradient_shape
+from amanda_driver_torch._modes import routine
 from amanda_driver_torch._nodes import Edge, new_nodes, tensors_in
 from amanda_driver_torch._signature import outputs_of, restructure
 
@@ -211,7 +212,7 @@ class Taps:
 
 
 def _run_step(step: Step, positions: list[Any]) -> None:
-    with gradients(step.action.autodiff and torch.is_grad_enabled()):
+    with routine(step.action.autodiff):
         for position, new in step(positions):
             old = positions[position]
             if isinstance(old, list):
@@ -356,7 +357,7 @@ def run_with_replaced_backward(run: _Run, replacement: Step) -> Any:
                 where=where,
                 fix="Call backward inside `apply`",
             )
-        with gradients(False):
+        with routine(False):
             given = step.replace(list(grads))
         if not isinstance(given, (tuple, list)):
             if len(chosen) != 1:

@@ -1,11 +1,12 @@
-"""Compilers, tracers, transforms, modes and threads beside applied tools."""
+"""Compilers, tracers and function transforms beside applied tools."""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,9 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, TensorDataset
 
 import amanda
 
@@ -37,10 +35,6 @@ OPS = ["linear", "relu", "linear"]
 
 # torch's own: jit.script, which also backs forward-mode differentiation.
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-
-
-def stack_depth() -> int:
-    return int(torch._C._len_torch_function_stack())  # type: ignore[attr-defined]
 
 
 # Compiled callables run eagerly.
@@ -73,13 +67,12 @@ def test_compiled_callable_runs_eagerly_with_one_notice(warm: bool, make: Any) -
         compiled(X)
     seen, watch = watching()
     with pytest.warns(amanda.AmandaWarning, match="eagerly") as caught, amanda.apply(watch):
-        out = compiled(X)
-        compiled(X)
+        out = [compiled(X) for _ in range(2)]
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert seen == (OPS if isinstance(target, Net) else ["relu", "linear"]) * 2
     assert len(compilations) == warm
-    equal(out, target(X))
+    equal(out, [target(X)] * 2)
     seen.clear()
     equal(compiled(X), target(X))
     assert len(compilations) == 1, "compiled again after the tools were left"
@@ -200,7 +193,11 @@ def test_function_transforms_are_right_and_named_in_one_notice() -> None:
 
     def program() -> list[Any]:
         vmapped = torch.func.vmap(function)(X)
-        return [vmapped, torch.func.grad(function)(X), torch.func.vmap(torch.func.grad(function))(X)]
+        return [
+            vmapped,
+            torch.func.grad(function)(X),
+            torch.func.vmap(torch.func.grad(function))(X),
+        ]
 
     expected = program()
     seen, watch = watching()
@@ -223,175 +220,3 @@ def test_edit_carries_the_tangent_of_the_old_value() -> None:
             dual = forward_ad.make_dual(x, torch.ones(3))
             tangent = forward_ad.unpack_dual(torch.sin(dual)).tangent
         close(tangent, torch.cos(x * 1.5))
-
-
-# Modes of the user's.
-
-
-class Log(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-def planned() -> tuple[list[str], amanda.Tool]:
-    seen, watch = watching()
-    watch.add_inst_for_op(
-        lambda c: c.insert_after_op(lambda *values: tuple(values)), require_outputs=True
-    )
-    return seen, watch
-
-
-def test_mode_around_apply_sees_what_it_sees_without() -> None:
-    x = torch.randn(3, requires_grad=True)
-    seen, watch = planned()
-    with Log() as mode:
-        F.relu(x).exp()
-        plain = list(mode.names)
-        mode.names.clear()
-        with amanda.apply(watch):
-            F.relu(x).exp()
-        assert mode.names == plain
-    assert seen == ["relu", "exp"]
-
-
-def test_mode_inside_apply_sees_what_it_sees_without() -> None:
-    seen, watch = planned()
-    with Log() as plain:
-        F.relu(X).exp()
-    with amanda.apply(watch), Log() as mode:
-        F.relu(X).exp()
-    assert mode.names == plain.names
-    assert seen == ["relu", "exp"]
-
-
-@pytest.mark.parametrize("mode_first", [True, False])
-def test_mode_interleaved_with_a_handle(mode_first: bool) -> None:
-    seen, watch = planned()
-    mode = Log()
-    if mode_first:
-        mode.__enter__()
-        handle = amanda.attach(watch)
-        X.exp()
-    else:
-        handle = amanda.attach(watch)
-        mode.__enter__()
-        X.exp()
-    handle.remove()
-    assert mode.names == ["exp"]
-    assert seen == ["exp"]
-    X.sin()
-    assert mode.names == ["exp", "sin"]
-    mode.__exit__(None, None, None)
-    assert stack_depth() == 0
-    X.cos()
-    assert mode.names == ["exp", "sin"]
-    assert seen == ["exp"]
-
-
-def test_default_device_before_inside_and_interleaved() -> None:
-    seen, watch = planned()
-    with torch.device("meta"), amanda.apply(watch):
-        assert torch.ones(1).is_meta
-    with amanda.apply(watch):
-        with torch.device("meta"):
-            assert torch.ones(1).is_meta
-        assert not torch.ones(1).is_meta
-    assert seen == ["ones"] * 3
-    handle = amanda.attach(watch)
-    torch.set_default_device("meta")
-    try:
-        assert torch.ones(1).is_meta
-        handle.remove()
-        assert torch.ones(1).is_meta
-    finally:
-        torch.set_default_device(None)
-    assert not torch.ones(1).is_meta
-    assert seen == ["ones"] * 4
-    assert stack_depth() == 0
-
-
-@pytest.mark.parametrize("outside", [True, False])
-def test_dispatch_mode_sees_the_ops_of_the_program(outside: bool) -> None:
-    class Dispatched(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: list[str] = []
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            self.names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    seen, watch = watching()
-    mode = Dispatched()
-    if outside:
-        with mode, amanda.apply(watch):
-            F.relu(X).exp()
-    else:
-        with amanda.apply(watch), mode:
-            F.relu(X).exp()
-    assert mode.names == ["aten.relu.default", "aten.exp.default"]
-    assert seen == ["relu", "exp"]
-
-
-# Threads and processes.
-
-
-def test_other_threads_run_vanilla() -> None:
-    net, failures = Net(), list[BaseException]()
-    seen, watch = watching()
-
-    def work() -> None:
-        try:
-            for _ in range(5):
-                out = net(torch.ones(2, 3))
-            x = torch.ones(3, requires_grad=True)
-            x.exp().sum().backward()
-            torch.optim.SGD([x], 0.1).step()
-            repr(out)
-        except BaseException as error:
-            failures.append(error)
-
-    with amanda.apply(watch):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        assert seen == []
-        X.exp()
-    assert seen == ["exp"]
-    assert failures == []
-
-
-def test_each_thread_may_apply_its_own_tools() -> None:
-    outer, watch_outer = watching()
-    inner, watch_inner = watching()
-
-    def work() -> None:
-        with amanda.apply(watch_inner):
-            F.relu(X).sin()
-
-    with amanda.apply(watch_outer):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        F.relu(X).exp()
-    assert inner == ["relu", "sin"]
-    assert outer == ["relu", "exp"]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_data_loader(workers: int) -> None:
-    data = torch.arange(24.0).view(8, 3)
-    with warnings.catch_warnings():
-        # Python 3.12 warns of every fork in a process with threads.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with amanda.apply(before("stack", lambda tensors: [t * 1 for t in tensors], [0])):
-            loader = DataLoader(TensorDataset(data), batch_size=4, num_workers=workers)
-            batches = [batch for (batch,) in loader]
-    equal(torch.cat(batches), data)
