@@ -55,6 +55,7 @@ class TorchAttachment:
             session.persistent("pytorch.names", dict),
             NAMESPACE,
             OpRecord,
+            self._drop,
         )
         self.backward = Backward(session, self._sites, NAMESPACE)
         self._execution = Execution(self, self.backward)
@@ -215,6 +216,11 @@ class TorchAttachment:
                 yield
         finally:
             STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing = before
+
+    def _drop(self, record: OpRecord) -> None:
+        for context in (record.context, *(node.context for node in record.nodes.values())):
+            if context is not None:
+                self.session.forget(context)
 
     def _sweep(self) -> None:
         """Forget what belongs to models that are gone."""
