@@ -84,7 +84,6 @@ OPERATORS = {
     "bitwise_not": [T.__invert__],
     "bitwise_and": [T.__and__, T.__rand__, torch.bitwise_and],
     "bitwise_left_shift_": [T.__ilshift__],
-    "bitwise_and": [T.__rand__],
     "mm": [torch.mm, torch.spmm, torch.dsmm],
     "__getitem__": [T.__getitem__],
     "__setitem__": [T.__setitem__],
