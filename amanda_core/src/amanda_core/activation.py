@@ -24,7 +24,8 @@ from amanda_core.errors import (
     annotate,
 )
 from amanda_core.imports import ImportWatcher
-from amanda_core.session import Session, Store
+from amanda_core.session import Session
+from amanda_core.store import Store
 from amanda_core.threads import THREAD, Control
 from amanda_core.tool import Tool, check_tool, in_dependency_order
 

@@ -1,7 +1,8 @@
 """`OpContext`: everything known of one op, and the requests of the analysis routines.
 
 Owns the inspection and instrumentation APIs of the paper (listings 3 and 4), whose names and
-signatures hold as printed. Records actions; `session` runs the analysis, `plan` the routines.
+signatures hold as printed. Records actions; `session` runs the analysis, `plan` the routines. One
+class of over 400 lines, half of them documentation: the paper's API is one class.
 """
 
 from __future__ import annotations

@@ -14,18 +14,19 @@ import torch
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch import _taps
-from amanda_driver_torch._autograd import pass_straight
+from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
 from amanda_driver_torch._modes import back, routine
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
+from amanda_driver_torch._replaced import run_with_replaced_backward
 from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._state import STATE
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
 
-__all__ = ["Execution", "OpRecord", "Operator"]
+__all__ = ["Execution", "OpRecord", "Operator", "Run"]
 
 
 class Operator:
@@ -110,7 +111,7 @@ class Execution:
             if self._track(record, record.context, bound, outputs_of(result), start):
                 record.idle_nodes = made
             return result
-        return _Run(self, record, operator, call, args, kwargs).result()
+        return Run(self, record, operator, call, args, kwargs).result()
 
     def _track(
         self,
@@ -132,7 +133,7 @@ def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
     return [t for t in tensors if t.requires_grad]
 
 
-class _Run:
+class Run:
     """The instrumented execution of one call; made anew for each."""
 
     def __init__(
@@ -183,7 +184,7 @@ class _Run:
             taps = _taps.Taps(self.execution._backward, context, self)
             self.values = taps.before(self.values)
         returned = self._call(before, context)
-        outputs = self._outputs(returned)
+        outputs = self.outputs_of(returned)
         if taps is not None:
             outputs = taps.untap(outputs)
         context.fill(outputs=outputs)
@@ -243,9 +244,9 @@ class _Run:
             return self._replace(before.replacement)
         replaced = context.plan(IPoint.BEFORE_BACKWARD).replacement
         if replaced is not None and torch.is_grad_enabled():
-            return _taps.run_with_replaced_backward(self, replaced)
+            return run_with_replaced_backward(self, replaced)
         if self._edits_in_place(context):
-            with _taps.keep_saved(self._storages()):
+            with keep_saved(self._storages()):
                 return self.call_original(self.values)
         return self.call_original(self.values)
 
@@ -304,7 +305,7 @@ class _Run:
             t.untyped_storage().data_ptr() for t in tensors_in(self.values[p] for p in self.mutated)
         }
 
-    def _outputs(self, returned: Any) -> list[Any]:
+    def outputs_of(self, returned: Any) -> list[Any]:
         if returned is None and self.bound.signature.in_place:
             return [self.values[0]]
         return outputs_of(returned)
