@@ -209,6 +209,7 @@ SAME: list[Callable[[torch.Tensor], torch.Tensor]] = [
     torch.Tensor.contiguous,
     lambda t: t.to(torch.float32),
     lambda t: F.dropout(t, training=False),
+    torch.conj_physical,  # Its schema does not say that a real tensor comes back as it is.
 ]
 
 
