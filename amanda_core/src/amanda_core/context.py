@@ -81,11 +81,14 @@ class OpContext(dict[str, Any]):
         self._remembered: dict[str, Any] = {}
         self._released = True
         self._attrs: Mapping[str, Any] = {}
+        self._input_names: tuple[str, ...] = ()
         self._constant: Callable[[Any], Any] | None = None
         self._recomputed = False
         self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
         self._plans: dict[IPoint, Plan] | None = None
         self._epoch = -1
+        #: Point -> epoch in which nothing was due there any more.
+        self._analysed: dict[IPoint, int] = {}
         if forward is None:
             self["type"] = None
         self["backward_type"] = None
@@ -214,7 +217,7 @@ class OpContext(dict[str, Any]):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the input positions, as far as known."""
-        return self._forward.input_names if self._forward is not None else self._site.input_names
+        return self._forward.input_names if self._forward is not None else self._input_names
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -388,6 +391,7 @@ class OpContext(dict[str, Any]):
         grad_outputs: Sequence[Any] | None = _UNSET,
         grad_inputs: Sequence[Any] | None = _UNSET,
         attrs: Mapping[str, Any] = _UNSET,
+        input_names: tuple[str, ...] = _UNSET,
         constant: Callable[[Any], Any] | None = _UNSET,
         recomputed: bool = _UNSET,
     ) -> None:
@@ -397,6 +401,8 @@ class OpContext(dict[str, Any]):
             self._op = op
         if attrs is not _UNSET:
             self._attrs = attrs
+        if input_names is not _UNSET:
+            self._input_names = input_names
         if constant is not _UNSET:
             self._constant = constant
         if recomputed is not _UNSET:
@@ -417,7 +423,7 @@ class OpContext(dict[str, Any]):
         A forward context remembers its values weakly, so that a backward routine still finds those
         that live on anyway (parameters above all) and None in the place of the others.
         """
-        if not self._backward:
+        if not self._backward and self._session.wants_backward:
             self._remembered = {what: _weak(values) for what, values in self._values.items()}
         self._values.clear()
         self._released = True

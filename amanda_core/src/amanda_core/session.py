@@ -153,6 +153,7 @@ class Session:
         attrs: Mapping[str, Any] | None = None,
         forward: OpContext | None = None,
         *,
+        input_names: tuple[str, ...] = (),
         backward: bool = False,
         constant: Callable[[Any], Any] | None = None,
         recomputed: bool = False,
@@ -165,6 +166,7 @@ class Session:
             inputs: Values by position of the signature; of a forward op only.
             attrs: Arguments that are not positions.
             forward: Context of the forward op of a backward op, if it has one.
+            input_names: Names of the input positions, as far as known.
             backward: Whether this is a backward op.
             constant: Maps an input to its concrete value if it is a parameter or constant, else to
                 None. Kept by the context: it must hold no tensor.
@@ -192,6 +194,7 @@ class Session:
                 op=raw,
                 inputs=inputs,
                 attrs=attrs or {},
+                input_names=input_names,
                 constant=constant,
                 recomputed=recomputed,
             )
@@ -221,7 +224,15 @@ class Session:
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Whether `analyse` would run some tool's analysis."""
-        return i_point in self._wanted and bool(self._due(context, i_point))
+        if i_point not in self._wanted:
+            return False
+        if self.control.caching and context._analysed.get(i_point) == self.epoch:
+            return False
+        if self._due(context, i_point):
+            return True
+        if self.control.caching:
+            context._analysed[i_point] = self.epoch
+        return False
 
     def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
         """Rules and routines of the applied tools, in order; the core's part of the hook.

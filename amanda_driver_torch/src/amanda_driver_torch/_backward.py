@@ -17,7 +17,7 @@ import torch
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
 from amanda_driver_torch._frames import user_stacklevel
-from amanda_driver_torch._modes import routine
+from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
 
 if TYPE_CHECKING:
@@ -88,8 +88,7 @@ class NodeRecord:
         self._start = next_sequence()
         try:
             context.fill(grad_outputs=list(grads))
-            with routine(False):
-                plan = context.trigger_callback(IPoint.BEFORE_BACKWARD)
+            plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
             return self._backward.fold(plan, grads, context)
         finally:
             context.release()
@@ -105,8 +104,7 @@ class NodeRecord:
             if before.replacement is not None:
                 results = backward.replaced(before, grads, grad_inputs, context)
             context.fill(grad_inputs=list(results))
-            with routine(False):
-                plan = context.trigger_callback(IPoint.AFTER_BACKWARD)
+            plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
             changed = backward.fold(plan, results, context)
             # Gradients of gradients are found from here, so a node that made some stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:
@@ -270,11 +268,10 @@ class Backward:
         values = list(grads)
         changed = False
         for step in plan.steps:
-            with routine(step.action.autodiff):
-                for position, new in step(values):
-                    check_gradient(values[position], new, step.where)
-                    values[position] = new
-                    changed = True
+            for position, new in call_routine(step, values, step.action.autodiff):
+                check_gradient(values[position], new, step.where)
+                values[position] = new
+                changed = True
         return tuple(values) if changed else None
 
     def replaced(

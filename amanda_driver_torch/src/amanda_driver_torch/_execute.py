@@ -16,7 +16,7 @@ from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
-from amanda_driver_torch._modes import back, routine
+from amanda_driver_torch._modes import back, call_routine
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
 from amanda_driver_torch._replaced import run_with_replaced_backward
@@ -154,13 +154,12 @@ class Run:
 
     def result(self) -> Any:
         session, bound, operator, record = self.session, self.bound, self.operator, self.record
-        if record.site.input_names != bound.signature.names:
-            object.__setattr__(record.site, "input_names", bound.signature.names)
         context = record.context = session.open(
             record.site,
             operator.raw,
             inputs=bound.values,
             attrs=bound.attrs,
+            input_names=bound.signature.names,
             constant=self.execution._attachment.constant,
             recomputed=STATE.recomputing,
         )
@@ -171,8 +170,7 @@ class Run:
 
     def _run(self, context: OpContext) -> Any:
         session, record = self.session, self.record
-        with routine(False):
-            before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+        before = self._analyse(context, IPoint.BEFORE_FORWARD)
         if before.steps:
             self._edit_inputs(before)
             context.fill(inputs=self.values)
@@ -188,8 +186,7 @@ class Run:
         if taps is not None:
             outputs = taps.untap(outputs)
         context.fill(outputs=outputs)
-        with routine(False):
-            after = context.trigger_callback(IPoint.AFTER_FORWARD)
+        after = self._analyse(context, IPoint.AFTER_FORWARD)
         made = next_sequence() - self.start
         # After-forward analysis may have asked for gradients, too. They count even where there are
         # none now: the op may run with them later.
@@ -205,6 +202,11 @@ class Run:
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
         return None if returned is None else restructure(returned, outputs)
 
+    def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
+        if self.session.due(context, i_point):
+            return call_routine(context.trigger_callback, i_point)
+        return context.trigger_callback(i_point)
+
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors whose nodes this run made."""
         return made(self.bound, outputs)
@@ -213,8 +215,7 @@ class Run:
 
     def _edit_inputs(self, plan: Plan) -> None:
         for step in plan.steps:
-            with routine(step.action.autodiff):
-                changes = step(self.values)
+            changes = call_routine(step, self.values, step.action.autodiff)
             for position, new in changes:
                 old = self.values[position]
                 if position in self.mutated:
@@ -315,8 +316,7 @@ class Run:
     def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
         outputs = list(outputs)
         for step in plan.steps:
-            with routine(step.action.autodiff):
-                changes = step(outputs)
+            changes = call_routine(step, outputs, step.action.autodiff)
             for position, new in changes:
                 old = outputs[position]
                 if isinstance(old, torch.Tensor) and self._written(old):

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from amanda_driver_torch._state import STATE
 
-__all__ = ["back", "in_users_modes", "laid_aside", "routine"]
+__all__ = ["back", "call_routine", "in_users_modes", "laid_aside"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @contextmanager
@@ -49,22 +52,25 @@ def in_users_modes(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@contextmanager
-def routine(autodiff: bool) -> Iterator[None]:
-    """Extent of a routine: the user's modes, and gradients only if asked for and on anyway."""
-    before = torch.is_grad_enabled()
-    wanted = autodiff and before
-    if wanted is not before:
-        _set_grad_enabled(wanted)
+def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False) -> R:
+    """Call what ends in a tool's routine: in the user's modes, and without gradients.
+
+    Args:
+        function: Calls the routine.
+        argument: Its argument.
+        autodiff: Whether to leave gradients as they are.
+    """
+    switch = torch.is_grad_enabled() and not autodiff
+    if not (switch or STATE.aside):
+        return function(argument)
+    if switch:
+        _set_grad_enabled(False)
     try:
-        if STATE.aside:
-            with back():
-                yield
-        else:
-            yield
+        with back():
+            return function(argument)
     finally:
-        if wanted is not before:
-            _set_grad_enabled(before)
+        if switch:
+            _set_grad_enabled(True)
 
 
 def _pop() -> list[Any]:

@@ -16,7 +16,7 @@ from amanda_core import IPoint, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._autograd import run_replaced
 from amanda_driver_torch._backward import check_gradient_shape
-from amanda_driver_torch._modes import routine
+from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import differentiable
 from amanda_driver_torch._signature import outputs_of, restructure
 
@@ -70,8 +70,7 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
                 where=where,
                 fix="Call backward inside `apply`",
             )
-        with routine(False):
-            given = step.replace(list(grads))
+        given = call_routine(step.replace, list(grads))
         if not isinstance(given, (tuple, list)):
             if len(chosen) != 1:
                 raise RoutineResultError(

@@ -17,7 +17,7 @@ from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._backward import Backward, check_gradient
-from amanda_driver_torch._modes import routine
+from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, tensors_in
 
 if TYPE_CHECKING:
@@ -205,15 +205,14 @@ class Taps:
 
 
 def _run_step(step: Step, positions: list[Any]) -> None:
-    with routine(step.action.autodiff):
-        for position, new in step(positions):
-            old = positions[position]
-            if isinstance(old, list):
-                for one, other in zip(old, new, strict=True):
-                    check_gradient(one, other, step.where)
-            else:
-                check_gradient(old, new, step.where)
-            positions[position] = new
+    for position, new in call_routine(step, positions, step.action.autodiff):
+        old = positions[position]
+        if isinstance(old, list):
+            for one, other in zip(old, new, strict=True):
+                check_gradient(one, other, step.where)
+        else:
+            check_gradient(old, new, step.where)
+        positions[position] = new
 
 
 def _selected(step: Step, count: int) -> Sequence[int]:
