@@ -22,6 +22,7 @@ from amanda_driver_torch._operators import (
     operator_of,
     type_name,
 )
+from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._wrappers import has_override, make_transparent, transparent
 
@@ -33,6 +34,14 @@ __all__ = ["FunctionModeInterceptor"]
 # Namespaces that wrappers defined elsewhere ask in: `F.max_pool2d` is a function of another module,
 # `torch.nn.init` asks by the qualified name.
 _ASKED_ELSEWHERE = (torch.nn.functional, torch.functional, torch.overrides)
+
+
+# Bindings that torch's function protocol does not report.
+_UNREPORTED = (
+    (torch, "from_numpy"),
+    (torch, "frombuffer"),
+    (vars(torch._C)["_nested"], "nested_tensor"),
+)
 
 
 class FunctionModeInterceptor:
@@ -47,6 +56,8 @@ class FunctionModeInterceptor:
         """Begin to intercept in this thread."""
         for namespace in _ASKED_ELSEWHERE:
             make_transparent(vars(namespace))
+        for owner, name in _UNREPORTED:
+            PATCHES.add_operator(owner, name, name)
         STATE.mode = self._mode
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -66,9 +77,12 @@ class FunctionModeInterceptor:
         """What the function protocol does not see."""
         why = "torch's function protocol does not report it"
         return [
-            Blind("torch.from_numpy, torch.frombuffer, torch.Tensor(...)", why),
+            Blind("torch.Tensor(...), early references to torch.from_numpy, torch.frombuffer", why),
             Blind("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
-            Blind("bindings of C++ extensions outside torch.ops", why),
+            Blind(
+                "bindings of C++ extensions outside torch.ops",
+                "register them with amanda_driver_torch.extensions.register_op",
+            ),
         ]
 
 
