@@ -295,3 +295,30 @@ def test_watching_every_gradient_keeps_sums_bit_for_bit() -> None:
         with amanda.apply(tool(analyse)):
             program(x).backward()
         equal(grad_of(x), grad_of(plain))
+
+
+@LATE
+def test_routine_that_wants_several_gradients_gets_none_for_an_input_without(late: bool) -> None:
+    x, w, seen = torch.randn(2, 3), leaf(4, 3), list[Any]()
+
+    def keep(*grads: Any) -> None:
+        seen.append([g if g is None else g.clone() for g in grads])
+
+    with amanda.apply(at_inputs("linear", keep, [0, 1], late=late)):
+        F.linear(x, w).square().sum().backward()
+    ((grad_x, grad_w),) = seen
+    assert grad_x is None
+    equal(grad_w, grad_of(w))
+
+
+def test_routine_that_wants_several_outputs_gets_none_for_one_without() -> None:
+    x, seen = leaf(5), list[Any]()
+
+    def keep(*grads: Any) -> tuple[Any, ...]:
+        seen.append(grads[1])
+        return (grads[0] * 2, None)
+
+    with amanda.apply(at_outputs("topk", keep, [0, 1])):
+        torch.topk(x, 2).values.sum().backward()
+    assert seen == [None]  # Indices have no gradient.
+    assert grad_of(x).sum().item() == 4.0

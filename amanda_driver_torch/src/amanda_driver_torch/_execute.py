@@ -104,9 +104,9 @@ class Execution:
                 return call(*args, **kwargs)
             start = next_sequence()
             result = call(*args, **kwargs)
-            if next_sequence() - start == record.idle_nodes or record.context is None:
-                return result
             made = next_sequence() - start
+            if made == record.idle_nodes or record.context is None:
+                return result
             bound = bind(operator.func, args, kwargs)
             if self._track(record, record.context, bound, outputs_of(result), start):
                 record.idle_nodes = made

@@ -194,7 +194,8 @@ class Taps:
                 else:
                     positions[position][index] = grad
             for step in context.plan(point).steps:
-                if group.issuperset(_selected(step, count)) or step.action.positions is None:
+                # All that a step wants and that has a gradient is in one group.
+                if not group.isdisjoint(_selected(step, count)):
                     _run_step(step, positions)
             return [
                 positions[position] if index is None else positions[position][index]
