@@ -20,6 +20,7 @@ __all__ = [
     "name_of",
     "new_nodes",
     "next_sequence",
+    "placed",
     "tensors_in",
 ]
 
@@ -138,3 +139,16 @@ def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
                 if isinstance(item, torch.Tensor) and item.requires_grad:
                     found[position, index] = item
     return found
+
+
+def placed(values: Sequence[Any], slots: Sequence[Slot], tensors: Sequence[Any]) -> list[Any]:
+    """`values` with `tensors` at `slots`; lists of them are copied."""
+    new = list(values)
+    for (position, index), tensor in zip(slots, tensors, strict=True):
+        if index is None:
+            new[position] = tensor
+        else:
+            items = list(new[position])
+            items[index] = tensor
+            new[position] = items
+    return new

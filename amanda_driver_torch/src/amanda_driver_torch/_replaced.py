@@ -17,7 +17,7 @@ from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._autograd import run_replaced
 from amanda_driver_torch._backward import check_gradient_shape
 from amanda_driver_torch._modes import call_routine
-from amanda_driver_torch._nodes import differentiable
+from amanda_driver_torch._nodes import differentiable, placed
 from amanda_driver_torch._signature import outputs_of, restructure
 
 if TYPE_CHECKING:
@@ -44,14 +44,7 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
     mutated = run.mutated
 
     def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
-        values = list(run.values)
-        for (position, index), tensor in zip(chosen, tensors, strict=True):
-            if index is None:
-                values[position] = tensor
-            else:
-                items = list(values[position])
-                items[index] = tensor
-                values[position] = items
+        values = placed(run.values, chosen, tensors)
         result = run.call_original(values)
         returned.append(result)
         outputs = [o for o in run.outputs_of(result) if isinstance(o, torch.Tensor)]

@@ -18,7 +18,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._backward import Backward, check_gradient
 from amanda_driver_torch._modes import call_routine
-from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, tensors_in
+from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, placed, tensors_in
 
 if TYPE_CHECKING:
     from amanda_driver_torch._execute import Run
@@ -64,22 +64,16 @@ class Taps:
     def _tap_inputs(
         self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
     ) -> list[Any]:
-        values = list(values)
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
                 continue
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
             identities = tap([slots[slot] for slot in chosen], function)
-            for (position, index), identity in zip(chosen, identities, strict=True):
-                self._tapped[id(identity)] = slots[position, index]
-                self._hold.append(identity)
-                if index is None:
-                    values[position] = identity
-                else:
-                    items = list(values[position])
-                    items[index] = identity
-                    values[position] = items
+            self._hold += identities
+            for slot, identity in zip(chosen, identities, strict=True):
+                self._tapped[id(identity)] = slots[slot]
+            values = placed(values, chosen, identities)
         return values
 
     def untap(self, outputs: list[Any]) -> list[Any]:
@@ -150,7 +144,6 @@ class Taps:
             # An output that is an input made no node: there is no gradient of this op's own.
             if in_place or id(tensor) not in inputs
         }
-        outputs = list(outputs)
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
@@ -160,13 +153,7 @@ class Taps:
                 slots[chosen[0]].register_hook(_tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
             identities = tap([slots[slot] for slot in chosen], function)
-            for (position, index), identity in zip(chosen, identities, strict=True):
-                if index is None:
-                    outputs[position] = identity
-                else:
-                    items = list(outputs[position])
-                    items[index] = identity
-                    outputs[position] = items
+            outputs = placed(outputs, chosen, identities)
         return outputs
 
     def _function(
