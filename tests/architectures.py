@@ -1,6 +1,7 @@
 """Small models of many architectures, each with an input, for tests that need real programs.
 
 Importing this imports torch alone; what a model comes from is imported when it is built.
+Long, since it is a list.
 """
 
 from __future__ import annotations
@@ -373,6 +374,27 @@ class Encoder(nn.Module):
         return logits
 
 
+class Shared(nn.Module):
+    """One value used many times, also by one op: gradients whose sums depend on their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.linear(x, self.layer.weight, self.layer.bias)
+        y = torch.addcmul(x, x.exp(), x) + torch.lerp(x, x.sin(), x)
+        y = y + torch.einsum("bi,bj,bk->bi", x, x, x) + torch.cat([x, x.tanh()], dim=1)[:, 3:9]
+        y = y + nn.functional.dropout(x, 0.1, self.training) * x + self_attention(x)
+        return torch.addmm(x, x, self.layer.weight) * y + x
+
+
+def self_attention(x: torch.Tensor) -> torch.Tensor:
+    """Attention of a value to itself."""
+    value = x[None, None]
+    return nn.functional.scaled_dot_product_attention(value, value, value)[0, 0]
+
+
 def _text(**more: Any) -> Feed:
     def feed() -> dict[str, Any]:
         ids = _ids(60, 2, 8)
@@ -424,4 +446,5 @@ ARCHITECTURES = (
     Architecture("lstm", Recurrent, lambda: {"ids": _ids(30, 2, 5)}),
     Architecture("unet", UNet, _image("image", 16)),
     Architecture("encoder", Encoder, lambda: {"ids": _ids(30, 2, 6)}),
+    Architecture("shared", Shared, lambda: {"x": torch.randn(4, 6, requires_grad=True)}),
 )

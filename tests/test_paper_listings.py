@@ -1,6 +1,7 @@
 """The listings of the paper as programs that run, and its signatures.
 
 Where a listing cannot run as printed, `docs/paper.md` has the corrected line, and so has this file.
+Long because it is one document from beginning to end.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The programs stand as printed but for annotations, and but for what `docs/paper.md` lists. Where the
 tutorial downloads a model, the same architecture is built from its configuration. Its TensorFlow
-programs belong to the tests of that driver.
+programs belong to the tests of that driver. Long because it is one document from beginning to end.
 """
 
 from __future__ import annotations

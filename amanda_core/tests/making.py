@@ -8,6 +8,8 @@ from typing import Any
 from amanda_core import OpContext, Session, Site, Tool
 from amanda_core.activation import Handle
 
+from . import toy
+
 
 def tool(
     *routines: Callable[[OpContext], Any], backward: bool = False, require_outputs: bool = False
@@ -42,3 +44,23 @@ def session_of(handle: Handle) -> Session:
     """The session of a handle whose tools are applied."""
     assert handle.session is not None
     return handle.session
+
+
+class Pruner(Tool):
+    """A tool and routine with names to look for in messages."""
+
+    def __init__(self, result: Any, ask: str = "insert_before_op", **positions: Any) -> None:
+        self.result, self.ask, self.positions = result, ask, positions
+        self.add_inst_for_op(self.analyse, require_outputs=ask == "insert_after_op")
+
+    def analyse(self, context: OpContext) -> None:
+        getattr(context, self.ask)(self.mask_weight, **self.positions)
+
+    def mask_weight(self, *values: Any) -> Any:
+        return self.result
+
+
+def linear_model() -> toy.Value:
+    """One linear op in a scope: 2 * 3 + 1."""
+    with toy.scope("encoder"):
+        return toy.linear(toy.Value(2.0), toy.Value(3.0), toy.Value(1.0))

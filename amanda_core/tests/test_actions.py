@@ -17,33 +17,10 @@ from amanda_core.errors import (
 )
 
 from . import toy
-from .making import session_of, site, tool
+from .making import Pruner, linear_model, session_of, site, tool
 from .toy_driver import ToyDriver
 
 pytestmark = pytest.mark.usefixtures("driver")
-
-
-class Pruner(amanda.Tool):
-    """A tool and routine with names to look for in messages."""
-
-    def __init__(self, result: Any, ask: str = "insert_before_op", **positions: Any) -> None:
-        self.result, self.ask, self.positions = result, ask, positions
-        self.add_inst_for_op(self.analyse, require_outputs=ask == "insert_after_op")
-
-    def analyse(self, context: OpContext) -> None:
-        getattr(context, self.ask)(self.mask_weight, **self.positions)
-
-    def mask_weight(self, *values: Any) -> Any:
-        return self.result
-
-
-def model() -> toy.Value:
-    with toy.scope("encoder"):
-        return toy.linear(toy.Value(2.0), toy.Value(3.0), toy.Value(1.0))
-
-
-def asking(*requests: Callable[[OpContext], Any], **point: bool) -> amanda.Tool:
-    return tool(*requests, **point)
 
 
 # Results.
@@ -55,7 +32,7 @@ def test_wrong_number_of_values_names_tool_routine_and_op(result: Any) -> None:
         amanda.apply(Pruner(result, inputs=[0, 1])),
         pytest.raises(RoutineResultError) as caught,
     ):
-        model()
+        linear_model()
     count = len(result) if isinstance(result, tuple) else 1
     message = str(caught.value)
     assert f"returned {count} value" in message
@@ -70,13 +47,13 @@ def test_two_values_for_one_are_a_wrong_number() -> None:
         amanda.apply(Pruner((toy.Value(1.0),) * 2, inputs=[0])),
         pytest.raises(RoutineResultError, match="returned 2 values, but was given 1"),
     ):
-        model()
+        linear_model()
 
 
 @pytest.mark.parametrize("wrap", [tuple, list])
 def test_one_value_may_come_alone_or_in_a_sequence(wrap: Callable[[Sequence[Any]], Any]) -> None:
     with amanda.apply(Pruner(wrap([toy.Value(10.0)]), inputs=[1])):
-        assert model().data == 2.0 * 10 + 1
+        assert linear_model().data == 2.0 * 10 + 1
 
 
 def test_a_list_position_may_be_returned_alone_or_in_a_sequence() -> None:
@@ -91,7 +68,7 @@ def test_a_replacement_that_returns_none_is_an_error() -> None:
         amanda.apply(Pruner(None, "replace_op")),
         pytest.raises(RoutineResultError, match=r"replacement returned None.*Pruner.*mask_weight"),
     ):
-        model()
+        linear_model()
 
 
 # Two replacements.
@@ -111,42 +88,42 @@ def test_two_replacements_in_one_apply_name_both_tools() -> None:
         amanda.apply(First(), Second()),
         pytest.raises(ReplacementConflictError, match=r"First.*Second.*replace_op"),
     ):
-        model()
+        linear_model()
 
 
 def test_two_replacements_in_nested_apply_name_both_tools() -> None:
     outer = First()
     inner = Second()
     with amanda.apply(outer):
-        assert model().data == 1.0
+        assert linear_model().data == 1.0
         with (
             amanda.apply(inner),
             pytest.raises(ReplacementConflictError, match=r"First.*Second") as caught,
         ):
-            model()
+            linear_model()
         # Found when it was asked for, so that the routine that asked is named.
         assert "In analysis by tool Second" in caught.value.__notes__[0]
-        assert model().data == 1.0
+        assert linear_model().data == 1.0
 
 
 def test_two_replacements_by_one_tool_are_an_error() -> None:
     twice = First()
     twice.add_inst_for_op(lambda c: c.replace_op(lambda *v: toy.Value(2.0)))
     with amanda.apply(twice), pytest.raises(ReplacementConflictError, match=r"First and First"):
-        model()
+        linear_model()
 
 
 def test_two_replacements_of_the_backward_op_are_an_error() -> None:
     def replace(context: OpContext) -> None:
         context.replace_backward_op(lambda g: (g, g, g))
 
-    with amanda.apply(asking(replace), asking(replace)), pytest.raises(ReplacementConflictError):
-        model()
+    with amanda.apply(tool(replace), tool(replace)), pytest.raises(ReplacementConflictError):
+        linear_model()
 
 
 def test_two_tools_may_replace_different_ops() -> None:
     def replace(name: str) -> amanda.Tool:
-        return asking(lambda c: c.replace_op(lambda *v: v[0]) if c.op_type == name else None)
+        return tool(lambda c: c.replace_op(lambda *v: v[0]) if c.op_type == name else None)
 
     with amanda.apply(replace("relu"), replace("mul")):
         assert toy.relu(toy.mul(toy.Value(-2.0), toy.Value(3.0))).data == -2.0
@@ -169,7 +146,7 @@ def ask(kind: str) -> Callable[[OpContext], Any]:
 @pytest.mark.parametrize("kind", FORWARD_ACTIONS)
 @pytest.mark.parametrize("require_outputs", [False, True])
 def test_forward_action_from_backward_context_is_late(kind: str, require_outputs: bool) -> None:
-    late = asking(ask(kind), backward=True, require_outputs=require_outputs)
+    late = tool(ask(kind), backward=True, require_outputs=require_outputs)
     with amanda.apply(late):
         y = toy.relu(toy.parameter(1.0))
         with pytest.raises(LateActionError, match=rf"{kind}.*the forward op has run"):
@@ -178,14 +155,14 @@ def test_forward_action_from_backward_context_is_late(kind: str, require_outputs
 
 @pytest.mark.parametrize("kind", ["insert_before_op", "replace_op"])
 def test_insert_before_from_after_analysis_is_late(kind: str) -> None:
-    late = asking(ask(kind), require_outputs=True)
+    late = tool(ask(kind), require_outputs=True)
     with amanda.apply(late), pytest.raises(LateActionError, match=rf"{kind} at after_forward_op"):
-        model()
+        linear_model()
 
 
 @pytest.mark.parametrize("kind", ["insert_before_backward_op", "replace_backward_op"])
 def test_insert_before_from_after_backward_analysis_is_late(kind: str) -> None:
-    late = asking(ask(kind), backward=True, require_outputs=True)
+    late = tool(ask(kind), backward=True, require_outputs=True)
     with amanda.apply(late):
         y = toy.relu(toy.parameter(1.0))
         with pytest.raises(LateActionError, match=kind):
@@ -195,8 +172,8 @@ def test_insert_before_from_after_backward_analysis_is_late(kind: str) -> None:
 @pytest.mark.parametrize("kind", FORWARD_ACTIONS + BACKWARD_ACTIONS)
 def test_an_action_outside_of_a_routine_is_late(kind: str) -> None:
     kept: list[OpContext] = []
-    with amanda.apply(asking(kept.append)):
-        model()
+    with amanda.apply(tool(kept.append)):
+        linear_model()
         with pytest.raises(LateActionError, match="outside an analysis routine"):
             ask(kind)(kept[0])
 
@@ -205,8 +182,8 @@ def test_an_action_inside_an_instrumentation_routine_is_late() -> None:
     def analyse(context: OpContext) -> None:
         context.insert_before_op(lambda *values: context.insert_after_op(lambda y: y))
 
-    with amanda.apply(asking(analyse)), pytest.raises(LateActionError):
-        model()
+    with amanda.apply(tool(analyse)), pytest.raises(LateActionError):
+        linear_model()
 
 
 def test_every_action_at_or_behind_its_point_is_in_time() -> None:
@@ -226,7 +203,7 @@ def test_every_action_at_or_behind_its_point_is_in_time() -> None:
                     getattr(context, kind)(lambda value: value)
                     recorded.append(kind)
 
-            asked = asking(analyse, backward=backward, require_outputs=require_outputs)
+            asked = tool(analyse, backward=backward, require_outputs=require_outputs)
             with amanda.apply(asked):
                 toy.backward(toy.relu(toy.parameter(1.0)))
     assert recorded == [kind for kinds in in_time.values() for kind in kinds]
@@ -244,7 +221,7 @@ def test_the_staged_mark_is_on_the_action() -> None:
         context.insert_before_op(halve)
         context.insert_before_op(lambda x: x)
 
-    with amanda.apply(asking(analyse)) as handle:
+    with amanda.apply(tool(analyse)) as handle:
         assert toy.relu(toy.Value(4.0)).data == 2.0
         session = session_of(handle)
         (context,) = session.contexts()
@@ -261,6 +238,16 @@ def test_a_missing_capability_raises_when_the_action_is_recorded(driver: ToyDriv
             context.trigger_callback(IPoint.BEFORE_FORWARD)
         context = session.open(site(), None, [1.0])
         context.trigger_callback(IPoint.BEFORE_FORWARD)
+
+
+def test_replacing_backward_needs_a_capability_of_its_own(driver: ToyDriver) -> None:
+    asked = tool(lambda c: c.replace_backward_op(abs))
+    with amanda.apply(asked) as handle:
+        session = session_of(handle)
+        session.declare("static", frozenset({"gradients"}))
+        context = session.open(site("static", namespace="static/1.0/graph"), None, [1.0])
+        with pytest.raises(UnsupportedError, match="has no replace_backward"):
+            context.trigger_callback(IPoint.BEFORE_FORWARD)
 
 
 def test_the_kinds_of_action_are_the_six_of_the_paper() -> None:

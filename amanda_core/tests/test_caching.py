@@ -282,3 +282,17 @@ def test_a_forgotten_context_is_made_anew_with_the_same_id() -> None:
     assert len(seen) == 2
     assert seen[0] is not seen[1]
     assert seen[0].get_op_id() == seen[1].get_op_id()
+
+
+def test_what_analysis_asks_anew_without_cache_holds_for_plans_cached_before() -> None:
+    factor = [2.0]
+
+    def analyse(context: OpContext) -> None:
+        context.insert_after_op(lambda y, by: toy.Value(y.data * by), by=factor[0])
+
+    with amanda.apply(tool(analyse)):
+        assert [toy.relu(toy.Value(1.0)).data for _ in range(2)] == [2.0, 2.0]
+        factor[0] = 5.0
+        for caching, expected in ((amanda.cache_disabled(), 5.0), (amanda.cache_enabled(), 5.0)):
+            with caching:
+                assert toy.relu(toy.Value(1.0)).data == expected

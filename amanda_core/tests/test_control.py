@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import amanda
 from amanda_core.activation import Switch
-from amanda_core.errors import ThreadError
+from amanda_core.errors import ThreadError, ToolError
 
 from . import toy
 from .making import session_of, tool
@@ -39,6 +39,26 @@ def test_disabled_and_enabled_nest() -> None:
                 with amanda.disabled():
                     assert model() == 3.0
                 assert model() == 31.0
+            assert model() == 3.0
+        assert model() == 31.0
+
+
+def test_a_switch_refuses_generator_and_coroutine_functions() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    functions: list[Callable[[], Any]] = [generator, coroutine]
+    for function in functions:
+        with pytest.raises(ToolError, match=r"Write `with amanda\.cache_disabled\(\):` inside"):
+            amanda.cache_disabled()(function)
+
+
+def test_one_switch_object_can_be_entered_twice() -> None:
+    off = amanda.disabled()
+    with amanda.apply(editing(1)):
+        with off, off:
             assert model() == 3.0
         assert model() == 31.0
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
 import pytest
 
 from amanda_core import errors
-from amanda_core.errors import AmandaError
+from amanda_core.errors import AmandaError, PositionError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "errors.md"
 
@@ -78,3 +79,10 @@ def test_errors_are_also_what_python_calls_them(name: str, builtin: type[Excepti
     error = getattr(errors, name)
     assert issubclass(error, builtin)
     assert issubclass(error, AmandaError)
+
+
+def test_errors_can_be_pickled() -> None:
+    error = PositionError("No such input", where="tool T", fix="Count from 0")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is PositionError
+    assert str(again) == str(error)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import OpContext
+from amanda_core import IPoint, OpContext
 from amanda_core.errors import AmandaWarning, annotate
 
 from . import toy
@@ -150,3 +150,37 @@ def test_where_leaves_out_what_is_not_known() -> None:
     with amanda.apply() as handle:
         context = session_of(handle).open(site("a"), None)
         assert context.where == f"op 'layer/a' (id {context.get_op_id()})"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_deferred_exception_becomes_a_note_when_the_program_is_told_to_stop(
+    stop: type[BaseException],
+) -> None:
+    def program() -> None:
+        with amanda.apply() as handle:
+            session_of(handle).defer(Broken("of the user"))
+            raise stop
+
+    with pytest.raises(stop) as raised:
+        program()
+    assert any("Broken: of the user" in note for note in raised.value.__notes__)
+
+
+def test_a_guarded_plan_keeps_the_values_and_the_exception() -> None:
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(lambda x: x + 1)
+        context.insert_before_op(fail)
+
+    def fail(*_: Any) -> None:
+        raise Broken("of the user")
+
+    def program() -> None:
+        with amanda.apply(tool(analyse)) as handle:
+            context = session_of(handle).open(site(), None, [1.0])
+            plan = context.trigger_callback(IPoint.BEFORE_FORWARD)
+            assert plan.guarded([1.0]) == [1.0]
+            session_of(handle).raise_pending()
+
+    with pytest.raises(Broken) as raised:
+        program()
+    assert any("routine" in note for note in raised.value.__notes__)

@@ -15,32 +15,9 @@ from amanda_core.errors import (
 )
 
 from . import toy
-from .making import session_of, tool
+from .making import Pruner, linear_model, session_of, tool
 
 pytestmark = pytest.mark.usefixtures("driver")
-
-
-class Pruner(amanda.Tool):
-    """A tool and routine with names to look for in messages."""
-
-    def __init__(self, result: Any, ask: str = "insert_before_op", **positions: Any) -> None:
-        self.result, self.ask, self.positions = result, ask, positions
-        self.add_inst_for_op(self.analyse, require_outputs=ask == "insert_after_op")
-
-    def analyse(self, context: OpContext) -> None:
-        getattr(context, self.ask)(self.mask_weight, **self.positions)
-
-    def mask_weight(self, *values: Any) -> Any:
-        return self.result
-
-
-def model() -> toy.Value:
-    with toy.scope("encoder"):
-        return toy.linear(toy.Value(2.0), toy.Value(3.0), toy.Value(1.0))
-
-
-def asking(*requests: Callable[[OpContext], Any], **point: bool) -> amanda.Tool:
-    return tool(*requests, **point)
 
 
 # Positions.
@@ -51,7 +28,7 @@ def test_wrong_position_says_how_many_there_are_and_names_them() -> None:
         amanda.apply(Pruner(None, inputs=[3])),
         pytest.raises(PositionError, match=r"no inputs\[3\]: it has 3 \(x, w, b\).*Pruner"),
     ):
-        model()
+        linear_model()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +45,7 @@ def test_wrong_position_of_each_sort(kind: str, positions: dict[str, list[int]])
         amanda.apply(Pruner(None, kind, **positions)),
         pytest.raises(PositionError, match=rf"no {name}\["),
     ):
-        model()
+        linear_model()
 
 
 def test_a_position_that_could_not_be_checked_is_found_out_when_the_routine_is_due() -> None:
@@ -76,8 +53,8 @@ def test_a_position_that_could_not_be_checked_is_found_out_when_the_routine_is_d
     def analyse(context: OpContext) -> None:
         context.insert_after_op(lambda y: y, outputs=[1])
 
-    with amanda.apply(asking(analyse)), pytest.raises(PositionError, match=r"1 .*there are 1"):
-        model()
+    with amanda.apply(tool(analyse)), pytest.raises(PositionError, match=r"1 .*there are 1"):
+        linear_model()
 
 
 @pytest.mark.parametrize("positions", [0, True, "0", ["x"], [0.0], [None], [False], 1.5])
@@ -86,7 +63,7 @@ def test_something_else_than_a_list_of_positions_is_an_error(positions: Any) -> 
         amanda.apply(Pruner(None, inputs=positions)),
         pytest.raises(PositionError, match=r"inputs=.* is not a list of positions.*inputs=\[0\]"),
     ):
-        model()
+        linear_model()
 
 
 @pytest.mark.parametrize("make", [tuple, range, iter])
@@ -94,18 +71,18 @@ def test_any_iterable_of_positions_will_do(make: Callable[[Any], Any]) -> None:
     got: list[tuple[Any, ...]] = []
     positions = make(2) if make is range else make([0, 1])
     with amanda.apply(
-        asking(lambda c: c.insert_before_op(lambda *v: got.append(v), inputs=positions))
+        tool(lambda c: c.insert_before_op(lambda *v: got.append(v), inputs=positions))
     ):
-        model()
+        linear_model()
     assert [len(values) for values in got] == [2]
 
 
 def test_a_routine_that_cannot_be_called_is_an_error() -> None:
     with (
-        amanda.apply(asking(lambda c: c.insert_before_op(cast(Any, "mask")))),
+        amanda.apply(tool(lambda c: c.insert_before_op(cast(Any, "mask")))),
         pytest.raises(ActionError, match="'mask' cannot be called"),
     ):
-        model()
+        linear_model()
 
 
 # Spellings.
@@ -140,7 +117,7 @@ def test_both_spellings_of_gradients_are_accepted_and_reserved(
             request(abs, **{spelling: [0] for spelling in spellings})
 
     def actions(spelling: str) -> list[Action]:
-        asked = asking(lambda c: c.update(spelling=spelling), analyse)
+        asked = tool(lambda c: c.update(spelling=spelling), analyse)
         with amanda.apply(asked) as handle:
             toy.relu(toy.Value(1.0))
             toy.mul(toy.Value(1.0), toy.Value(1.0))
@@ -170,7 +147,7 @@ def test_the_papers_positional_call_shapes_work() -> None:
         context.insert_before_backward_op(routine, [0], extra=1)
         context.insert_after_backward_op(routine, [0], extra=1)
 
-    with amanda.apply(asking(analyse)) as handle:
+    with amanda.apply(tool(analyse)) as handle:
         toy.backward(toy.relu(toy.parameter(1.0)))
         session = session_of(handle)
         found = [a for context in session.contexts() for a in session.actions_of(context)]

@@ -201,3 +201,18 @@ def test_a_copied_tool_starts_without_sessions() -> None:
         with amanda.apply(copied):
             model()
     assert (original.count, copied.count) == (1, 2)
+
+
+def test_a_dependency_declared_while_applied_comes_along() -> None:
+    log: list[str] = []
+    first, second = Named(log, "first"), Named(log, "second")
+    with amanda.apply(second):
+        second.depends_on(first)
+        toy.relu(toy.Value(1.0))
+        assert log[:2] == ["first", "second"]
+        with pytest.raises(DependencyCycleError):
+            first.depends_on(second)
+        log.clear()
+        with amanda.cache_disabled():
+            toy.relu(toy.Value(1.0))
+        assert log[:2] == ["first", "second"]

@@ -198,10 +198,9 @@ class ToyAttachment:
             name=f"{path}/{op.name}" if path else op.name,
             module_path=path,
             source=line,
-            input_names=op.inputs,
         )
         epoch = session.epoch
-        context = session.open(site, op, arguments)
+        context = session.open(site, op, arguments, input_names=tuple(op.inputs))
         try:
             with self.isolate():
                 before = context.trigger_callback(IPoint.BEFORE_FORWARD)

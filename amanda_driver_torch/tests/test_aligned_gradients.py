@@ -4,6 +4,9 @@ The oracle is `torch.autograd.grad` on a plain program in which each use of an o
 own.
 """
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -235,9 +238,7 @@ def test_gradient_of_a_wrong_kind_is_an_error_of_the_tool(make: Any, bad: Any) -
 
 def test_gradient_edits_of_several_tools_fold_in_order() -> None:
     x = leaf(2)
-    with amanda.apply(
-        at_outputs("neg", lambda g: g + 1), at_outputs("neg", lambda g: g * 10)
-    ):
+    with amanda.apply(at_outputs("neg", lambda g: g + 1), at_outputs("neg", lambda g: g * 10)):
         torch.neg(x).sum().backward()
     equal(grad_of(x), torch.full((2,), -20.0))
 
@@ -281,10 +282,43 @@ def test_watching_every_gradient_keeps_sums_bit_for_bit() -> None:
     plain = twin(x)
     program(plain).backward()
 
-    def analyse(context: amanda.OpContext) -> None:
+    def together(context: amanda.OpContext) -> None:
         context.insert_before_backward_op(lambda *grads: None)
         context.insert_after_backward_op(lambda *grads: None)
 
-    with amanda.apply(tool(analyse)):
-        program(x).backward()
-    equal(grad_of(x), grad_of(plain))
+    def one_by_one(context: amanda.OpContext) -> None:
+        for position in range(len(context.get_inputs())):
+            context.insert_after_backward_op(lambda *grads: None, grad_inputs=[position])
+
+    for analyse in (together, one_by_one):
+        x.grad = None
+        with amanda.apply(tool(analyse)):
+            program(x).backward()
+        equal(grad_of(x), grad_of(plain))
+
+
+@LATE
+def test_routine_that_wants_several_gradients_gets_none_for_an_input_without(late: bool) -> None:
+    x, w, seen = torch.randn(2, 3), leaf(4, 3), list[Any]()
+
+    def keep(*grads: Any) -> None:
+        seen.append([g if g is None else g.clone() for g in grads])
+
+    with amanda.apply(at_inputs("linear", keep, [0, 1], late=late)):
+        F.linear(x, w).square().sum().backward()
+    ((grad_x, grad_w),) = seen
+    assert grad_x is None
+    equal(grad_w, grad_of(w))
+
+
+def test_routine_that_wants_several_outputs_gets_none_for_one_without() -> None:
+    x, seen = leaf(5), list[Any]()
+
+    def keep(*grads: Any) -> tuple[Any, ...]:
+        seen.append(grads[1])
+        return (grads[0] * 2, None)
+
+    with amanda.apply(at_outputs("topk", keep, [0, 1])):
+        torch.topk(x, 2).values.sum().backward()
+    assert seen == [None]  # Indices have no gradient.
+    assert grad_of(x).sum().item() == 4.0

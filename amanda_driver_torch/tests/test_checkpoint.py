@@ -1,5 +1,8 @@
 """Activation checkpointing: recomputation applies the same edits, as the same ops, flagged."""
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 import sys

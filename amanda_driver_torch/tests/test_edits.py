@@ -1,5 +1,8 @@
 """Edits pass straight through: values change, the graph does not; the oracle is an edited twin."""
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -158,6 +161,23 @@ def test_tools_fold_in_the_order_of_application() -> None:
     equal([first, second], [torch.tensor([20.0, 30]), torch.tensor([11.0, 21])])
 
 
+def test_edit_to_an_equal_value_keeps_sums_of_gradients_bit_for_bit() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(x.exp(), x, x).lerp(x, x).sum() + (x.sin() * x.cos() * x).sum()
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_before_op(
+            lambda *values: [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+        )
+
+    x = leaf(50)
+    plain = twin(x)
+    program(plain).backward()
+    with amanda.apply(tool(analyse)):
+        program(x).backward()
+    equal(grad_of(x), grad_of(plain))
+
+
 def test_routine_that_returns_nothing_changes_nothing_and_adds_no_node() -> None:
     x = leaf(3)
     with amanda.apply(before("exp", lambda v: None), after("exp", lambda v: v)):
@@ -179,7 +199,7 @@ def test_without_grad_mode_nothing_requires_grad() -> None:
         with torch.inference_mode():
             inference = torch.exp(x)
         plain = torch.exp(x.detach())
-    assert not (quiet.requires_grad or inference.requires_grad or plain.requires_grad)
+    assert not any(out.requires_grad for out in (quiet, inference, plain))
     assert inference.is_inference()
     expected = (x * 2).exp().detach() * 2
     equal([quiet, inference.clone(), plain], [expected] * 3)
@@ -201,19 +221,22 @@ def test_value_made_in_inference_mode_keeps_the_gradient(insert: Any) -> None:
 
 @pytest.mark.parametrize("insert", [before, after])
 def test_edit_of_another_shape_is_a_clear_error_where_a_gradient_flows(insert: Any) -> None:
-    with pytest.raises(EditError, match=r"shape \(1,\).*shape|shape \(1,\).*\(3,\)") as caught:
-        with amanda.apply(insert("relu", lambda v: v[:1])):
-            torch.relu(leaf(3))
-    assert "'relu'" in str(caught.value)
+    with (
+        pytest.raises(EditError, match=r"shape \(1,\) .*\(3,\).*'relu'"),
+        amanda.apply(insert("relu", lambda v: v[:1])),
+    ):
+        torch.relu(leaf(3))
     with amanda.apply(insert("relu", lambda v: v[:1])):
         assert torch.relu(torch.ones(3)).shape == (1,)
 
 
 @pytest.mark.parametrize("bad", [3, "text", [1, 2]])
 def test_edit_that_is_no_tensor_is_an_error(bad: Any) -> None:
-    with pytest.raises((EditError, RoutineResultError), match="relu"):
-        with amanda.apply(before("relu", lambda v: bad)):
-            torch.relu(leaf(3))
+    with (
+        pytest.raises((EditError, RoutineResultError), match="relu"),
+        amanda.apply(before("relu", lambda v: bad)),
+    ):
+        torch.relu(leaf(3))
 
 
 def test_edit_of_another_dtype_gets_its_gradient_cast_back() -> None:
@@ -254,9 +277,7 @@ class Overriding(torch.Tensor):
     calls: list[str] = []  # noqa: RUF012  Each test clears it.
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.calls.append(func.__name__)
         return super().__torch_function__(func, types, args, kwargs or {})
 

@@ -1,4 +1,7 @@
-"""Edits of ops that write: in-place ops, views, `out=`, statistics, and ops that return their input."""
+"""Edits of ops that write (in-place, views, `out=`, statistics) or return their own input."""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
 
 from __future__ import annotations
 
@@ -206,6 +209,7 @@ SAME: list[Callable[[torch.Tensor], torch.Tensor]] = [
     torch.Tensor.contiguous,
     lambda t: t.to(torch.float32),
     lambda t: F.dropout(t, training=False),
+    torch.conj_physical,  # Its schema does not say that a real tensor comes back as it is.
 ]
 
 

@@ -1,5 +1,8 @@
 """Replacing an op, its whole backward (aligned) or one of its backward ops (raw)."""
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -111,7 +114,7 @@ def test_several_outputs_come_out_in_the_ops_own_type() -> None:
         top = torch.topk(x, 1)
     assert type(parts) is tuple
     equal(list(parts), [x[:1], x[1:]])
-    assert type(top) is torch.return_types.topk  # type: ignore[attr-defined]
+    assert type(top) is torch.return_types.topk
     equal([top.values, top.indices], [x[:1], index])
 
 
@@ -160,7 +163,10 @@ def test_two_replacements_of_one_op_are_an_error_naming_both_tools(make: Any) ->
         for analyse in make("relu", lambda v: v)._amanda.routines[amanda.IPoint.BEFORE_FORWARD]:
             each.add_inst_for_op(analyse)
     x = leaf(2)
-    with pytest.raises(ReplacementConflictError, match=r"First and .*Second ask for"), amanda.apply(*tools):
+    with (
+        pytest.raises(ReplacementConflictError, match=r"First and .*Second ask for"),
+        amanda.apply(*tools),
+    ):
         torch.relu(x)
     equal(torch.relu(x), x.clamp_min(0))
 

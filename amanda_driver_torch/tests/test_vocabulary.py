@@ -1,7 +1,8 @@
 """PyTorch's operators in the common words: what contexts say of calls written by hand.
 
-The right words stand here, call by call; nothing is read from the tables under test. How much of
-real models has a word, `tests/test_vocabulary_models.py` at the root measures.
+The right words stand here, call by call, which makes this file long; nothing is read from the
+tables under test. `tests/test_vocabulary_models.py` at the root measures how much of real models
+has a word.
 """
 
 from __future__ import annotations
@@ -425,6 +426,7 @@ def test_layout_of_pooling() -> None:
         (lambda: ROW.double(), "ToCopyBackward0", "cast"),
         (lambda: torch.fft.irfft(ROW, norm="ortho"), None, "fft"),
         (lambda: torch.linalg.inv(SQUARE), "LinalgInvExBackward0", "inverse"),
+        (lambda: T.diagonal_copy(SQUARE), "DiagonalBackward0_copy", "diag"),
     ],
 )
 def test_word_of_a_backward_operator(call: Call, node: str | None, word: str) -> None:
@@ -505,8 +507,18 @@ def test_a_mapping_rule_overrides_the_word() -> None:
     assert not [word for _, word in seen if word in ("conv2d", "conv2d_backward")]
 
 
-@pytest.mark.parametrize("other", ["my_convolution", None, 7, ["conv2d"]])
-def test_backward_words_do_not_depend_on_what_a_rule_wrote(other: object) -> None:
+@pytest.mark.parametrize("other", ["my_word", None, 7, ["conv2d"]])
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda x: F.conv2d(x, IMAGE.detach()), "conv2d"),
+        # In place: `dropout_`.
+        (lambda x: F.dropout(x, inplace=True), "dropout"),
+    ],
+)
+def test_backward_words_do_not_depend_on_what_a_rule_wrote(
+    call: Callable[[Tensor], Tensor], word: str, other: object
+) -> None:
     seen: list[str | None] = []
     mapping = amanda.Tool()
 
@@ -519,10 +531,11 @@ def test_backward_words_do_not_depend_on_what_a_rule_wrote(other: object) -> Non
     tool.depends_on(mapping)
     tool.add_inst_for_op(lambda context: None)
     tool.add_inst_for_op(lambda context: seen.append(context["backward_type"]), backward=True)
+    x = values(2, 4, 6, 6) * 1
     with amanda.apply(tool):
-        y = F.conv2d(IMAGE.detach(), values(5, 4, 3, 3))
+        y = call(x)
         torch.autograd.backward(y, torch.ones_like(y))
-    assert seen == ["conv2d_backward", "accumulate_grad"]
+    assert seen == [f"{word}_backward"]
 
 
 # The tables.

@@ -46,11 +46,10 @@ __all__ = [
     "staged",
     "step",
     "tool",
-    "tools",
 ]
 
 if TYPE_CHECKING:
-    from amanda import tools
+    from amanda import tools as tools
 else:
 
     def __getattr__(name: str) -> object:

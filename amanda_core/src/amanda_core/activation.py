@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ContextDecorator, _GeneratorContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -24,13 +24,15 @@ from amanda_core.errors import (
     annotate,
 )
 from amanda_core.imports import ImportWatcher
-from amanda_core.session import Session, Store
-from amanda_core.threads import THREAD
+from amanda_core.session import Session
+from amanda_core.store import Store
+from amanda_core.threads import THREAD, Control
 from amanda_core.tool import Tool, check_tool, in_dependency_order
 
 __all__ = [
     "Applied",
     "Handle",
+    "Switch",
     "apply",
     "attach",
     "autodiff_disabled",
@@ -46,6 +48,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 _LOCAL = threading.local()
+# From `_Stack.attach` up to the line that enters `apply`.
+_STACKLEVEL = 5
 
 
 class _Stack:
@@ -58,7 +62,11 @@ class _Stack:
         self.watcher: ImportWatcher | None = None
         manager = discovery.plugin_manager()
         tools = in_dependency_order(first.tools)
-        self.session = Session(tools, Store.resume(tools), manager.hook)
+        self.session = Session(tools, Store.resume(tools), manager.hook, self.resolve)
+
+    def resolve(self) -> tuple[Tool, ...]:
+        """The tools of all entries and what they depend on, in order."""
+        return in_dependency_order(tool for entry in self.entries for tool in entry.tools)
 
     def open(self) -> None:
         THREAD.session = self.session
@@ -88,10 +96,20 @@ class _Stack:
             return False
         self.attachments[driver.info.name] = attachment
         self.session.declare(driver.info.name, driver.info.capabilities)
+        if self.session.wants_backward and "gradients" not in driver.info.capabilities:
+            self.session.warn_once(
+                f"The driver {driver.info.name!r} has no gradients: backward analysis routines do "
+                "not run there.",
+                _STACKLEVEL,
+            )
         return True
 
     def imported(self, module: str) -> None:
         if threading.get_ident() != self.thread:
+            self.session.warn_once(
+                f"{module} was imported by another thread than the one that applied the tools; its "
+                "operators are seen after the next `apply`."
+            )
             return
         for driver in discovery.drivers():
             if module in driver.info.modules and driver.info.name not in self.attachments:
@@ -99,7 +117,7 @@ class _Stack:
 
     def change(self, entries: list[Handle]) -> None:
         self.entries = entries
-        self.session.set_tools(in_dependency_order(t for entry in entries for t in entry.tools))
+        self.session.set_tools(self.resolve())
 
     def close(self) -> None:
         THREAD.session = None
@@ -188,6 +206,20 @@ class Handle:
         return self._stack.session if self._stack is not None else None
 
 
+def _refuse_generators(func: Callable[..., Any], extent: str) -> None:
+    # A call of such a function only makes an object: the extent would be over when it runs.
+    if (
+        inspect.isgeneratorfunction(func)
+        or inspect.iscoroutinefunction(func)
+        or inspect.isasyncgenfunction(func)
+    ):
+        raise ToolError(
+            f"{func.__qualname__} is a generator or coroutine function",
+            where=f"@{extent}",
+            fix=f"Write `with {extent}:` inside it",
+        )
+
+
 class Applied(ContextDecorator):
     """What `apply` returns: a context manager and decorator, usable any number of times."""
 
@@ -199,18 +231,8 @@ class Applied(ContextDecorator):
         return Applied(self._tools)
 
     def __call__(self, func: F) -> F:
-        """Decorate a function: the tools are applied while it runs."""
-        # A call of such a function only makes an object: the tools would be gone when it runs.
-        if (
-            inspect.isgeneratorfunction(func)
-            or inspect.iscoroutinefunction(func)
-            or inspect.isasyncgenfunction(func)
-        ):
-            raise ToolError(
-                f"{func.__qualname__} is a generator or coroutine function",
-                where="@amanda.apply",
-                fix="Write `with amanda.apply(...)` inside it",
-            )
+        """Decorate a function: each call of it is an extent of its own."""
+        _refuse_generators(func, "amanda.apply(...)")
         return super().__call__(func)
 
     def __enter__(self) -> Handle:
@@ -278,45 +300,56 @@ def step() -> None:
         THREAD.session.end_step()
 
 
-@contextmanager
-def _switched(name: str, value: bool) -> Iterator[None]:
-    control = THREAD.control
-    before = getattr(control, name)
-    setattr(control, name, value)
-    try:
-        yield
-    finally:
-        setattr(control, name, before)
+class Switch(ContextDecorator):
+    """One of the switches of the control API: a context manager and decorator; it nests."""
 
+    def __init__(self, name: str, value: bool, function: str) -> None:
+        self._name, self._value, self._function = name, value, function
+        self._before: list[tuple[Control, bool]] = []
 
-Switch = _GeneratorContextManager[None]
+    def _recreate_cm(self) -> Switch:
+        return Switch(self._name, self._value, self._function)
+
+    def __call__(self, func: F) -> F:
+        """Decorate a function: each call of it is an extent of its own."""
+        _refuse_generators(func, f"amanda.{self._function}()")
+        return super().__call__(func)
+
+    def __enter__(self) -> None:
+        control = THREAD.control
+        self._before.append((control, getattr(control, self._name)))
+        setattr(control, self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        control, before = self._before.pop()
+        setattr(control, self._name, before)
 
 
 def disabled() -> Switch:
     """Extent, or decorator of a function, in which no tool is active in this thread."""
-    return _switched("enabled", False)
+    return Switch("enabled", False, "disabled")
 
 
 def enabled() -> Switch:
     """Extent in which tools are active again inside `disabled`."""
-    return _switched("enabled", True)
+    return Switch("enabled", True, "enabled")
 
 
 def cache_disabled() -> Switch:
     """Extent in which analysis runs at every execution of an op."""
-    return _switched("caching", False)
+    return Switch("caching", False, "cache_disabled")
 
 
 def cache_enabled() -> Switch:
     """Extent in which analysis runs once per op again inside `cache_disabled`."""
-    return _switched("caching", True)
+    return Switch("caching", True, "cache_enabled")
 
 
 def autodiff_enabled() -> Switch:
     """Extent in which routines being inserted will be differentiated; sampled at insertion."""
-    return _switched("autodiff", True)
+    return Switch("autodiff", True, "autodiff_enabled")
 
 
 def autodiff_disabled() -> Switch:
     """Extent in which routines being inserted will not be differentiated (the default)."""
-    return _switched("autodiff", False)
+    return Switch("autodiff", False, "autodiff_disabled")

@@ -1,7 +1,8 @@
 """`OpContext`: everything known of one op, and the requests of the analysis routines.
 
 Owns the inspection and instrumentation APIs of the paper (listings 3 and 4), whose names and
-signatures hold as printed. Records actions; `session` runs the analysis, `plan` the routines.
+signatures hold as printed. Records actions; `session` runs the analysis, `plan` the routines. One
+class of over 400 lines, half of them documentation: the paper's API is one class.
 """
 
 from __future__ import annotations
@@ -80,11 +81,14 @@ class OpContext(dict[str, Any]):
         self._remembered: dict[str, Any] = {}
         self._released = True
         self._attrs: Mapping[str, Any] = {}
-        self._constant: Callable[[int], Any] | None = None
+        self._input_names: tuple[str, ...] = ()
+        self._constant: Callable[[Any], Any] | None = None
         self._recomputed = False
         self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
         self._plans: dict[IPoint, Plan] | None = None
         self._epoch = -1
+        #: Point -> epoch in which nothing was due there any more.
+        self._analysed: dict[IPoint, int] = {}
         if forward is None:
             self["type"] = None
         self["backward_type"] = None
@@ -213,7 +217,7 @@ class OpContext(dict[str, Any]):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the input positions, as far as known."""
-        return self._forward.input_names if self._forward is not None else self._site.input_names
+        return self._forward.input_names if self._forward is not None else self._input_names
 
     @property
     def attrs(self) -> Mapping[str, Any]:
@@ -247,13 +251,18 @@ class OpContext(dict[str, Any]):
         Raises:
             PositionError: The op has no such input.
         """
-        if self._forward is not None:
-            return self._forward.value(position)
         inputs = self.get_inputs()
         if inputs is None:
             return None
-        self._check_positions(ActionKind.INSERT_BEFORE_OP, (position,))
-        return self._constant(position) if self._constant is not None else inputs[position]
+        if not 0 <= position < len(inputs):
+            raise PositionError(
+                f"The op has no input {position}: it has {len(inputs)}",
+                where=self.where,
+                fix="Positions are those of the op's signature, counted from 0",
+            )
+        holder = self._forward if self._forward is not None else self
+        constant = holder._constant
+        return constant(inputs[position]) if constant is not None else inputs[position]
 
     # Instrumentation API (paper, listing 3).
 
@@ -382,7 +391,8 @@ class OpContext(dict[str, Any]):
         grad_outputs: Sequence[Any] | None = _UNSET,
         grad_inputs: Sequence[Any] | None = _UNSET,
         attrs: Mapping[str, Any] = _UNSET,
-        constant: Callable[[int], Any] | None = _UNSET,
+        input_names: tuple[str, ...] = _UNSET,
+        constant: Callable[[Any], Any] | None = _UNSET,
         recomputed: bool = _UNSET,
     ) -> None:
         """Set what is known of the current execution."""
@@ -391,6 +401,8 @@ class OpContext(dict[str, Any]):
             self._op = op
         if attrs is not _UNSET:
             self._attrs = attrs
+        if input_names is not _UNSET:
+            self._input_names = input_names
         if constant is not _UNSET:
             self._constant = constant
         if recomputed is not _UNSET:
@@ -411,10 +423,9 @@ class OpContext(dict[str, Any]):
         A forward context remembers its values weakly, so that a backward routine still finds those
         that live on anyway (parameters above all) and None in the place of the others.
         """
-        if not self._backward:
+        if not self._backward and self._session.wants_backward:
             self._remembered = {what: _weak(values) for what, values in self._values.items()}
         self._values.clear()
-        self._constant = None
         self._released = True
         if self._backward:
             # A backward operator object keeps its part of the graph alive.
@@ -473,8 +484,14 @@ class OpContext(dict[str, Any]):
                 where=where,
                 fix="Register the routine with require_outputs=False",
             )
-        if kind.point.is_backward and not self._session.can("gradients", self.namespace):
-            raise UnsupportedError(f"The driver of {self.namespace} has no gradients", where=where)
+        needed = ["gradients"] if kind.point.is_backward else []
+        if kind is ActionKind.REPLACE_BACKWARD_OP:
+            needed.append("replace_backward")
+        for capability in needed:
+            if not self._session.can(capability, self.namespace):
+                raise UnsupportedError(
+                    f"The driver of {self.namespace} has no {capability}", where=where
+                )
         chosen = self._check_positions(kind, positions, where)
         control = self._session.control
         log.append(Action(kind, func, chosen, kwargs, tool, control.autodiff))

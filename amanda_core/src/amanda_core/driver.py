@@ -67,7 +67,6 @@ class Site:
         name: Readable name, such as ``encoder.layer.3.attention.self.query/linear``.
         module_path: Path of the module or scope, or an empty string.
         source: ``file:line`` of the call, or None.
-        input_names: Names of the op's input positions, as far as known.
         zone: ``model``, or which part of a program that is not the model: ``optimizer``, ``init``.
     """
 
@@ -77,7 +76,6 @@ class Site:
     name: str
     module_path: str = ""
     source: str | None = None
-    input_names: tuple[str, ...] = ()
     zone: str = "model"
 
 

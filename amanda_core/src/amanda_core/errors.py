@@ -7,7 +7,7 @@ these: it propagates with its own type and a note (see `annotate`).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "ActionError",
@@ -54,6 +54,14 @@ class AmandaError(Exception):
         if fix:
             parts.append(fix.rstrip(".") + ".")
         super().__init__(" ".join(parts) + f" [{self.slug}]")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors travel between processes (data-loader workers); the message is made of its parts.
+        return (_remake, (type(self), self.what, self.where, self.fix))
+
+
+def _remake(kind: type[AmandaError], what: str, where: str, fix: str) -> AmandaError:
+    return kind(what, where=where, fix=fix)
 
 
 class ToolError(AmandaError, TypeError):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 __all__ = ["ImportWatcher"]
 
@@ -65,6 +66,10 @@ class ImportWatcher(MetaPathFinder):
 class _TellingLoader(Loader):
     def __init__(self, loader: Loader, watcher: ImportWatcher, name: str) -> None:
         self._loader, self._watcher, self._name = loader, watcher, name
+
+    def __getattr__(self, name: str) -> Any:
+        # What runs a module instead of importing it asks the loader for more (runpy: get_code).
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

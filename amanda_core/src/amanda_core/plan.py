@@ -91,6 +91,10 @@ class Step:
             if new is not old
         ]
 
+    def defer(self, error: BaseException) -> None:
+        """Keep an exception of this step for `Session.raise_pending`."""
+        self._context._session.defer(error)
+
     def replace(self, values: Sequence[Any]) -> Any:
         """Call a replacement and return what it stands for: the op's result, as it came.
 
@@ -189,6 +193,19 @@ class Plan:
             for position, value in step(new):
                 new[position] = value
         return new
+
+    def guarded(self, values: Sequence[Any]) -> list[Any]:
+        """Fold the steps where an exception would be swallowed or end the process.
+
+        Returns:
+            The new values; `values` themselves where a step raised. The exception is kept for
+            `Session.raise_pending`, which the driver calls at the next safe frame.
+        """
+        try:
+            return self(values)
+        except BaseException as error:
+            self.steps[0].defer(error)
+            return list(values)
 
 
 EMPTY = Plan()

@@ -1,21 +1,22 @@
 """`Session`: one stretch of applied tools: contexts, ids, analysis, epochs, pending errors.
 
-Owns what drivers talk to while tools are applied, and the `Store` that outlives a session so that
-the same tools resume. Applying and leaving is `activation`'s; executing plans is the drivers'.
+Owns what drivers talk to while tools are applied. What outlives a session is `store`'s, applying
+and leaving `activation`'s, executing plans the drivers'.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import Action, IPoint
 from amanda_core.context import OpContext
 from amanda_core.errors import AmandaWarning, annotate
+from amanda_core.store import Store
 from amanda_core.threads import THREAD, Control, inside_routine
 
 if TYPE_CHECKING:
@@ -24,57 +25,12 @@ if TYPE_CHECKING:
     from amanda_core.driver import Site
     from amanda_core.tool import Tool
 
-__all__ = ["Session", "Store"]
+__all__ = ["Session"]
 
 T = TypeVar("T")
 
-# How many stores one tool keeps for resuming; the oldest unused one goes first.
-_STORES_KEPT = 4
 # How many combinations of nested tools one store tells apart before plans are made anew.
 _EPOCHS_KEPT = 64
-
-
-class Store:
-    """What outlives a session, so that the same tools applied again resume.
-
-    Held by the newest tool only, which is likely to die first: its plans hold all of them.
-    """
-
-    __slots__ = ("__weakref__", "contexts", "epochs", "in_use", "persistent", "tools")
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self.tools = tuple(weakref.ref(tool, self._discard) for tool in tools)
-        #: (is backward, id) -> context
-        self.contexts: dict[tuple[bool, int], OpContext] = {}
-        #: Serial and generation of each active tool -> epoch
-        self.epochs: dict[tuple[tuple[int, int], ...], int] = {}
-        self.persistent: dict[str, Any] = {}
-        self.in_use = False
-
-    def _discard(self, _: object) -> None:
-        for reference in self.tools:
-            tool = reference()
-            if tool is not None:
-                tool._amanda.logs.pop(self, None)
-                stores = tool._amanda.stores
-                for key in [key for key, store in stores.items() if store is self]:
-                    del stores[key]
-
-    @classmethod
-    def resume(cls, tools: Sequence[Tool]) -> Store:
-        """The store of an earlier session of exactly these tools, or a new one."""
-        if not tools:
-            return cls(())
-        stores = max((tool._amanda for tool in tools), key=lambda kept: kept.serial).stores
-        key = tuple(id(tool) for tool in tools)
-        store: Store | None = stores.pop(key, None)
-        if store is None or store.in_use:
-            store = cls(tools)
-        stores[key] = store  # At the end: the most recently used.
-        for old in list(itertools.islice(stores, max(0, len(stores) - _STORES_KEPT))):
-            if not stores[old].in_use:
-                stores[old]._discard(None)
-        return store
 
 
 class Session:
@@ -94,13 +50,20 @@ class Session:
 
     _epochs = itertools.count(1)
 
-    def __init__(self, tools: Sequence[Tool], store: Store, hook: pluggy.HookRelay) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        store: Store,
+        hook: pluggy.HookRelay,
+        resolve: Callable[[], Sequence[Tool]] | None = None,
+    ) -> None:
         self.control: Control = THREAD.control
         self.closed = False
         self.tools: tuple[Tool, ...] = ()
         self.epoch = 0
         self._store = store
         self._hook = hook
+        self._resolve = resolve
         self._wanted: frozenset[IPoint] = frozenset()
         self._capabilities: dict[str, frozenset[str]] = {}
         self._pending: list[BaseException] = []
@@ -124,7 +87,8 @@ class Session:
 
     def tools_changed(self) -> None:
         """A tool registered something or was invalidated: no cached plan holds."""
-        self._refresh()
+        # It may have got dependencies.
+        self.set_tools(self._resolve() if self._resolve is not None else self.tools)
 
     def _refresh(self) -> None:
         key = tuple((tool._amanda.serial, tool._amanda.generation) for tool in self.tools)
@@ -192,8 +156,9 @@ class Session:
         attrs: Mapping[str, Any] | None = None,
         forward: OpContext | None = None,
         *,
+        input_names: tuple[str, ...] = (),
         backward: bool = False,
-        constant: Callable[[int], Any] | None = None,
+        constant: Callable[[Any], Any] | None = None,
         recomputed: bool = False,
     ) -> OpContext:
         """The context of an op at the begin of an execution.
@@ -204,8 +169,10 @@ class Session:
             inputs: Values by position of the signature; of a forward op only.
             attrs: Arguments that are not positions.
             forward: Context of the forward op of a backward op, if it has one.
+            input_names: Names of the input positions, as far as known.
             backward: Whether this is a backward op.
-            constant: Gives the concrete value of a parameter or constant input, or None.
+            constant: Maps an input to its concrete value if it is a parameter or constant, else to
+                None. Kept by the context: it must hold no tensor.
             recomputed: Whether this reruns an execution that already took place.
         """
         contexts = self._store.contexts
@@ -230,6 +197,7 @@ class Session:
                 op=raw,
                 inputs=inputs,
                 attrs=attrs or {},
+                input_names=input_names,
                 constant=constant,
                 recomputed=recomputed,
             )
@@ -259,7 +227,15 @@ class Session:
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Whether `analyse` would run some tool's analysis."""
-        return i_point in self._wanted and bool(self._due(context, i_point))
+        if i_point not in self._wanted:
+            return False
+        if self.control.caching and context._analysed.get(i_point) == self.epoch:
+            return False
+        if self._due(context, i_point):
+            return True
+        if self.control.caching:
+            context._analysed[i_point] = self.epoch
+        return False
 
     def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
         """Rules and routines of the applied tools, in order; the core's part of the hook.
@@ -300,7 +276,7 @@ class Session:
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         key = ((context._backward, context._id), i_point)
-        tool._amanda.logs.get(self._store, {}).pop(key, None)
+        old = tool._amanda.logs.get(self._store, {}).pop(key, ())
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
         try:
@@ -310,6 +286,9 @@ class Session:
             context._recorder = None
         # Looked up now: the routine may have invalidated its tool.
         tool._amanda.logs.setdefault(self._store, {})[key] = tuple(actions)
+        if not self.control.caching and (old or actions):
+            # Plans cached before this analysis was run again hold no more.
+            tool._amanda.changed()
 
     def _call(
         self,
@@ -349,8 +328,12 @@ class Session:
         self._pending.append(error)
 
     def raised(self, error: BaseException) -> None:
-        """If a deferred exception has found its own way out, the others become notes on it."""
-        if any(pending is error for pending in self._pending):
+        """If a deferred exception has found its own way out, the others become notes on it.
+
+        So do all where the program is told to stop: that must not be turned into an error.
+        """
+        stop = not isinstance(error, Exception)
+        if self._pending and (stop or any(pending is error for pending in self._pending)):
             for other in self._pending:
                 if other is not error:
                     annotate(error, f"Then also {type(other).__name__}: {other}")
@@ -413,6 +396,7 @@ def _same_op(context: OpContext, site: Site, forward: OpContext | None) -> bool:
     return context._site.key == site.key and known.get_op_id() == forward.get_op_id()
 
 
+@functools.lru_cache(maxsize=65536)
 def stable_id(key: Hashable) -> int:
     """A number of 63 bits that depends on nothing but the key's printed form.
 

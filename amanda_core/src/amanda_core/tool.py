@@ -173,11 +173,18 @@ class Tool:
 
         Raises:
             ToolError: One of them is not a tool.
+            DependencyCycleError: This tool is applied, and they depend on it.
         """
         for tool in tools:
             check_tool(tool, "depends_on")
+        before = list(self._amanda.dependencies)
         self._amanda.dependencies.extend(tools)
-        self._amanda.changed()
+        try:
+            self._amanda.changed()
+        except DependencyCycleError:
+            # Found while applied: the tools stay as they were.
+            self._amanda.dependencies[:] = before
+            raise
 
     def invalidate(self) -> None:
         """Forget what this tool's analysis asked for, so that it runs again (schedules).

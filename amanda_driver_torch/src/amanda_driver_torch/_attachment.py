@@ -19,6 +19,7 @@ from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._execute import Execution, Operator, OpRecord
 from amanda_driver_torch._frames import user_stacklevel
+from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scope, Scopes
@@ -55,9 +56,11 @@ class TorchAttachment:
             session.persistent("pytorch.names", dict),
             NAMESPACE,
             OpRecord,
+            self._drop,
         )
         self.backward = Backward(session, self._sites, NAMESPACE)
         self._execution = Execution(self, self.backward)
+        self.constant = _constant_in(self.scopes)
         self._interceptor = _interceptor.choose(self, self._sites)
         #: For the native interceptor, which finds its own way through this; else None.
         self.watch = self._interceptor.watch
@@ -110,6 +113,10 @@ class TorchAttachment:
                 "gradients of gradients in the first backward pass with create_graph",
                 "ops that were found to need nothing before are looked at from the next pass on",
             ),
+            Blind(
+                "the gradient of a view's old value where an op writes the view",
+                "autograd has no edge for it: the gradient goes to the base",
+            ),
             *(Blind(name, "not known to be an operator") for name in unknown_bindings()),
         ]
 
@@ -121,20 +128,6 @@ class TorchAttachment:
             and not STATE.opaque
             and self.session.enabled
         )
-
-    def constant(self, value: Any) -> Any:
-        """An input if it is a parameter, a buffer or no tensor at all; else None."""
-        if not isinstance(value, torch.Tensor):
-            return value
-        if isinstance(value, nn.Parameter) or (value.is_leaf and value.requires_grad):
-            return value
-        return value if self.is_buffer(value) else None
-
-    def is_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a buffer of the model that is running."""
-        if not STATE.activations:
-            return False
-        return self.scopes.is_buffer(STATE.activations[0].scope, tensor)
 
     # Operators.
 
@@ -225,8 +218,8 @@ class TorchAttachment:
     ) -> Any:
         """One call of an operator written in Python or as a script."""
         # A module called in its body lifts this: then the operator was a container.
-        with opaquely():
-            return self.execute(Operator(raw, raw, name), call, args, kwargs)
+        with opaquely(), laid_aside():
+            return self.execute(Operator(raw, raw, name), in_users_modes(call), args, kwargs)
 
     # Modules.
 
@@ -256,8 +249,11 @@ class TorchAttachment:
                 session.enter_scope(path)
             if opaque:
                 with self._interceptor.inside():
-                    return original(module, *args, **kwargs)
-            return original(module, *args, **kwargs)
+                    result = original(module, *args, **kwargs)
+            else:
+                result = original(module, *args, **kwargs)
+            session.raise_pending()
+            return result
         except BaseException as error:
             self.module_failed(error)
             raise
@@ -296,6 +292,11 @@ class TorchAttachment:
         finally:
             STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing = before
 
+    def _drop(self, record: OpRecord) -> None:
+        for context in (record.context, *(node.context for node in record.nodes.values())):
+            if context is not None:
+                self.session.forget(context)
+
     def _sweep(self) -> None:
         """Forget what belongs to models that are gone."""
         dead = set(self.scopes.take_dead())
@@ -311,6 +312,19 @@ class TorchAttachment:
 
 # The native interceptor calls it without the frame of a replaced `Module.__call__`.
 BOUNDARY.add(TorchAttachment.call_module.__code__)
+
+
+def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
+    """Maps an input to itself if it is a parameter, a buffer or no tensor; else to None."""
+
+    def constant(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
+            return value
+        if (value.is_leaf and value.requires_grad) or scopes.is_buffer(value):
+            return value
+        return None
+
+    return constant
 
 
 def _root_of(key: Any) -> str | None:

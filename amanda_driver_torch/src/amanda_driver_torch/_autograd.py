@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch.autograd import Function, forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["OWN_NODES", "gradients", "pass_straight", "run_replaced", "tap"]
+__all__ = ["OWN_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
 
 # The engine runs ready nodes from the highest sequence number down. Above it there is only
 # AccumulateGrad at 2**64 - 1; operators count up from 0.
@@ -33,25 +34,6 @@ def _prioritise(value: torch.Tensor) -> None:
     node = value.grad_fn
     if node is not None:
         node._set_sequence_nr(_TOP - next(_serial))  # type: ignore[attr-defined]
-
-
-@contextmanager
-def gradients(enabled: bool) -> Iterator[None]:
-    """Extent with gradients on or off, of which function modes of the user's hear nothing."""
-    before = torch.is_grad_enabled()
-    if before is enabled:
-        yield
-        return
-    _set_grad_enabled(enabled)
-    try:
-        yield
-    finally:
-        _set_grad_enabled(before)
-
-
-def _set_grad_enabled(enabled: bool) -> None:
-    with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(enabled)
 
 
 class AmandaEdit(Function):
@@ -151,3 +133,25 @@ def run_replaced(
         replacement: Maps gradients of the outputs to one gradient for each of `values`.
     """
     return tuple(_apply(AmandaReplaced, run, replacement, None, *values))
+
+
+@contextmanager
+def keep_saved(storages: set[int]) -> Iterator[None]:
+    """Extent in which what an op saves for backward in `storages` is saved as a copy.
+
+    An in-place op saves the storage that it writes; editing its result there would change what its
+    backward formula sees. Hooks around this extent (checkpointing) still get to see every tensor.
+    """
+    around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack_around, unpack_around = around if around is not None else (None, None)
+
+    def pack(tensor: torch.Tensor) -> Any:
+        if tensor.untyped_storage().data_ptr() in storages:
+            tensor = tensor.detach().clone()
+        return pack_around(tensor) if pack_around is not None else tensor
+
+    def unpack(saved: Any) -> torch.Tensor:
+        return unpack_around(saved) if unpack_around is not None else saved
+
+    with saved_tensors_hooks(pack, unpack):
+        yield

@@ -16,8 +16,8 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
-from amanda_driver_torch._autograd import gradients
 from amanda_driver_torch._frames import user_stacklevel
+from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class NodeRecord:
         self._start = next_sequence()
         try:
             context.fill(grad_outputs=list(grads))
-            plan = context.trigger_callback(IPoint.BEFORE_BACKWARD)
+            plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
             return self._backward.fold(plan, grads, context)
         finally:
             context.release()
@@ -104,7 +104,7 @@ class NodeRecord:
             if before.replacement is not None:
                 results = backward.replaced(before, grads, grad_inputs, context)
             context.fill(grad_inputs=list(results))
-            plan = context.trigger_callback(IPoint.AFTER_BACKWARD)
+            plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
             changed = backward.fold(plan, results, context)
             # Gradients of gradients are found from here, so a node that made some stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:
@@ -132,9 +132,10 @@ class Backward:
         self.lifetime = Lifetime(session)
         self._sites = sites
         self._namespace = namespace
-        self._leaves: dict[Hashable, NodeRecord] = {}
-        self._loose: list[Any] = []
-        self._loose_limit = 64
+        self._leaves: dict[Hashable, tuple[weakref.ref[torch.Tensor], NodeRecord]] = {}
+        #: Handles of the hooks on leaves, with the node's metadata; they do not hold the node.
+        self._hooks: list[tuple[Any, dict[str, Any]]] = []
+        self._hooks_limit = 64
         #: Set by the first backward pass that is itself differentiated.
         self.second_order = False
         #: Node that ran -> records of the nodes that it made.
@@ -219,12 +220,15 @@ class Backward:
         return [node.register_prehook(before), node.register_hook(after)]
 
     def _track_leaf(self, node: Any) -> bool:
-        if node in self._held:
-            return True
-        if node.metadata.get(_MARK) is self.lifetime:
-            return False  # Hooked by another op of this iteration.
-        key, name = self._sites.parameter_key(node.variable)
-        record = self._leaves.get(key)
+        leaf = node.variable
+        key, name = self._sites.parameter_key(leaf)
+        held = self._leaves.get(key)
+        record = held[1] if held is not None else None
+        if held is not None and isinstance(leaf, torch.nn.Parameter) and held[0]() is not leaf:
+            # Another parameter by the same name: what tools know of the dead one is not its.
+            if held[1].context is not None:
+                self.session.forget(held[1].context)
+            record = None
         if record is None:
             site = Site(
                 key=("accumulate", key),
@@ -233,30 +237,27 @@ class Backward:
                 name=f"{name}:AccumulateGrad",
                 module_path=name.rpartition(".")[0],
             )
-            record = self._leaves[key] = NodeRecord(self, site, None)
+            record = NodeRecord(self, site, None)
+            self._leaves[key] = (weakref.ref(leaf), record)
         if record.idle(self.session):
             return True
-        hooks = self._hook(node, record)
-        node.metadata[_MARK] = self.lifetime
-        if isinstance(node.variable, torch.nn.Parameter):
-            self._held[node] = hooks
-            return True
-        # A leaf that comes and goes, such as an input: holding its node would hold the tensor.
-        # A handle holds neither.
-        self._loose += hooks
-        if len(self._loose) > self._loose_limit:
-            self._loose = [hook for hook in self._loose if hook.hooks_dict_ref() is not None]
-            self._loose_limit = 2 * len(self._loose) + 64
+        # The node goes with the graph, so the next iteration hooks the next node. It may also stay
+        # (shared by the ops of one iteration, or held by somebody), and is hooked only once.
+        metadata = node.metadata
+        if metadata.get(_MARK) is not self.lifetime:
+            metadata[_MARK] = self.lifetime
+            self._hooks += ((hook, metadata) for hook in self._hook(node, record))
+            if len(self._hooks) > self._hooks_limit:
+                self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
+                self._hooks_limit = 2 * len(self._hooks) + 64
         return False
 
     def release(self) -> None:
-        """Take all hooks off the leaves, which live on."""
-        for node in self._held:
-            node.metadata.pop(_MARK, None)
-        for hook in (hook for hooks in (*self._held.values(), self._loose) for hook in hooks):
+        """Take all hooks off the leaves, whose nodes may live on."""
+        for hook, metadata in self._hooks:
             hook.remove()
-        self._held.clear()
-        self._loose.clear()
+            metadata.pop(_MARK, None)
+        self._hooks.clear()
 
     # Running plans on gradients.
 
@@ -267,11 +268,10 @@ class Backward:
         values = list(grads)
         changed = False
         for step in plan.steps:
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
-                for position, new in step(values):
-                    check_gradient(values[position], new, step.where)
-                    values[position] = new
-                    changed = True
+            for position, new in call_routine(step, values, step.action.autodiff):
+                check_gradient(values[position], new, step.where)
+                values[position] = new
+                changed = True
         return tuple(values) if changed else None
 
     def replaced(

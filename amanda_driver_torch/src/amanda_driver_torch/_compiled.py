@@ -13,7 +13,7 @@ from amanda_driver_torch._build import native
 from amanda_driver_torch._state import STATE
 
 if TYPE_CHECKING:
-    from amanda_driver_torch._execute import _Run
+    from amanda_driver_torch._execute import Run
 
 __all__ = ["compiled"]
 
@@ -21,7 +21,7 @@ __all__ = ["compiled"]
 _MANY = 16
 
 
-def compiled(run: _Run, context: OpContext, before: Plan, after: Plan, nodes: int) -> object:
+def compiled(run: Run, context: OpContext, before: Plan, after: Plan, nodes: int) -> object:
     """The plan of an op as a program for calls like that of `run`; None where it cannot be.
 
     Args:
@@ -31,11 +31,11 @@ def compiled(run: _Run, context: OpContext, before: Plan, after: Plan, nodes: in
         after: Its plan after forward.
         nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
     """
-    session, bound = run.session, run.bound
+    session, bound, attachment = run.session, run.bound, run.attachment
     layout = bound.layout
     if (
         native is None
-        or run.attachment.watch is None
+        or attachment.watch is None
         or STATE.recomputing
         or before.replacement is not None
         or context.plan(IPoint.BEFORE_BACKWARD)
@@ -62,13 +62,6 @@ def compiled(run: _Run, context: OpContext, before: Plan, after: Plan, nodes: in
         for source in layout.sources
     )
 
-    values, attachment = context._values, run.attachment
-
-    def constant(position: int) -> Any:
-        inputs = values["inputs"]
-        assert inputs is not None
-        return attachment.constant(inputs[position])
-
     return native.Program(
         session.epoch,
         tuple(type(value) for value in (*args, *kwargs.values())),
@@ -78,8 +71,8 @@ def compiled(run: _Run, context: OpContext, before: Plan, after: Plan, nodes: in
         steps,
         steps_after,
         vars(context),
-        values,
-        constant,
+        context._values,
+        attachment.constant,
         nodes,
     )
 

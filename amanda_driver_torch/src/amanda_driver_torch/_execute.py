@@ -10,23 +10,24 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch import _taps
-from amanda_driver_torch._autograd import gradients, pass_straight
+from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
+from amanda_driver_torch._modes import back, call_routine
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._compiled import compiled
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
+from amanda_driver_torch._replaced import run_with_replaced_backward
 from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._state import STATE
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
 
-__all__ = ["Execution", "OpRecord", "Operator"]
+__all__ = ["Execution", "OpRecord", "Operator", "Run"]
 
 
 class Operator:
@@ -109,7 +110,7 @@ class Execution:
             if next_sequence() - start == record.idle_nodes:
                 return result
             return self.settle(record, operator, args, kwargs, result, start)
-        return _Run(self, record, operator, call, args, kwargs).result()
+        return Run(self, record, operator, call, args, kwargs).result()
 
     def resume(
         self,
@@ -136,7 +137,7 @@ class Execution:
             returned: What the original has returned, or None where it has not been called.
             start: Sequence number before that call.
         """
-        run = _Run(self, record, operator, call, args, kwargs)
+        run = Run(self, record, operator, call, args, kwargs)
         run.done_before, run.done_after = before, after
         if returned is not None:
             run.call, run.start = (lambda *_, **__: returned), start
@@ -152,8 +153,8 @@ class Execution:
         start: int,
     ) -> Any:
         """Look at the nodes of an idle op that made others than when it was found idle."""
-        if record.context is not None:
-            made = next_sequence() - start
+        made = next_sequence() - start
+        if made != record.idle_nodes and record.context is not None:
             bound = bind(operator.func, args, kwargs)
             if self._track(record, record.context, bound, outputs_of(result), start):
                 record.idle_nodes = made
@@ -179,7 +180,7 @@ def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
     return [t for t in tensors if t.requires_grad]
 
 
-class _Run:
+class Run:
     """The instrumented execution of one call; made anew for each."""
 
     def __init__(
@@ -206,14 +207,13 @@ class _Run:
         if not (self.done_before or self.done_after):
             # Made anew at the end, if this gets there: it relies on the facts of the last run.
             record.program = None
-        if record.site.input_names != bound.signature.names:
-            object.__setattr__(record.site, "input_names", bound.signature.names)
         context = record.context = session.open(
             record.site,
             operator.raw,
             inputs=bound.values,
             attrs=bound.attrs,
-            constant=self._constant,
+            input_names=bound.signature.names,
+            constant=self.attachment.constant,
             recomputed=STATE.recomputing,
         )
         try:
@@ -223,7 +223,7 @@ class _Run:
 
     def _run(self, context: OpContext) -> Any:
         session, record = self.session, self.record
-        before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+        before = self._analyse(context, IPoint.BEFORE_FORWARD)
         if before.steps:
             self._edit_inputs(before)
             context.fill(inputs=self.values)
@@ -235,11 +235,11 @@ class _Run:
             taps = _taps.Taps(self.execution._backward, context, self)
             self.values = taps.before(self.values)
         returned = self._call(before, context)
-        outputs = self._outputs(returned)
+        outputs = self.outputs_of(returned)
         if taps is not None:
             outputs = taps.untap(outputs)
         context.fill(outputs=outputs)
-        after = context.trigger_callback(IPoint.AFTER_FORWARD)
+        after = self._analyse(context, IPoint.AFTER_FORWARD)
         made = next_sequence() - self.start
         # After-forward analysis may have asked for gradients, too. They count even where there are
         # none now: the op may run with them later.
@@ -261,23 +261,20 @@ class _Run:
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
         return None if returned is None else restructure(returned, outputs)
 
+    def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
+        if self.session.due(context, i_point):
+            return call_routine(context.trigger_callback, i_point)
+        return context.trigger_callback(i_point)
+
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors whose nodes this run made."""
         return made(self.bound, outputs)
 
     # Inputs.
 
-    def _constant(self, position: int) -> Any:
-        return self.attachment.constant(self.bound.values[position])
-
     def _edit_inputs(self, plan: Plan) -> None:
         for i, step in enumerate(plan.steps):
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
-                changes = (
-                    step.changes(self.values, self.done_before[i])
-                    if i < len(self.done_before)
-                    else step(self.values)
-                )
+            changes = _changes(step, self.values, self.done_before[i : i + 1])
             for position, new in changes:
                 old = self.values[position]
                 if position in self.mutated:
@@ -307,9 +304,9 @@ class _Run:
             return self._replace(before.replacement)
         replaced = context.plan(IPoint.BEFORE_BACKWARD).replacement
         if replaced is not None and torch.is_grad_enabled():
-            return _taps.run_with_replaced_backward(self, replaced)
+            return run_with_replaced_backward(self, replaced)
         if self._edits_in_place(context):
-            with _taps.keep_saved(self._storages()):
+            with keep_saved(self._storages()):
                 return self.call_original(self.values)
         return self.call_original(self.values)
 
@@ -320,13 +317,15 @@ class _Run:
         if isinstance(written, torch.Tensor):
             # What the routine computes with must survive that its result is written over it.
             values[0] = given = written.clone()
-            result = step.replace(values)
+            with back():
+                result = step.replace(values)
             if result is not given:
                 check_tensor(written, result, step)
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op its input.
             return None if self.operator.op_type == "__setitem__" else written
-        result = step.replace(values)
+        with back():
+            result = step.replace(values)
         if self.bound.out is not None:
             return self._write_out(result, step)
         kind = getattr(torch.return_types, self.operator.op_type, None)
@@ -366,7 +365,7 @@ class _Run:
             t.untyped_storage().data_ptr() for t in tensors_in(self.values[p] for p in self.mutated)
         }
 
-    def _outputs(self, returned: Any) -> list[Any]:
+    def outputs_of(self, returned: Any) -> list[Any]:
         if returned is None and self.bound.signature.in_place:
             return [self.values[0]]
         return outputs_of(returned)
@@ -376,12 +375,7 @@ class _Run:
     def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
         outputs = list(outputs)
         for i, step in enumerate(plan.steps):
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
-                changes = (
-                    step.changes(outputs, self.done_after[i])
-                    if i < len(self.done_after)
-                    else step(outputs)
-                )
+            changes = _changes(step, outputs, self.done_after[i : i + 1])
             for position, new in changes:
                 old = outputs[position]
                 if isinstance(old, torch.Tensor) and self._written(old):
@@ -407,11 +401,18 @@ class _Run:
             )
         check_tensor(old, new, step, same_dtype=True)
         if step.action.autodiff or not (old.requires_grad and torch.is_grad_enabled()):
-            with gradients(step.action.autodiff and torch.is_grad_enabled()):
+            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
                 old.copy_(new)
             return
         # The gradient goes around the edit to what the op computed.
         old.copy_(pass_straight(old.clone(), new))
+
+
+def _changes(step: Step, values: list[Any], done: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    """What a step changes; `done` holds what its routine returned if it has been called."""
+    if done:
+        return step.changes(values, done[0])
+    return call_routine(step, values, step.action.autodiff)
 
 
 def edited(old: Any, new: Any, step: Step) -> Any:

@@ -16,12 +16,14 @@ from torch.overrides import TorchFunctionMode
 from amanda_core import Blind
 from amanda_driver_torch._execute import Operator, OpRecord
 from amanda_driver_torch._frames import LOOKED_AWAY
+from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import (
     is_operator,
     is_operator_name,
     operator_of,
     type_name,
 )
+from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._scopes import Activation, Scope
 from amanda_driver_torch._sites import Sites
 from amanda_driver_torch._state import STATE
@@ -35,6 +37,14 @@ __all__ = ["FunctionModeInterceptor"]
 # Namespaces that wrappers defined elsewhere ask in: `F.max_pool2d` is a function of another module,
 # `torch.nn.init` asks by the qualified name.
 _ASKED_ELSEWHERE = (torch.nn.functional, torch.functional, torch.overrides)
+
+
+# Bindings that torch's function protocol does not report.
+_UNREPORTED = (
+    (torch, "from_numpy"),
+    (torch, "frombuffer"),
+    (vars(torch._C)["_nested"], "nested_tensor"),
+)
 
 
 class FunctionModeInterceptor:
@@ -53,6 +63,8 @@ class FunctionModeInterceptor:
         """Begin to intercept in this thread."""
         for namespace in _ASKED_ELSEWHERE:
             make_transparent(vars(namespace))
+        for owner, name in _UNREPORTED:
+            PATCHES.add_operator(owner, name, name)
         STATE.mode = self._mode
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -79,9 +91,12 @@ class FunctionModeInterceptor:
         """What the function protocol does not see."""
         why = "torch's function protocol does not report it"
         return [
-            Blind("torch.from_numpy, torch.frombuffer, torch.Tensor(...)", why),
+            Blind("torch.Tensor(...), early references to torch.from_numpy, torch.frombuffer", why),
             Blind("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
-            Blind("bindings of C++ extensions outside torch.ops", why),
+            Blind(
+                "bindings of C++ extensions outside torch.ops",
+                "register them with amanda_driver_torch.extensions.register_op",
+            ),
         ]
 
 
@@ -122,7 +137,16 @@ class _Mode(TorchFunctionMode):
         # Metadata first: half of what the protocol reports.
         if operator is None or not self._attachment.watching():
             return func(*args, **kwargs)
-        return self._attachment.execute(operator, func, args, kwargs)
+        return self._execute(operator, func, args, kwargs)
+
+    def _execute(
+        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not torch._C._len_torch_function_stack():
+            return self._attachment.execute(operator, func, args, kwargs)
+        # Modes entered before ours: they are to hear of the operator, not of our work.
+        with laid_aside():
+            return self._attachment.execute(operator, in_users_modes(func), args, kwargs)
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch's so that the operators inside it are seen."""
@@ -141,5 +165,5 @@ class _Mode(TorchFunctionMode):
     def _call_opaque(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):
             operator = Operator(func, func, func.__name__)
-            return self._attachment.execute(operator, func, args, kwargs)
+            return self._execute(operator, func, args, kwargs)
         return func(*args, **kwargs)

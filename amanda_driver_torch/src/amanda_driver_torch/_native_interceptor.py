@@ -20,6 +20,7 @@ from amanda_core.errors import annotate
 from amanda_core.threads import THREAD
 from amanda_driver_torch._build import native
 from amanda_driver_torch._execute import Operator, OpRecord
+from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._nodes import next_sequence
 from amanda_driver_torch._operators import is_operator, operators, type_name
 from amanda_driver_torch._patches import PATCHES
@@ -45,13 +46,15 @@ class NativeInterceptor:
         self.watch = native.Watch(
             session=attachment.session,
             get_control=_control,
-            execute=attachment.execute_known,
-            settle=attachment.settle,
+            execute=_unheard(attachment.execute_known),
+            settle=_unheard_at_end(attachment.settle),
             call_module=attachment.call_module,
             enter_module=attachment.enter_module,
             module_failed=attachment.module_failed,
             scopes=attachment.scopes,
-            resume=attachment.resume,
+            resume=_unheard(attachment.resume),
+            raise_pending=attachment.session.raise_pending,
+            pending=attachment.session._pending,
             annotate=_annotate,
             resolve=attachment.resolve,
             classify=sites.classify,
@@ -95,6 +98,26 @@ class NativeInterceptor:
             Blind("bindings of C++ extensions outside torch.ops", "they are not in torch's tables"),
             *(Blind(name, why) for name, why in self._refused.items()),
         ]
+
+
+def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose third argument is the original, unheard by function modes of the user's."""
+
+    def run(record: Any, operator: Any, call: Callable[..., Any], *rest: Any) -> Any:
+        if not torch._C._len_torch_function_stack():
+            return function(record, operator, call, *rest)
+        with laid_aside():
+            return function(record, operator, in_users_modes(call), *rest)
+
+    return run
+
+
+def _unheard_at_end(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        with laid_aside():
+            return function(*arguments)
+
+    return run
 
 
 def _annotate(step: Step, error: BaseException) -> None:
@@ -157,6 +180,11 @@ _MARK = "__amanda_dispatcher__"
 def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[Any, Operator | None] = {}
 
+    def hand_over(attachment: Any, operator: Any, run: Any, args: Any, kwargs: Any) -> Any:
+        return attachment.execute(operator, run, args, kwargs)
+
+    execute = _unheard(hand_over)
+
     @functools.wraps(original)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         attachment = STATE.attachment
@@ -174,7 +202,7 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         STATE.depth += 1
         try:
-            return attachment.execute(operator, functools.partial(original, self), args, kwargs)
+            return execute(attachment, operator, functools.partial(original, self), args, kwargs)
         finally:
             STATE.depth -= 1
 

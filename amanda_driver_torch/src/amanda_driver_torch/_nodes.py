@@ -12,10 +12,23 @@ import torch
 
 from amanda_driver_torch._autograd import OWN_NODES
 
-__all__ = ["BackwardOp", "Edge", "name_of", "new_nodes", "next_sequence", "tensors_in"]
+__all__ = [
+    "BackwardOp",
+    "Edge",
+    "Slot",
+    "differentiable",
+    "name_of",
+    "new_nodes",
+    "next_sequence",
+    "placed",
+    "tensors_in",
+]
 
 #: Node and number of one of its gradient arguments.
 Edge = tuple[Any, int]
+
+#: Where a tensor stands: (position, None), or (position, i) for the i-th of a list.
+Slot = tuple[int, int | None]
 
 #: The sequence number that the next node of this thread will get (0.04 us).
 next_sequence = torch._C._autograd._get_sequence_nr
@@ -112,3 +125,30 @@ def new_nodes(tensors: Sequence[torch.Tensor], start: int) -> tuple[list[Any], l
             queue.extend(node for node, _ in node.next_functions)
     found.sort(key=lambda node: node._sequence_nr())
     return found, list(leaves)
+
+
+def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
+    """The tensors among values, and in lists of them, that require a gradient, by slot."""
+    found: dict[Slot, torch.Tensor] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            if value.requires_grad:
+                found[position, None] = value
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                if isinstance(item, torch.Tensor) and item.requires_grad:
+                    found[position, index] = item
+    return found
+
+
+def placed(values: Sequence[Any], slots: Sequence[Slot], tensors: Sequence[Any]) -> list[Any]:
+    """`values` with `tensors` at `slots`; lists of them are copied."""
+    new = list(values)
+    for (position, index), tensor in zip(slots, tensors, strict=True):
+        if index is None:
+            new[position] = tensor
+        else:
+            items = list(new[position])
+            items[index] = tensor
+            new[position] = items
+    return new

@@ -20,6 +20,7 @@ from torch.autograd import Function
 from torch.autograd.variable import Variable
 
 from amanda_core.imports import ImportWatcher
+from amanda_driver_torch import extensions
 from amanda_driver_torch._build import native
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._sites import BOUNDARY
@@ -98,6 +99,13 @@ class _Patches:
         with self._lock:
             self._patch(owner, name, replacement)
 
+    def add_operator(self, owner: Any, name: str, op_type: str) -> None:
+        """Let calls of ``owner.name`` be an operator, while some session is attached."""
+        with self._lock:
+            original = getattr(owner, name, None)
+            if original is not None and not hasattr(original, _OPERATOR):
+                self._patch(owner, name, _operator_call(original, op_type))
+
     def _install(self) -> None:
         self._patch(nn.Module, "__call__", _module_call(nn.Module.__call__))
         self._patch_function_apply()
@@ -105,6 +113,8 @@ class _Patches:
         self._patch(torch.autograd, "_make_grads", _quiet(torch.autograd._make_grads))
         self._patch_optimizers()
         self._patch_scripts()
+        for owner, name, op_type in extensions.registered():
+            self.add_operator(owner, name, op_type)
         hop = torch._ops.HigherOrderOperator
         self._patch(hop, "__call__", _higher_order_call(hop.__call__))
         late = {
@@ -208,6 +218,9 @@ _ORIGINALS: dict[str, Any] = {}
 
 def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # First, so that Dynamo folds it and traces the original.
+        if torch.compiler.is_compiling():
+            return original(module, *args, **kwargs)
         attachment = STATE.attachment
         if attachment is None or STATE.quiet or not attachment.session.enabled:
             return original(module, *args, **kwargs)
@@ -321,6 +334,21 @@ def _rerunnable(function: Callable[..., Any], first: bool) -> Callable[..., Any]
 
 
 # Scripts and higher-order operators.
+
+
+_OPERATOR = "__amanda_operator__"
+
+
+def _operator_call(original: Callable[..., Any], op_type: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or not attachment.watching():
+            return original(*args, **kwargs)
+        return attachment.execute_python(original, op_type, original, args, kwargs)
+
+    functools.update_wrapper(call, original)
+    setattr(call, _OPERATOR, True)
+    return call
 
 
 def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,8 +6,9 @@ parameters under them. Holds all of them weakly.
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -97,13 +98,10 @@ class Scopes:
             return known[1] if known is not None else None
         return None
 
-    def is_buffer(self, scope: Scope, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a buffer of the root that `scope` belongs to."""
-        for root in self._roots.values():
-            module = root.module() if root.label == scope.root else None
-            if module is not None:
-                return any(buffer is tensor for buffer in module.buffers())
-        return False
+    def is_buffer(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer of some known root."""
+        modules = (root.module() for root in self._roots.values())
+        return any(b is tensor for m in modules if m is not None for b in m.buffers())
 
     def take_dead(self) -> list[str]:
         """Labels of roots that have died; what belongs to them can go, and then the labels."""
@@ -142,9 +140,15 @@ class Scopes:
         known = root.paths.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
-        # Not registered under its root: kept in a plain list, or made on the fly.
-        name = f"<{type(module).__qualname__}>"
-        return self._add(root, module, f"{parent}.{name}" if parent else name)
+        # Not registered under its root: kept in a plain list, or made on the fly. Numbered by first
+        # call; the number is free again once the module is gone.
+        name = base = f"{parent}." * bool(parent) + f"<{type(module).__qualname__}>"
+        taken = {scope.path for _, scope in root.paths.values()}
+        for number in itertools.count(2):
+            if name not in taken:
+                break
+            name = f"{base}#{number}"
+        return self._add(root, module, name)
 
     def _add(self, root: _Root, module: nn.Module, path: str) -> Scope:
         self._last += 1
@@ -179,7 +183,7 @@ class Labels:
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
         self._taken: set[int] = set()
         self._tokens = 0
-        self._dead: list[int] = []
+        self._dead: list[tuple[int, bool]] = []
 
     def look_up(self, tensor: torch.Tensor) -> tuple[int, int]:
         """A token that is never given again in this process, and the tensor's number."""
@@ -192,20 +196,17 @@ class Labels:
         self._taken.add(number)
         self._tokens += 1
         token, key = self._tokens, id(tensor)
-        forget = self._forgetting(key, number, token)
+        forget = self._forgetting(key, number, (token, isinstance(tensor, nn.Parameter)))
         self._known[key] = (weakref.ref(tensor, forget), token, number)
         return token, number
 
-    def take_dead(self) -> list[int]:
-        """Tokens of tensors that are gone."""
+    def take_dead(self) -> list[tuple[int, bool]]:
+        """Tokens of tensors that are gone, and whether they were parameters."""
         dead, self._dead = self._dead, []
         return dead
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return (t for t in (known[0]() for known in tuple(self._known.values())) if t is not None)
-
     def _forgetting(
-        self, key: int, number: int, token: int
+        self, key: int, number: int, gone: tuple[int, bool]
     ) -> Callable[[weakref.ref[torch.Tensor]], None]:
         held = weakref.ref(self)
 
@@ -216,6 +217,6 @@ class Labels:
                 if known is not None and known[0] is dead:
                     del labels._known[key]
                 labels._taken.discard(number)
-                labels._dead.append(token)
+                labels._dead.append(gone)
 
         return forget

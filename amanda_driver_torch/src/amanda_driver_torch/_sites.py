@@ -58,6 +58,7 @@ class Sites(Generic[R]):
         names: Readable names given so far and how often; likewise.
         namespace: The namespace of all sites.
         make: Makes a record of a new site, given it and the name of the calling module.
+        drop: Told of a record whose parameter is gone: the op by its name is another one now.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Sites(Generic[R]):
         names: dict[str, dict[Any, int]],
         namespace: str,
         make: Callable[[Site, str], R],
+        drop: Callable[[R], None],
     ) -> None:
         self._scopes, self.labels, self._names = scopes, labels, names
-        self._namespace, self._make = namespace, make
+        self._namespace, self._make, self._drop = namespace, make, drop
         self._records: dict[Any, R] = {}
         #: Key of a record -> tokens of its operands; with one of them the record goes.
         self._tokens: dict[Any, frozenset[int]] = {}
@@ -289,10 +291,14 @@ class Sites(Generic[R]):
         return base if number == 1 else f"{base}#{number}"
 
     def _purge(self) -> None:
-        dead = set(self.labels.take_dead())
-        if dead:
-            for key in [key for key, tokens in self._tokens.items() if not dead.isdisjoint(tokens)]:
-                del self._tokens[key], self._records[key]
+        dead = dict(self.labels.take_dead())
+        if not dead:
+            return
+        for key in [key for key, tokens in self._tokens.items() if not tokens.isdisjoint(dead)]:
+            parameter = any(dead.get(token) for token in self._tokens.pop(key))
+            record = self._records.pop(key)
+            if parameter:
+                self._drop(record)
 
 
 def _source(sites: Sites[Any]) -> str | None:

@@ -31,6 +31,8 @@ class _State(threading.local):
         #: More than 0: inside an operator written in Python, or in the backward engine. A module
         #: called there lifts it: then the operator was only a container.
         self.opaque = 0
+        #: Function modes of the user's while the driver does its own work, outermost last.
+        self.aside: list[Any] = []
         #: The mode of the function-mode interceptor, while it intercepts this thread.
         self.mode: object = None
         #: Python functions of torch's that are being run for the operators inside them.

@@ -1,31 +1,29 @@
 """Aligned gradients: what arrives at an op's outputs, what the op gives to its inputs.
 
 Owns where the routines asked for on a forward context meet the autograd graph: hooks on tensors
-and nodes that are there anyway, an identity node where several gradients are wanted together, and
-the replacement of an op's whole backward.
+and nodes that are there anyway, and identity nodes where these do not serve.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge
 
 from amanda_core import IPoint, OpContext, Plan, Step
-from amanda_core.errors import RoutineResultError, UnsupportedError
-from amanda_driver_torch._autograd import gradients, run_replaced, tap
-from amanda_driver_torch._backward import Backward, check_gradient, check_gradient_shape
-from amanda_driver_torch._nodes import Edge, new_nodes, tensors_in
-from amanda_driver_torch._signature import outputs_of, restructure
+from amanda_core.errors import UnsupportedError
+from amanda_driver_torch._autograd import tap
+from amanda_driver_torch._backward import Backward, check_gradient
+from amanda_driver_torch._modes import call_routine
+from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, placed, tensors_in
 
 if TYPE_CHECKING:
-    from amanda_driver_torch._execute import _Run
+    from amanda_driver_torch._execute import Run
 
-__all__ = ["Taps", "asked", "keep_saved", "run_with_replaced_backward"]
+__all__ = ["Taps", "asked"]
 
 
 def asked(context: OpContext) -> bool:
@@ -34,18 +32,14 @@ def asked(context: OpContext) -> bool:
 
 
 class Taps:
-    """The aligned gradient routines of one execution.
+    """The aligned gradient routines of one execution."""
 
-    Gradients are known by slots: (position, None) for a tensor, (position, i) for the i-th tensor
-    of a list.
-    """
-
-    def __init__(self, backward: Backward, context: OpContext, run: _Run) -> None:
+    def __init__(self, backward: Backward, context: OpContext, run: Run) -> None:
         self._backward, self._context, self._run = backward, context, run
         self._tapped: dict[int, torch.Tensor] = {}  # id of the identity -> the value
         self._hold: list[torch.Tensor] = []
         self._done = False
-        self._edges: dict[tuple[int, int | None], Edge] = {}
+        self._edges: dict[Slot, Edge] = {}
 
     # Gradients of inputs.
 
@@ -54,7 +48,7 @@ class Taps:
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if not after and not self._run.session.wants(IPoint.AFTER_FORWARD):
             return values
-        slots = _differentiable(values)
+        slots = differentiable(values)
         if not after:
             # A routine may still ask after the op has run; what the op writes is another edge then.
             if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
@@ -68,24 +62,18 @@ class Taps:
         return self._tap_inputs(after, values, slots)
 
     def _tap_inputs(
-        self, plan: Plan, values: list[Any], slots: dict[tuple[int, int | None], torch.Tensor]
+        self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
     ) -> list[Any]:
-        values = list(values)
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
                 continue
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
             identities = tap([slots[slot] for slot in chosen], function)
-            for (position, index), identity in zip(chosen, identities, strict=True):
-                self._tapped[id(identity)] = slots[position, index]
-                self._hold.append(identity)
-                if index is None:
-                    values[position] = identity
-                else:
-                    items = list(values[position])
-                    items[index] = identity
-                    values[position] = items
+            self._hold += identities
+            for slot, identity in zip(chosen, identities, strict=True):
+                self._tapped[id(identity)] = slots[slot]
+            values = placed(values, chosen, identities)
         return values
 
     def untap(self, outputs: list[Any]) -> list[Any]:
@@ -97,7 +85,7 @@ class Taps:
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int, count: int) -> None:
         """Hook the one node whose results are the gradients wanted."""
         nodes, _ = new_nodes(self._run.made(outputs), start)
-        places: dict[tuple[int, int | None], list[tuple[Any, int]]] = {}
+        places: dict[Slot, list[tuple[Any, int]]] = {}
         taken: dict[Any, int] = {}
         for slot, edge in self._edges.items():
             found = [
@@ -131,7 +119,7 @@ class Taps:
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
             node.register_hook(_posthook(function, indexes, shapes))
 
-    def _shape(self, slot: tuple[int, int | None]) -> torch.Size:
+    def _shape(self, slot: Slot) -> torch.Size:
         position, index = slot
         value = self._run.values[position]
         tensor = value if index is None else value[index]
@@ -152,11 +140,10 @@ class Taps:
         in_place = self._run.bound.signature.in_place
         slots = {
             slot: tensor
-            for slot, tensor in _differentiable(outputs).items()
+            for slot, tensor in differentiable(outputs).items()
             # An output that is an input made no node: there is no gradient of this op's own.
             if in_place or id(tensor) not in inputs
         }
-        outputs = list(outputs)
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
@@ -166,20 +153,14 @@ class Taps:
                 slots[chosen[0]].register_hook(_tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
             identities = tap([slots[slot] for slot in chosen], function)
-            for (position, index), identity in zip(chosen, identities, strict=True):
-                if index is None:
-                    outputs[position] = identity
-                else:
-                    items = list(outputs[position])
-                    items[index] = identity
-                    outputs[position] = items
+            outputs = placed(outputs, chosen, identities)
         return outputs
 
     def _function(
         self,
         point: IPoint,
         group: frozenset[int],
-        slots: Sequence[tuple[int, int | None]],
+        slots: Sequence[Slot],
         count: int,
         values: Sequence[Any],
     ) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -200,7 +181,8 @@ class Taps:
                 else:
                     positions[position][index] = grad
             for step in context.plan(point).steps:
-                if group.issuperset(_selected(step, count)) or step.action.positions is None:
+                # All that a step wants and that has a gradient is in one group.
+                if not group.isdisjoint(_selected(step, count)):
                     _run_step(step, positions)
             return [
                 positions[position] if index is None else positions[position][index]
@@ -211,15 +193,14 @@ class Taps:
 
 
 def _run_step(step: Step, positions: list[Any]) -> None:
-    with gradients(step.action.autodiff and torch.is_grad_enabled()):
-        for position, new in step(positions):
-            old = positions[position]
-            if isinstance(old, list):
-                for one, other in zip(old, new, strict=True):
-                    check_gradient(one, other, step.where)
-            else:
-                check_gradient(old, new, step.where)
-            positions[position] = new
+    for position, new in call_routine(step, positions, step.action.autodiff):
+        old = positions[position]
+        if isinstance(old, list):
+            for one, other in zip(old, new, strict=True):
+                check_gradient(one, other, step.where)
+        else:
+            check_gradient(old, new, step.where)
+        positions[position] = new
 
 
 def _selected(step: Step, count: int) -> Sequence[int]:
@@ -239,19 +220,6 @@ def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
         groups = [group for group in groups if not group & new]
         groups.append(new.union(*joined))
     return [frozenset(group) for group in groups]
-
-
-def _differentiable(values: Sequence[Any]) -> dict[tuple[int, int | None], torch.Tensor]:
-    found: dict[tuple[int, int | None], torch.Tensor] = {}
-    for position, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            if value.requires_grad:
-                found[position, None] = value
-        elif isinstance(value, (list, tuple)):
-            for index, item in enumerate(value):
-                if isinstance(item, torch.Tensor) and item.requires_grad:
-                    found[position, index] = item
-    return found
 
 
 def _edge(tensor: torch.Tensor) -> Edge:
@@ -288,114 +256,3 @@ def _posthook(
         return tuple(changed)
 
     return hook
-
-
-@contextlib.contextmanager
-def keep_saved(storages: set[int]) -> Iterator[None]:
-    """Extent in which what an op saves for backward in `storages` is saved as a copy.
-
-    An in-place op saves the storage that it writes; editing its result there would change what its
-    backward formula sees. Hooks around this extent (checkpointing) still get to see every tensor.
-    """
-    around = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    pack_around, unpack_around = around if around is not None else (None, None)
-
-    def pack(tensor: torch.Tensor) -> Any:
-        if tensor.untyped_storage().data_ptr() in storages:
-            tensor = tensor.detach().clone()
-        return pack_around(tensor) if pack_around is not None else tensor
-
-    def unpack(saved: Any) -> torch.Tensor:
-        return unpack_around(saved) if unpack_around is not None else saved
-
-    with saved_tensors_hooks(pack, unpack):
-        yield
-
-
-def run_with_replaced_backward(run: _Run, replacement: Step) -> Any:
-    """Run an op whose backward, as a whole, is the routine of `replacement`."""
-    slots = _differentiable(run.values)
-    if not slots:
-        return run.call_original(run.values)
-    chosen = list(slots)
-    returned: list[Any] = []
-    where = replacement.where
-    assert run.record.context is not None
-    # Weakly, as everything that a node of the graph refers to.
-    held = weakref.ref(run.record.context)
-    lifetime = run.execution._backward.lifetime
-    last = chosen[-1][0]
-    lengths = {p: len(run.values[p]) for p, index in chosen if index is not None}
-    shapes = [slots[slot].shape for slot in chosen]
-    mutated = run.mutated
-
-    def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
-        values = list(run.values)
-        for (position, index), tensor in zip(chosen, tensors, strict=True):
-            if index is None:
-                values[position] = tensor
-            else:
-                items = list(values[position])
-                items[index] = tensor
-                values[position] = items
-        result = run.call_original(values)
-        returned.append(result)
-        outputs = [o for o in run._outputs(result) if isinstance(o, torch.Tensor)]
-        written = [values[p] for p in mutated if isinstance(values[p], torch.Tensor)]
-        dirty = [o for o in outputs if any(o is w for w in written)]
-        fresh = {id(d) for d in dirty}
-        # An input handed back, or a view of one, would make autograd refuse later in-place work.
-        return [o if id(o) in fresh else o.detach() for o in outputs], dirty
-
-    def backward(grads: Sequence[Any]) -> Sequence[Any]:
-        context = held()
-        step = context.plan(IPoint.BEFORE_BACKWARD).replacement if context is not None else None
-        if step is None or not lifetime.active():
-            raise UnsupportedError(
-                "The backward of this op is replaced by a routine of a tool that was left",
-                where=where,
-                fix="Call backward inside `apply`",
-            )
-        with gradients(False):
-            given = step.replace(list(grads))
-        if not isinstance(given, (tuple, list)):
-            if len(chosen) != 1:
-                raise RoutineResultError(
-                    "A replacement of a backward op returned one gradient, but "
-                    f"{len(chosen)} inputs are differentiable",
-                    where=where,
-                    fix="Return one gradient for each input up to the last differentiable one",
-                )
-            single = [given] if chosen[0][1] is None else [[given]]
-            given = [None] * last + single
-        if len(given) == 1 and len(chosen) == 1 and last:
-            given = [None] * last + list(given)
-        if len(given) <= last:
-            raise RoutineResultError(
-                f"A replacement of a backward op returned {len(given)} gradients, but input "
-                f"{last} is differentiable",
-                where=where,
-                fix="Return one gradient for each input up to the last differentiable one",
-            )
-        for position, length in lengths.items():
-            if given[position] is not None and len(given[position]) != length:
-                raise RoutineResultError(
-                    f"Input {position} is a list of {length} tensors", where=where
-                )
-        grads = [
-            given[position]
-            if index is None
-            else (None if given[position] is None else given[position][index])
-            for position, index in chosen
-        ]
-        for grad, shape in zip(grads, shapes, strict=True):
-            check_gradient_shape(grad, shape, where)
-        return grads
-
-    tensors = iter(run_replaced(forward, [slots[slot] for slot in chosen], backward))
-    result = returned[0]
-    if result is None:
-        return None
-    return restructure(
-        result, [next(tensors) if isinstance(o, torch.Tensor) else o for o in outputs_of(result)]
-    )

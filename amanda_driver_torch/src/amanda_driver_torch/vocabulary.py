@@ -233,9 +233,7 @@ def describe(context: OpContext) -> None:
     if context.is_backward():
         context["backward_type"] = _backward_type(context)
         return
-    name = context.op_type
-    if name not in OP_TYPES and name.endswith("_") and not name.endswith("__"):
-        name = name[:-1]
+    name = _plain_name(context)
     word = context["type"] = _type(name, context)
     if word is None:
         return
@@ -245,6 +243,13 @@ def describe(context: OpContext) -> None:
         context["weight_layout"] = _WEIGHT_LAYOUTS[word]
     if word[-2:] in _LAYOUTS:
         context["layout"] = _LAYOUTS[word[-2:]]
+
+
+def _plain_name(context: OpContext) -> str:
+    """The operator's name, an in-place variant's without its ``_``."""
+    name = context.op_type
+    in_place = name not in OP_TYPES and name.endswith("_") and not name.endswith("__")
+    return name[:-1] if in_place else name
 
 
 def _type(name: str, context: OpContext) -> str | None:
@@ -263,7 +268,7 @@ def _backward_type(context: OpContext) -> str | None:
     word = context.forward["type"] if context.forward is not None else None
     if not isinstance(word, str) or word not in WORDS:
         # Some tool put a word of its own there.
-        word = None if context.forward is None else OP_TYPES.get(context.forward.op_type)
+        word = None if context.forward is None else OP_TYPES.get(_plain_name(context.forward))
     if word is not None and (kind.startswith(_OF_FORWARD) or kind in _OWN_NODES.get(word, ())):
         return backward_word(word)
     return BACKWARD_TYPES.get(kind)

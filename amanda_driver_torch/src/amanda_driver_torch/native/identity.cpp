@@ -28,6 +28,15 @@ bool is_true(PyObject* object, const char* name) {
 
 }  // namespace
 
+PyObject* Operands::keywords() const {
+    if (kwargs != nullptr) return Py_NewRef(kwargs);
+    PyObject* made = PyDict_New();
+    for (Py_ssize_t i = 0; made != nullptr && i < named(); ++i) {
+        if (PyDict_SetItem(made, PyTuple_GET_ITEM(names, i), items[count + i]) < 0) Py_CLEAR(made);
+    }
+    return made;
+}
+
 Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
     Code* known = codes_.find(key_of(code));
     if (known != nullptr) return known;
@@ -133,6 +142,9 @@ bool Identity::hash_operands(const Operands& operands, bool inside, uint64_t* ha
     for (Py_ssize_t i = 0; i < operands.count; ++i) {
         if (!hash_operand(operands.items[i], position++, inside, hash)) return false;
     }
+    for (Py_ssize_t i = 0; operands.names != nullptr && i < operands.named(); ++i) {
+        if (!hash_operand(operands.items[operands.count + i], position++, inside, hash)) return false;
+    }
     if (operands.kwargs != nullptr) {
         PyObject *name, *value;
         for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
@@ -222,7 +234,7 @@ Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands&
     for (Py_ssize_t i = 0; i < operands.count; ++i) {
         PyTuple_SET_ITEM(args.get(), i + shift, Py_NewRef(operands.items[i]));
     }
-    Owned kwargs = operands.kwargs != nullptr ? Owned::share(operands.kwargs) : Owned(PyDict_New());
+    Owned kwargs(operands.keywords());
     Owned number(PyLong_FromUnsignedLong(occurrence));
     if (!kwargs || !number) return nullptr;
     Owned record(PyObject_CallFunctionObjArgs(resolve.get(), type.name, scope, frames.get(),

@@ -120,7 +120,15 @@ struct Operands {
     PyObject* first;  // `self` of a method, or null
     PyObject* const* items;
     Py_ssize_t count;
-    PyObject* kwargs;  // a dict or null
+    PyObject* kwargs;           // a dict or null
+    PyObject* names = nullptr;  // or a tuple: the values follow the items
+
+    Py_ssize_t named() const {
+        if (names != nullptr) return PyTuple_GET_SIZE(names);
+        return kwargs != nullptr ? PyDict_GET_SIZE(kwargs) : 0;
+    }
+    // New reference: the keyword arguments as a dict.
+    PyObject* keywords() const;
 };
 
 struct OpType {

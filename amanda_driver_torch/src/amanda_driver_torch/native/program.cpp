@@ -147,17 +147,24 @@ bool fits(const Program* program, const Watch* watch, const Operands& operands, 
         return false;
     }
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
-    size_t named = operands.kwargs != nullptr ? size_t(PyDict_GET_SIZE(operands.kwargs)) : 0;
+    size_t named = size_t(operands.named());
     if (count + named != parts.types.size() || named != parts.keywords.size()) return false;
     if (shift && Py_TYPE(operands.first) != parts.types[0]) return false;
     for (size_t i = shift; i < count; ++i) {
         if (Py_TYPE(operands.items[i - shift]) != parts.types[i]) return false;
     }
-    if (named != 0) {
+    for (size_t k = 0; operands.names != nullptr && k < named; ++k) {
+        PyObject* value = operands.items[size_t(operands.count) + k];
+        // Argument names in code are interned.
+        if (PyTuple_GET_ITEM(operands.names, Py_ssize_t(k)) != parts.keywords[k].get() ||
+            Py_TYPE(value) != parts.types[count + k]) {
+            return false;
+        }
+    }
+    if (operands.kwargs != nullptr && named != 0) {
         PyObject *name, *value;
         size_t k = 0;
         for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value); ++k) {
-            // Argument names in code are interned.
             if (name != parts.keywords[k].get() || Py_TYPE(value) != parts.types[count + k]) {
                 return false;
             }
@@ -182,6 +189,8 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             value = parts->defaults[j].get();
         } else if (size_t(source) < count) {
             value = shift && source == 0 ? operands.first : operands.items[size_t(source) - shift];
+        } else if (operands.names != nullptr) {
+            value = operands.items[size_t(source) - shift];
         } else {
             value = PyDict_GetItemWithError(operands.kwargs,
                                             parts->keywords[size_t(source) - count].get());

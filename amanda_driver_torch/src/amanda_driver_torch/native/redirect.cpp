@@ -1,8 +1,8 @@
 // Definitions of torch's, the functions that stand in for them, and putting back what was found.
 //
-// CPython reads `ml_meth` at each call, so redirecting it in torch's own tables catches every
-// reference to a binding, however early it was taken. A function pointer carries no data: each
-// definition gets a function of its own, made from a template.
+// CPython reads these pointers at each call, so redirecting them in torch's own tables and function
+// objects catches every reference to a binding, however early it was taken. A function pointer
+// carries no data: each definition gets a function of its own, made from a template.
 #include "redirect.h"
 
 #if !defined(_WIN32)
@@ -22,12 +22,18 @@ namespace amanda {
 
 namespace {
 
-// torch 2.13 has about 1,500 operators in its tables.
-constexpr size_t MOST = 3072;
+// torch 2.13 has about 600 methods and 900 functions that are operators.
+constexpr size_t MOST = 2048;
 constexpr size_t MOST_GETTERS = 16;
 
+// Methods: their descriptors and all that is bound from them read `ml_meth` at each call.
 Definition table[MOST];
 size_t defined = 0;
+
+// Functions: objects that exist once. Their hash is made of `ml_meth` (CPython 3.10 to 3.14), so
+// redirecting that would hide them in everybody's dicts; the object's own `vectorcall` it is.
+Definition functions_table[MOST];
+size_t functions_defined = 0;
 int installed = 0;
 
 Definition getters[MOST_GETTERS];
@@ -42,24 +48,50 @@ PyObject* type_numbers = nullptr;
 
 // The original by its calling convention.
 
-class Function final : public Call {
+class Method final : public Call {
   public:
-    Function(Definition* d, PyObject* self, PyObject* args, PyObject* kwargs)
+    Method(Definition* d, PyObject* self, PyObject* args, PyObject* kwargs)
         : d_(d), self_(self), args_(args), kwargs_(kwargs) {}
 
     PyObject* original() override {
         return reinterpret_cast<PyCFunctionWithKeywords>(d_->original)(self_, args_, kwargs_);
     }
     Operands operands() const override {
-        PyObject* first = d_->bound ? self_ : nullptr;
-        if (args_ == nullptr) return {first, nullptr, 0, nullptr};
-        if (d_->single) return {first, &args_, 1, nullptr};
-        return {first, &PyTuple_GET_ITEM(args_, 0), PyTuple_GET_SIZE(args_), kwargs_};
+        if (args_ == nullptr) return {self_, nullptr, 0, nullptr};
+        return {self_, &PyTuple_GET_ITEM(args_, 0), PyTuple_GET_SIZE(args_), kwargs_};
     }
 
   private:
     Definition* d_;
     PyObject *self_, *args_, *kwargs_;
+};
+
+PyObject* call_function(Definition* d, PyObject* function, PyObject* const* args, size_t count,
+                        PyObject* names) {
+    if (d->original != nullptr) {
+        return reinterpret_cast<vectorcallfunc>(d->original)(function, args, count, names);
+    }
+    return _PyObject_MakeTpCall(PyThreadState_Get(), function, args, PyVectorcall_NARGS(count),
+                                names);
+}
+
+class Function final : public Call {
+  public:
+    Function(Definition* d, PyObject* function, PyObject* const* args, size_t count,
+             PyObject* names)
+        : d_(d), function_(function), args_(args), count_(count), names_(names) {}
+
+    PyObject* original() override { return call_function(d_, function_, args_, count_, names_); }
+    Operands operands() const override {
+        return {nullptr, args_, PyVectorcall_NARGS(count_), nullptr, names_};
+    }
+
+  private:
+    Definition* d_;
+    PyObject* function_;
+    PyObject* const* args_;
+    size_t count_;
+    PyObject* names_;
 };
 
 class Positional final : public Call {
@@ -70,10 +102,9 @@ class Positional final : public Call {
         return reinterpret_cast<PyCFunction>(d_->original)(self_, args_);
     }
     Operands operands() const override {
-        PyObject* first = d_->bound ? self_ : nullptr;
-        if (args_ == nullptr) return {first, nullptr, 0, nullptr};
-        if (d_->single) return {first, &args_, 1, nullptr};
-        return {first, &PyTuple_GET_ITEM(args_, 0), PyTuple_GET_SIZE(args_), nullptr};
+        if (args_ == nullptr) return {self_, nullptr, 0, nullptr};
+        if (d_->single) return {self_, &args_, 1, nullptr};
+        return {self_, &PyTuple_GET_ITEM(args_, 0), PyTuple_GET_SIZE(args_), nullptr};
     }
 
   private:
@@ -129,8 +160,18 @@ PyObject* with_keywords(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (thread == nullptr || thread->looks_away()) {
         return reinterpret_cast<PyCFunctionWithKeywords>(table[I].original)(self, args, kwargs);
     }
-    Function call(&table[I], self, args, kwargs);
+    Method call(&table[I], self, args, kwargs);
     return operate(thread, &table[I], call);
+}
+
+template <size_t I>
+PyObject* function_of(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return call_function(&functions_table[I], function, args, count, names);
+    }
+    Function call(&functions_table[I], function, args, count, names);
+    return operate(thread, &functions_table[I], call);
 }
 
 template <size_t I>
@@ -183,12 +224,17 @@ constexpr std::array<PyCFunction, sizeof...(I)> all_positional(std::index_sequen
     return {positional<I>...};
 }
 template <size_t... I>
+constexpr std::array<vectorcallfunc, sizeof...(I)> all_functions(std::index_sequence<I...>) {
+    return {function_of<I>...};
+}
+template <size_t... I>
 constexpr std::array<getter, sizeof...(I)> all_getters(std::index_sequence<I...>) {
     return {getter_of<I>...};
 }
 
 const auto WITH_KEYWORDS = all_with_keywords(std::make_index_sequence<MOST>());
 const auto POSITIONAL = all_positional(std::make_index_sequence<MOST>());
+const auto FUNCTIONS = all_functions(std::make_index_sequence<MOST>());
 const auto GETTERS = all_getters(std::make_index_sequence<MOST_GETTERS>());
 
 // Which pointers may be redirected.
@@ -286,10 +332,26 @@ void exchange_slots(PyTypeObject* type, bool in) {
 
 const char* describe(PyObject* binding, const char* folder, Definition** found) {
     Definition d{};
-    if (PyCFunction_CheckExact(binding) || Py_IS_TYPE(binding, &PyMethodDescr_Type)) {
-        d.bound = Py_IS_TYPE(binding, &PyMethodDescr_Type);
-        PyMethodDef* method = d.bound ? reinterpret_cast<PyMethodDescrObject*>(binding)->d_method
-                                      : reinterpret_cast<PyCFunctionObject*>(binding)->m_ml;
+    const void* code = nullptr;
+    if (PyCFunction_CheckExact(binding)) {
+        auto* function = reinterpret_cast<PyCFunctionObject*>(binding);
+        d.where = reinterpret_cast<void**>(&function->vectorcall);
+        code = reinterpret_cast<const void*>(function->m_ml->ml_meth);
+        for (size_t i = 0; i < functions_defined; ++i) {
+            if (functions_table[i].where == d.where) {
+                *found = &functions_table[i];
+                return nullptr;
+            }
+        }
+        if (function->m_ml->ml_flags & (METH_O | METH_FASTCALL)) {
+            return "the interpreter calls it directly";
+        }
+        if (functions_defined == MOST) return "there are more operators than expected";
+        d.replacement = reinterpret_cast<void*>(FUNCTIONS[functions_defined]);
+        *found = &functions_table[functions_defined];
+    } else if (Py_IS_TYPE(binding, &PyMethodDescr_Type)) {
+        d.bound = true;
+        PyMethodDef* method = reinterpret_cast<PyMethodDescrObject*>(binding)->d_method;
         d.where = reinterpret_cast<void**>(&method->ml_meth);
         for (size_t i = 0; i < defined; ++i) {
             if (table[i].where == d.where) {
@@ -339,10 +401,12 @@ const char* describe(PyObject* binding, const char* folder, Definition** found) 
         return "it is no binding in C";
     }
     d.original = *d.where;
-    if (d.original == nullptr || !lies_in(d.original, folder)) return "its code is not torch's";
+    if (code == nullptr) code = d.original;
+    if (code == nullptr || !lies_in(code, folder)) return "its code is not torch's";
     if (!is_writable_page(d.where)) return "its table cannot be written";
     **found = d;
     if (*found == &table[defined]) ++defined;
+    if (*found == &functions_table[functions_defined]) ++functions_defined;
     if (*found == &getters[getters_defined]) ++getters_defined;
     return nullptr;
 }
@@ -367,6 +431,7 @@ PyObject* define(PyObject*, PyObject* args) {
 template <class Visit>
 void each_definition(Visit visit) {
     for (size_t i = 0; i < defined; ++i) visit(table[i]);
+    for (size_t i = 0; i < functions_defined; ++i) visit(functions_table[i]);
     for (size_t i = 0; i < getters_defined; ++i) visit(getters[i]);
     visit(subscript);
     visit(assignment);
@@ -403,7 +468,8 @@ PyObject* check(PyObject*, PyObject*) {
 }
 
 PyObject* count(PyObject*, PyObject*) {
-    return Py_BuildValue("{s:n,s:n,s:i}", "functions", Py_ssize_t(defined), "getters",
+    return Py_BuildValue("{s:n,s:n,s:n,s:i}", "methods", Py_ssize_t(defined), "functions",
+                         Py_ssize_t(functions_defined), "getters",
                          Py_ssize_t(getters_defined), "installed", installed);
 }
 

@@ -48,8 +48,7 @@ PyObject* Call::args() const {
 }
 
 PyObject* Call::kwargs() const {
-    PyObject* kwargs = operands().kwargs;
-    return kwargs != nullptr ? Py_NewRef(kwargs) : PyDict_New();
+    return operands().keywords();
 }
 
 bool Watch::enabled(const Thread* thread) const {
@@ -237,6 +236,10 @@ PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, P
     if (PyList_Append(thread->activations, kept.get()) < 0) return nullptr;
     PyObject* result = PyObject_Vectorcall(module_original, args, count, names);
     leave(thread, activation);
+    if (result != nullptr && watch->pending != nullptr && PyList_GET_SIZE(watch->pending) != 0) {
+        Owned raised(PyObject_CallNoArgs(watch->raise_pending));
+        if (!raised) Py_CLEAR(result);
+    }
     if (result == nullptr && watch->module_failed != nullptr) {
         // A routine's TypeError that became "unsupported operand" on its way comes out again.
         PyObject *type, *value, *trace;
@@ -260,16 +263,18 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 10;
+constexpr int WATCH_FIELDS = 12;
 
 constexpr const char* FIELDS[] = {"get_control", "execute",      "settle",       "call_module",
                                   "enter_module", "module_failed", "resume",
-                                  "annotate",    "scopes",         "session"};
+                                  "annotate",    "scopes",         "raise_pending",
+                                  "pending",     "session"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {&self->get_control,  &self->execute,       &self->settle,
                            &self->call_module,  &self->enter_module, &self->module_failed,
                            &self->resume,        &self->annotate,      &self->scopes,
+                           &self->raise_pending, &self->pending,
                            &self->session};
     return fields[i];
 }

@@ -31,7 +31,8 @@ struct Watch {
     PyObject_HEAD
     PyObject* get_control;  // () -> the calling thread's `Control`
     PyObject *execute, *settle, *call_module, *enter_module, *module_failed,
-        *resume, *annotate, *scopes;  // of the attachment
+        *resume, *annotate, *scopes, *raise_pending,
+        *pending;  // of the attachment
     PyObject* session;
     PyObject* session_control;          // switches of the thread that owns the session
     PyObject* epoch;                    // as last seen; compared by identity

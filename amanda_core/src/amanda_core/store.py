@@ -1,0 +1,63 @@
+"""`Store`: what outlives a session, so that the same tools applied again resume.
+
+Owns who holds contexts and for how long. It reads none of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from amanda_core.context import OpContext
+    from amanda_core.tool import Tool
+
+__all__ = ["Store"]
+
+# How many stores one tool keeps for resuming; the oldest unused one goes first.
+_STORES_KEPT = 4
+
+
+class Store:
+    """What outlives a session, so that the same tools applied again resume.
+
+    Held by the newest tool only, which is likely to die first: its plans hold all of them.
+    """
+
+    __slots__ = ("__weakref__", "contexts", "epochs", "in_use", "persistent", "tools")
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(weakref.ref(tool, self._discard) for tool in tools)
+        #: (is backward, id) -> context
+        self.contexts: dict[tuple[bool, int], OpContext] = {}
+        #: Serial and generation of each active tool -> epoch
+        self.epochs: dict[tuple[tuple[int, int], ...], int] = {}
+        self.persistent: dict[str, Any] = {}
+        self.in_use = False
+
+    def _discard(self, _: object) -> None:
+        for reference in self.tools:
+            tool = reference()
+            if tool is not None:
+                tool._amanda.logs.pop(self, None)
+                stores = tool._amanda.stores
+                for key in [key for key, store in stores.items() if store is self]:
+                    del stores[key]
+
+    @classmethod
+    def resume(cls, tools: Sequence[Tool]) -> Store:
+        """The store of an earlier session of exactly these tools, or a new one."""
+        if not tools:
+            return cls(())
+        stores = max((tool._amanda for tool in tools), key=lambda kept: kept.serial).stores
+        key = tuple(id(tool) for tool in tools)
+        store: Store | None = stores.pop(key, None)
+        if store is None or store.in_use:
+            store = cls(tools)
+        stores[key] = store  # At the end: the most recently used.
+        for old in list(itertools.islice(stores, max(0, len(stores) - _STORES_KEPT))):
+            if not stores[old].in_use:
+                stores[old]._discard(None)
+        return store

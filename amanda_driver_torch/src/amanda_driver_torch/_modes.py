@@ -1,0 +1,89 @@
+"""The modes of torch that this driver sets around what it runs: gradients, and the user's own.
+
+Owns two extents: in one the user's function modes are laid aside, so that they hear nothing of the
+driver's own work; in the other, for routines and original operators, they are back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from amanda_driver_torch._state import STATE
+
+__all__ = ["back", "call_routine", "in_users_modes", "laid_aside"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@contextmanager
+def laid_aside() -> Iterator[None]:
+    """Extent without the function modes of this thread; they are kept in the thread's state."""
+    before, STATE.aside = STATE.aside, _pop()
+    try:
+        yield
+    finally:
+        _push(STATE.aside)
+        STATE.aside = before
+
+
+@contextmanager
+def back() -> Iterator[None]:
+    """Extent in which the modes laid aside are in force, as in the user's program."""
+    modes, STATE.aside = STATE.aside, []
+    _push(modes)
+    try:
+        yield
+    finally:
+        STATE.aside = _pop() if modes else []
+
+
+def in_users_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, called where the modes laid aside are back."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with back():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False) -> R:
+    """Call what ends in a tool's routine: in the user's modes, and without gradients.
+
+    Args:
+        function: Calls the routine.
+        argument: Its argument.
+        autodiff: Whether to leave gradients as they are.
+    """
+    switch = torch.is_grad_enabled() and not autodiff
+    if not (switch or STATE.aside):
+        return function(argument)
+    if switch:
+        _set_grad_enabled(False)
+    try:
+        with back():
+            return function(argument)
+    finally:
+        if switch:
+            _set_grad_enabled(True)
+
+
+def _pop() -> list[Any]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._pop_torch_function_stack() for _ in range(count)]
+
+
+def _push(modes: list[Any]) -> None:
+    for mode in reversed(modes):
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def _set_grad_enabled(enabled: bool) -> None:
+    # It is itself reported to function modes (torch 2.13).
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(enabled)

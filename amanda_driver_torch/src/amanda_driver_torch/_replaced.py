@@ -1,0 +1,107 @@
+"""The replacement of an op's whole backward (the aligned view).
+
+Owns how the op runs detached from the graph and what a replacement's gradients mean. The node
+itself is `_autograd`'s.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amanda_core import IPoint, Step
+from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_driver_torch._autograd import run_replaced
+from amanda_driver_torch._backward import check_gradient_shape
+from amanda_driver_torch._modes import call_routine
+from amanda_driver_torch._nodes import differentiable, placed
+from amanda_driver_torch._signature import outputs_of, restructure
+
+if TYPE_CHECKING:
+    from amanda_driver_torch._execute import Run
+
+__all__ = ["run_with_replaced_backward"]
+
+
+def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
+    """Run an op whose backward, as a whole, is the routine of `replacement`."""
+    slots = differentiable(run.values)
+    if not slots:
+        return run.call_original(run.values)
+    chosen = list(slots)
+    returned: list[Any] = []
+    where = replacement.where
+    assert run.record.context is not None
+    # Weakly, as everything that a node of the graph refers to.
+    held = weakref.ref(run.record.context)
+    lifetime = run.execution._backward.lifetime
+    last = chosen[-1][0]
+    lengths = {p: len(run.values[p]) for p, index in chosen if index is not None}
+    shapes = [slots[slot].shape for slot in chosen]
+    mutated = run.mutated
+
+    def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
+        values = placed(run.values, chosen, tensors)
+        result = run.call_original(values)
+        returned.append(result)
+        outputs = [o for o in run.outputs_of(result) if isinstance(o, torch.Tensor)]
+        written = [values[p] for p in mutated if isinstance(values[p], torch.Tensor)]
+        dirty = [o for o in outputs if any(o is w for w in written)]
+        fresh = {id(d) for d in dirty}
+        # An input handed back, or a view of one, would make autograd refuse later in-place work.
+        return [o if id(o) in fresh else o.detach() for o in outputs], dirty
+
+    def backward(grads: Sequence[Any]) -> Sequence[Any]:
+        context = held()
+        step = context.plan(IPoint.BEFORE_BACKWARD).replacement if context is not None else None
+        if step is None or not lifetime.active():
+            raise UnsupportedError(
+                "The backward of this op is replaced by a routine of a tool that was left",
+                where=where,
+                fix="Call backward inside `apply`",
+            )
+        given = call_routine(step.replace, list(grads))
+        if not isinstance(given, (tuple, list)):
+            if len(chosen) != 1:
+                raise RoutineResultError(
+                    "A replacement of a backward op returned one gradient, but "
+                    f"{len(chosen)} inputs are differentiable",
+                    where=where,
+                    fix="Return one gradient for each input up to the last differentiable one",
+                )
+            single = [given] if chosen[0][1] is None else [[given]]
+            given = [None] * last + single
+        if len(given) == 1 and len(chosen) == 1 and last:
+            given = [None] * last + list(given)
+        if len(given) <= last:
+            raise RoutineResultError(
+                f"A replacement of a backward op returned {len(given)} gradients, but input "
+                f"{last} is differentiable",
+                where=where,
+                fix="Return one gradient for each input up to the last differentiable one",
+            )
+        for position, length in lengths.items():
+            if given[position] is not None and len(given[position]) != length:
+                raise RoutineResultError(
+                    f"Input {position} is a list of {length} tensors", where=where
+                )
+        grads = [
+            given[position]
+            if index is None
+            else (None if given[position] is None else given[position][index])
+            for position, index in chosen
+        ]
+        for grad, shape in zip(grads, shapes, strict=True):
+            check_gradient_shape(grad, shape, where)
+        return grads
+
+    tensors = iter(run_replaced(forward, [slots[slot] for slot in chosen], backward))
+    result = returned[0]
+    if result is None:
+        return None
+    return restructure(
+        result, [next(tensors) if isinstance(o, torch.Tensor) else o for o in outputs_of(result)]
+    )
