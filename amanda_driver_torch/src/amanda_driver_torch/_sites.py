@@ -7,6 +7,7 @@ made of names and instruction offsets, never of addresses or file paths.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -43,10 +44,23 @@ _USER, _TORCH, _OWN, _STOP, _QUIET = range(5)
 
 
 class _Code:
-    __slots__ = ("code", "kind", "label", "number")
+    __slots__ = ("code", "kind", "label", "number", "precalls")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
+        self.precalls = _precalls(code)
+
+
+# CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
+# warm; the offset of CALL is what stays.
+_PRECALL = 4
+
+
+def _precalls(code: CodeType) -> frozenset[int]:
+    if sys.version_info[:2] != (3, 11):
+        return frozenset()
+    units = zip(code.co_code[::2], range(0, len(code.co_code), 2), strict=True)
+    return frozenset(offset for op, offset in units if op == dis.opmap["PRECALL"])
 
 
 class Sites(Generic[R]):
@@ -176,8 +190,11 @@ class Sites(Generic[R]):
             code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
             if kind == _USER:
-                numbers += (code.number, frame.f_lasti)
-                found.append((code, frame.f_lasti))
+                offset = frame.f_lasti
+                if offset in code.precalls:
+                    offset += _PRECALL
+                numbers += (code.number, offset)
+                found.append((code, offset))
                 innermost = False
                 limit -= 1
                 if not limit:
