@@ -109,10 +109,6 @@ class TorchAttachment:
                 "gradients of gradients in the first backward pass with create_graph",
                 "ops that were found to need nothing before are looked at from the next pass on",
             ),
-            Blind(
-                "the gradient of a view's old value where an op writes the view",
-                "autograd has no edge for it: the gradient goes to the base",
-            ),
             *(Blind(name, "not known to be an operator") for name in unknown_bindings()),
         ]
 

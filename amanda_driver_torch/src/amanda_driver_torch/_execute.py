@@ -79,7 +79,7 @@ class Execution:
     def __init__(self, attachment: TorchAttachment, backward: Backward) -> None:
         self._attachment = attachment
         self._session: Session = attachment.session
-        self._backward = backward
+        self.backward = backward
 
     def __call__(
         self,
@@ -121,7 +121,7 @@ class Execution:
         outputs: Sequence[Any],
         start: int,
     ) -> bool:
-        return self._backward.track(record.nodes, context, made(bound, outputs), start)
+        return self.backward.track(record.nodes, context, made(bound, outputs), start)
 
 
 def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -179,7 +179,7 @@ class Run:
         # makes its node, which then is this op's.
         self.start = next_sequence()
         if torch.is_grad_enabled():
-            taps = _taps.Taps(self.execution._backward, context, self)
+            taps = _taps.Taps(self.execution.backward, context, self)
             self.values = taps.before(self.values)
         returned = self._call(before, context)
         outputs = self.outputs_of(returned)
