@@ -17,6 +17,7 @@ from amanda_core import Blind, Session
 from amanda_core.errors import is_annotated
 from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
+from amanda_driver_torch._checkpoint import is_foreign_rerun
 from amanda_driver_torch._execute import Execution, Operator, OpRecord
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import in_users_modes, laid_aside
@@ -24,7 +25,7 @@ from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._scopes import Activation, Labels, Scopes
 from amanda_driver_torch._sites import Sites
-from amanda_driver_torch._state import STATE, opaquely
+from amanda_driver_torch._state import STATE, opaquely, quietly
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
 
@@ -44,6 +45,7 @@ class TorchAttachment:
     Attributes:
         session: The session.
         backward: The backward program.
+        edits: Number of values edited and operators replaced so far.
     """
 
     def __init__(self, session: Session) -> None:
@@ -62,6 +64,7 @@ class TorchAttachment:
         self.constant = _constant_in(self._scopes)
         self._interceptor = _interceptor.choose(self)
         self._attached = False
+        self.edits = 0
 
     def attach(self) -> None:
         """Start intercepting in this thread."""
@@ -172,6 +175,9 @@ class TorchAttachment:
             module, activations[-1] if activations else None, STATE.backward > 0
         )
         session, path = self.session, activation.scope.path
+        if STATE.opaque and STATE.backward and is_foreign_rerun():
+            with quietly():
+                return original(module, *args, **kwargs)
         opaque, STATE.opaque = STATE.opaque, 0
         recomputing, STATE.recomputing = (
             STATE.recomputing,
@@ -203,19 +209,27 @@ class TorchAttachment:
     @contextmanager
     def resumed(self, activations: list[Activation]) -> Iterator[None]:
         """Extent of a recomputation, on whatever thread: as it was in the first run."""
+        control = self.session.control
         before = (
             STATE.attachment,
             STATE.activations,
             STATE.opaque,
             STATE.recomputing,
+            control.enabled,
         )
         STATE.attachment, STATE.activations = self, activations
-        STATE.opaque, STATE.recomputing = 0, True
+        STATE.opaque, STATE.recomputing, control.enabled = 0, True, True
         try:
             with self._interceptor.inside():
                 yield
         finally:
-            STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing = before
+            (
+                STATE.attachment,
+                STATE.activations,
+                STATE.opaque,
+                STATE.recomputing,
+                control.enabled,
+            ) = before
 
     def _drop(self, record: OpRecord) -> None:
         for context in (record.context, *(node.context for node in record.nodes.values())):

@@ -16,6 +16,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
+from amanda_driver_torch._autograd import pass_straight
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
@@ -23,7 +24,15 @@ from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequ
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = ["Backward", "Lifetime", "NodeRecord", "Token", "check_gradient", "check_gradient_shape"]
+__all__ = [
+    "Backward",
+    "Lifetime",
+    "NodeRecord",
+    "Token",
+    "check_gradient",
+    "check_gradient_shape",
+    "edited_gradient",
+]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
@@ -325,8 +334,7 @@ class Backward:
         changed = False
         for step in plan.steps:
             for position, new in call_routine(step, values, step.action.autodiff):
-                check_gradient(values[position], new, step.where)
-                values[position] = new
+                values[position] = edited_gradient(values[position], new, step)
                 changed = True
         return tuple(values) if changed else None
 
@@ -362,6 +370,20 @@ class Backward:
             else:
                 check_gradient(old, new, plan.replacement.where)
         return values
+
+
+def edited_gradient(old: Any, new: Any, step: Step) -> Any:
+    """What stands for the gradient `old` from now on.
+
+    Where the backward pass is itself differentiated, gradients of gradients pass straight through.
+
+    Raises:
+        EditError: `new` cannot stand there.
+    """
+    check_gradient(old, new, step.where)
+    if new is None or step.action.autodiff or not torch.is_grad_enabled():
+        return new
+    return pass_straight(old, new)
 
 
 def check_gradient(old: Any, new: Any, where: str) -> None:

@@ -113,6 +113,10 @@ class Execution:
             return result
         return Run(self, record, operator, call, args, kwargs).result()
 
+    def count_edits(self, number: int) -> None:
+        """Tell the attachment that something was changed."""
+        self._attachment.edits += number
+
     def _track(
         self,
         record: OpRecord,
@@ -216,6 +220,7 @@ class Run:
     def _edit_inputs(self, plan: Plan) -> None:
         for step in plan.steps:
             changes = call_routine(step, self.values, step.action.autodiff)
+            self.execution.count_edits(len(changes))
             for position, new in changes:
                 old = self.values[position]
                 if position in self.mutated:
@@ -253,6 +258,7 @@ class Run:
 
     def _replace(self, step: Step) -> Any:
         """The result of a replacement, in the form and place of the op's own."""
+        self.execution.count_edits(1)
         values, signature = list(self.values), self.bound.signature
         written = values[0] if signature.in_place and values else None
         if isinstance(written, torch.Tensor):
@@ -317,6 +323,7 @@ class Run:
         outputs = list(outputs)
         for step in plan.steps:
             changes = call_routine(step, outputs, step.action.autodiff)
+            self.execution.count_edits(len(changes))
             for position, new in changes:
                 old = outputs[position]
                 if isinstance(old, torch.Tensor) and self._written(old):

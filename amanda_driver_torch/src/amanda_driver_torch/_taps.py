@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
-from amanda_driver_torch._backward import Backward, check_gradient
+from amanda_driver_torch._backward import Backward, edited_gradient
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, placed, tensors_in
 from amanda_driver_torch._windows import Window
@@ -221,10 +221,9 @@ def _run_step(step: Step, positions: list[Any]) -> None:
     for position, new in call_routine(step, positions, step.action.autodiff):
         old = positions[position]
         if isinstance(old, list):
-            for one, other in zip(old, new, strict=True):
-                check_gradient(one, other, step.where)
+            new = [edited_gradient(one, other, step) for one, other in zip(old, new, strict=True)]
         else:
-            check_gradient(old, new, step.where)
+            new = edited_gradient(old, new, step)
         positions[position] = new
 
 
