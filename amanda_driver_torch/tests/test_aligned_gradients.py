@@ -322,3 +322,64 @@ def test_routine_that_wants_several_outputs_gets_none_for_one_without() -> None:
         torch.topk(x, 2).values.sum().backward()
     assert seen == [None]  # Indices have no gradient.
     assert grad_of(x).sum().item() == 4.0
+
+
+@LATE
+@pytest.mark.parametrize("edit", [False, True])
+def test_gradients_of_an_op_that_writes_a_view(late: bool, edit: bool) -> None:
+    def program(x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[:, 1] += b
+        y[:, 1].mul_(3)
+        return y.square().sum()
+
+    x, b = leaf(3, 4), leaf(3)
+    arriving = 18 * (x[:, 1] + b).detach()  # d(9 (x + b)^2)
+    for at, positions in ((at_outputs, [0]), (at_inputs, [0]), (at_inputs, [0, 1])):
+        seen = list[Any]()
+
+        def keep(*grads: torch.Tensor, seen: list[Any] = seen) -> Any:
+            seen.extend(grad.clone() for grad in grads)
+            return [grad * 2 for grad in grads] if edit else None
+
+        x.grad = b.grad = None
+        with amanda.apply(at("add_", keep, positions, late=late)):
+            program(x, b).backward()
+        assert len(seen) == len(positions)
+        for grad in seen:
+            close(grad, arriving)
+        close(grad_of(x)[:, 1], arriving * (2 if edit else 1))
+        of_b = edit and (at is at_outputs or 1 in positions)
+        close(grad_of(b), arriving * (2 if of_b else 1))
+        close(grad_of(x)[:, 0], 2 * x[:, 0].detach())
+
+
+@pytest.mark.parametrize("ask", ["before", "after", "replace"])
+def test_what_was_asked_for_an_execution_holds_for_its_backward(ask: str) -> None:
+    kinds = {
+        "before": "insert_before_backward_op",
+        "after": "insert_after_backward_op",
+        "replace": "replace_backward_op",
+    }
+    doubling = tool(lambda c: getattr(c, kinds[ask])(lambda g: g * 2, [0]), "relu")
+    x = torch.ones(4, requires_grad=True)
+    with amanda.apply(doubling):
+        y = torch.relu(x).sum()
+        doubling.invalidate()
+        y.backward()
+    equal(grad_of(x), torch.full((4,), 2.0))
+
+
+def test_each_execution_without_cache_meets_its_own_gradient_actions() -> None:
+    def analyse(context: amanda.OpContext) -> None:
+        scale = context.get_inputs()[0].detach().clone()
+        context.insert_after_backward_op(lambda g, by: g * by, [0], by=scale)
+        context.insert_before_backward_op(lambda g, by: g * by, [0], by=scale)
+
+    relu, a, b = nn.ReLU(), torch.full((2,), 2.0), torch.full((2,), 3.0)
+    a.requires_grad_()
+    b.requires_grad_()
+    with amanda.apply(tool(analyse, "relu")), amanda.cache_disabled():
+        (relu(a).sum() + relu(b).sum()).backward()
+    equal(grad_of(a), torch.full((2,), 4.0))
+    equal(grad_of(b), torch.full((2,), 9.0))

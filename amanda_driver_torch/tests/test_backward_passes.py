@@ -9,10 +9,12 @@ import threading
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 import amanda
+from amanda_core.errors import AmandaWarning
 
 from .making import (
     at_inputs,
@@ -155,3 +157,21 @@ def test_leaf_of_an_earlier_session_gives_no_warning() -> None:
     held.append(x.exp().sum())
     held[-1].backward()
     close(grad_of(x), 4 * x.detach().exp())
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["aligned", "raw"])
+def test_an_inner_tool_left_before_backward_is_missed_with_one_warning(backward: bool) -> None:
+    def ask(context: amanda.OpContext) -> None:
+        context.insert_after_backward_op(lambda g: g * 2, [0])
+
+    inner = tool(ask, "ReluBackward0" if backward else "relu", backward=backward)
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with amanda.apply(amanda.Tool()):
+            with amanda.apply(inner):
+                y = torch.relu(x).sum()
+            y.backward()
+    assert [w.category for w in caught] == [AmandaWarning]
+    assert x.grad is not None
+    assert x.grad.tolist() == [1.0, 1.0, 1.0]

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import amanda
-from amanda_driver_torch._interceptor import choice
 from amanda_core.errors import (
     ActionError,
     EditError,
@@ -24,6 +23,7 @@ from amanda_core.errors import (
     PositionError,
     RoutineResultError,
 )
+from amanda_driver_torch._interceptor import choice
 
 from .making import after, at_inputs, at_outputs, before, equal, grad_of, leaf, replacing, tool
 

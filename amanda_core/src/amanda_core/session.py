@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import Action, IPoint
@@ -84,6 +85,20 @@ class Session:
         for tool in self.tools:
             tool._amanda.listeners.add(self)
         self._refresh()
+
+    @contextmanager
+    def as_of(self, tools: Sequence[Tool]) -> Iterator[None]:
+        """Extent in which exactly `tools` are applied, as they were at an earlier time.
+
+        For a driver that runs a part of the forward program again; the epoch is that of then,
+        unless a tool was invalidated since.
+        """
+        before = self.tools
+        self.set_tools(tools)
+        try:
+            yield
+        finally:
+            self.set_tools(before)
 
     def tools_changed(self) -> None:
         """A tool registered something or was invalidated: no cached plan holds."""

@@ -195,6 +195,11 @@ class Tool:
         self._amanda.changed()
 
     @property
+    def analyses_backward(self) -> bool:
+        """Whether some routine of this tool is for backward ops."""
+        return any(r for point, r in self._amanda.routines.items() if point.is_backward)
+
+    @property
     def tool_name(self) -> str:
         """Name in messages: the class, or ``Tool`` with its first routine for a plain instance."""
         name = type(self).__qualname__

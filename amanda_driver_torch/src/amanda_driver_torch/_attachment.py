@@ -17,6 +17,7 @@ from amanda_core import Blind, Session
 from amanda_core.errors import is_annotated
 from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
+from amanda_driver_torch._checkpoint import is_foreign_rerun
 from amanda_driver_torch._execute import Execution, Operator, OpRecord
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import in_users_modes, laid_aside
@@ -24,7 +25,7 @@ from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scope, Scopes
 from amanda_driver_torch._sites import BOUNDARY, Sites
-from amanda_driver_torch._state import STATE, opaquely
+from amanda_driver_torch._state import STATE, opaquely, quietly
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
 
@@ -45,6 +46,7 @@ class TorchAttachment:
         session: The session.
         scopes: The modules that have been called.
         backward: The backward program.
+        edits: Number of values edited and operators replaced so far.
     """
 
     def __init__(self, session: Session) -> None:
@@ -65,6 +67,7 @@ class TorchAttachment:
         #: For the native interceptor, which finds its own way through this; else None.
         self.watch = self._interceptor.watch
         self._attached = False
+        self.edits = 0
 
     def attach(self) -> None:
         """Start intercepting in this thread."""
@@ -112,10 +115,6 @@ class TorchAttachment:
             Blind(
                 "gradients of gradients in the first backward pass with create_graph",
                 "ops that were found to need nothing before are looked at from the next pass on",
-            ),
-            Blind(
-                "the gradient of a view's old value where an op writes the view",
-                "autograd has no edge for it: the gradient goes to the base",
             ),
             *(Blind(name, "not known to be an operator") for name in unknown_bindings()),
         ]
@@ -238,6 +237,9 @@ class TorchAttachment:
         scope = self.scopes.enter(module, parent, STATE.backward > 0)
         activation = self._interceptor.activation(scope)
         session, path = self.session, activation.scope.path
+        if STATE.opaque and STATE.backward and is_foreign_rerun():
+            with quietly():
+                return original(module, *args, **kwargs)
         opaque, STATE.opaque = STATE.opaque, 0
         recomputing, STATE.recomputing = (
             STATE.recomputing,
@@ -278,19 +280,27 @@ class TorchAttachment:
     @contextmanager
     def resumed(self, activations: list[Activation]) -> Iterator[None]:
         """Extent of a recomputation, on whatever thread: as it was in the first run."""
+        control = self.session.control
         before = (
             STATE.attachment,
             STATE.activations,
             STATE.opaque,
             STATE.recomputing,
+            control.enabled,
         )
         STATE.attachment, STATE.activations = self, activations
-        STATE.opaque, STATE.recomputing = 0, True
+        STATE.opaque, STATE.recomputing, control.enabled = 0, True, True
         try:
             with self._interceptor.inside():
                 yield
         finally:
-            STATE.attachment, STATE.activations, STATE.opaque, STATE.recomputing = before
+            (
+                STATE.attachment,
+                STATE.activations,
+                STATE.opaque,
+                STATE.recomputing,
+                control.enabled,
+            ) = before
 
     def _drop(self, record: OpRecord) -> None:
         for context in (record.context, *(node.context for node in record.nodes.values())):

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amanda_core import IPoint, OpContext, Plan, Session, Site
+from amanda_core import IPoint, OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
+from amanda_driver_torch._autograd import pass_straight
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
@@ -23,7 +24,15 @@ from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequ
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = ["Backward", "Lifetime", "NodeRecord", "check_gradient", "check_gradient_shape"]
+__all__ = [
+    "Backward",
+    "Lifetime",
+    "NodeRecord",
+    "Token",
+    "check_gradient",
+    "check_gradient_shape",
+    "edited_gradient",
+]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
@@ -42,25 +51,35 @@ class Lifetime:
         """Whether routines are to run now; warns once where the tools were left too early."""
         session = self._session()
         if session is None or session.closed:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    "Backward ran after `apply` was left: edits made in the forward pass stay, "
-                    "backward routines do not run. Call backward inside `apply`.",
-                    AmandaWarning,
-                    stacklevel=user_stacklevel(),
-                )
+            self.warn()
             return False
         return session.enabled
+
+    def warn(self) -> None:
+        """Warn, once, that routines do not run because their tools were left."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "Backward ran after `apply` was left: edits made in the forward pass stay, "
+                "backward routines do not run. Call backward inside `apply`.",
+                AmandaWarning,
+                stacklevel=user_stacklevel(),
+            )
+
+
+class Token:
+    """Stands for one execution in the hooks of its graph; what it stands for goes with it."""
+
+    __slots__ = ("__weakref__",)
 
 
 class NodeRecord:
     """One backward op of one forward op (or of a leaf), and what is to be done around it."""
 
-    __slots__ = ("__weakref__", "_backward", "_start", "context", "forward", "settled", "site")
+    __slots__ = ("__weakref__", "_start", "backward", "context", "forward", "settled", "site")
 
     def __init__(self, backward: Backward, site: Site, forward: OpContext | None) -> None:
-        self._backward = backward
+        self.backward = backward
         self.site = site
         self.forward = forward
         self.context: OpContext | None = None
@@ -70,7 +89,7 @@ class NodeRecord:
 
     def idle(self, session: Session) -> bool:
         """Whether this node needs no hook: analysed in this epoch, and nothing asked."""
-        return session.caching and self.settled == session.epoch and not self._backward.second_order
+        return session.caching and self.settled == session.epoch and not self.backward.second_order
 
     def _open(self, session: Session) -> OpContext:
         node = torch._C._current_autograd_node()
@@ -83,19 +102,19 @@ class NodeRecord:
 
     def before(self, grads: Sequence[Any]) -> tuple[Any, ...] | None:
         """Prehook: analysis and routines before the node; its gradients, if changed."""
-        session = self._backward.session
+        session = self.backward.session
         context = self._open(session)
         self._start = next_sequence()
         try:
             context.fill(grad_outputs=list(grads))
             plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
-            return self._backward.fold(plan, grads, context)
+            return self.backward.fold(plan, grads, context)
         finally:
             context.release()
 
     def after(self, grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
         """Posthook: replacement, analysis and routines after the node; its results, if changed."""
-        session, backward = self._backward.session, self._backward
+        session, backward = self.backward.session, self.backward
         context = self.context = self._open(session)
         try:
             context.fill(grad_outputs=list(grads))
@@ -133,6 +152,11 @@ class Backward:
         self._sites = sites
         self._namespace = namespace
         self._leaves: dict[Hashable, tuple[weakref.ref[torch.Tensor], NodeRecord]] = {}
+        #: Execution -> the plan of gradients that it was made with. Hooks hold the token and
+        #: neither the plan nor its tool, whose outputs may lead back to the hooked node.
+        self._plans: weakref.WeakKeyDictionary[Token, Plan] = weakref.WeakKeyDictionary()
+        #: Epoch -> the tools of then, as far as they live.
+        self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
         #: Handles of the hooks on leaves, with the node's metadata; they do not hold the node.
         self._hooks: list[tuple[Any, dict[str, Any]]] = []
         self._hooks_limit = 64
@@ -142,6 +166,43 @@ class Backward:
         self._second_order: dict[NodeRecord, dict[Any, NodeRecord]] = {}
         #: Leaf node -> its hooks. The node is held: it would vanish with the graph, hooks included.
         self._held: dict[Any, list[Any]] = {}
+
+    def keep(self, plan: Plan) -> Token:
+        """Keep the plan of an execution until its graph is gone."""
+        token = Token()
+        self._plans[token] = plan
+        return token
+
+    def plan_of(self, token: Token) -> Plan | None:
+        """The plan kept under a token; None once the tools were left."""
+        return self._plans.get(token)
+
+    def still_applied(self, step: Step) -> bool:
+        """Whether the tool of a step is applied; warns once where it was left too early."""
+        if any(step.action.tool is tool for tool in self.session.tools):
+            return True
+        self.lifetime.warn()
+        return False
+
+    def epoch(self) -> int:
+        """The present epoch, whose tools will be missed if they are left before backward."""
+        epoch = self.session.epoch
+        if epoch not in self._tools:
+            if len(self._tools) > 64:
+                self._tools.clear()
+            self._tools[epoch] = tuple(weakref.ref(tool) for tool in self.session.tools)
+        return epoch
+
+    def miss(self, epoch: int) -> None:
+        """Warn once if tools of `epoch` that analyse backward ops were left since."""
+        if epoch == self.session.epoch:
+            return
+        for reference in self._tools.get(epoch, ()):
+            tool = reference()
+            if tool is None or (
+                tool.analyses_backward and not any(tool is one for one in self.session.tools)
+            ):
+                self.lifetime.warn()
 
     def track(
         self,
@@ -203,13 +264,16 @@ class Backward:
         )
 
     def _hook(self, node: Any, record: NodeRecord) -> list[Any]:
-        held, lifetime = weakref.ref(record), self.lifetime
+        held, lifetime, epoch = weakref.ref(record), self.lifetime, self.epoch()
 
         def before(grads: Sequence[Any]) -> tuple[Any, ...] | None:
             if not lifetime.active():
                 return None
             record = held()
-            return None if record is None else record.before(grads)
+            if record is None:
+                return None
+            record.backward.miss(epoch)
+            return record.before(grads)
 
         def after(grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
             if not lifetime.active():
@@ -258,6 +322,7 @@ class Backward:
             hook.remove()
             metadata.pop(_MARK, None)
         self._hooks.clear()
+        self._plans.clear()
 
     # Running plans on gradients.
 
@@ -269,8 +334,7 @@ class Backward:
         changed = False
         for step in plan.steps:
             for position, new in call_routine(step, values, step.action.autodiff):
-                check_gradient(values[position], new, step.where)
-                values[position] = new
+                values[position] = edited_gradient(values[position], new, step)
                 changed = True
         return tuple(values) if changed else None
 
@@ -306,6 +370,20 @@ class Backward:
             else:
                 check_gradient(old, new, plan.replacement.where)
         return values
+
+
+def edited_gradient(old: Any, new: Any, step: Step) -> Any:
+    """What stands for the gradient `old` from now on.
+
+    Where the backward pass is itself differentiated, gradients of gradients pass straight through.
+
+    Raises:
+        EditError: `new` cannot stand there.
+    """
+    check_gradient(old, new, step.where)
+    if new is None or step.action.autodiff or not torch.is_grad_enabled():
+        return new
+    return pass_straight(old, new)
 
 
 def check_gradient(old: Any, new: Any, where: str) -> None:

@@ -57,10 +57,7 @@ def compiled(run: Run, context: OpContext, before: Plan, after: Plan, nodes: int
         return None
     args, kwargs = bound.given
     names = tuple(kwargs)
-    sources = tuple(
-        _argument(source, len(args), names)
-        for source in layout.sources
-    )
+    sources = tuple(_argument(source, len(args), names) for source in layout.sources)
 
     return native.Program(
         session.epoch,

@@ -16,9 +16,9 @@ from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
+from amanda_driver_torch._compiled import compiled
 from amanda_driver_torch._modes import back, call_routine
 from amanda_driver_torch._nodes import next_sequence, tensors_in
-from amanda_driver_torch._compiled import compiled
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
 from amanda_driver_torch._replaced import run_with_replaced_backward
 from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
@@ -82,7 +82,7 @@ class Execution:
     def __init__(self, attachment: TorchAttachment, backward: Backward) -> None:
         self._attachment = attachment
         self._session: Session = attachment.session
-        self._backward = backward
+        self.backward = backward
 
     def __call__(
         self,
@@ -160,6 +160,10 @@ class Execution:
                 record.idle_nodes = made
         return result
 
+    def count_edits(self, number: int) -> None:
+        """Tell the attachment that something was changed."""
+        self._attachment.edits += number
+
     def _track(
         self,
         record: OpRecord,
@@ -168,7 +172,7 @@ class Execution:
         outputs: Sequence[Any],
         start: int,
     ) -> bool:
-        return self._backward.track(record.nodes, context, made(bound, outputs), start)
+        return self.backward.track(record.nodes, context, made(bound, outputs), start)
 
 
 def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -232,7 +236,7 @@ class Run:
         # makes its node, which then is this op's.
         self.start = self.start or next_sequence()
         if torch.is_grad_enabled():
-            taps = _taps.Taps(self.execution._backward, context, self)
+            taps = _taps.Taps(self.execution.backward, context, self)
             self.values = taps.before(self.values)
         returned = self._call(before, context)
         outputs = self.outputs_of(returned)
@@ -275,6 +279,7 @@ class Run:
     def _edit_inputs(self, plan: Plan) -> None:
         for i, step in enumerate(plan.steps):
             changes = _changes(step, self.values, self.done_before[i : i + 1])
+            self.execution.count_edits(len(changes))
             for position, new in changes:
                 old = self.values[position]
                 if position in self.mutated:
@@ -312,6 +317,7 @@ class Run:
 
     def _replace(self, step: Step) -> Any:
         """The result of a replacement, in the form and place of the op's own."""
+        self.execution.count_edits(1)
         values, signature = list(self.values), self.bound.signature
         written = values[0] if signature.in_place and values else None
         if isinstance(written, torch.Tensor):
@@ -376,6 +382,7 @@ class Run:
         outputs = list(outputs)
         for i, step in enumerate(plan.steps):
             changes = _changes(step, outputs, self.done_after[i : i + 1])
+            self.execution.count_edits(len(changes))
             for position, new in changes:
                 old = outputs[position]
                 if isinstance(old, torch.Tensor) and self._written(old):

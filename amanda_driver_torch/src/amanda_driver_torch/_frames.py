@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import amanda_core

@@ -28,7 +28,7 @@ from amanda_driver_torch._state import STATE
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
-    from amanda_driver_torch._scopes import Activation, Scope, Scopes
+    from amanda_driver_torch._scopes import Activation, Scope
     from amanda_driver_torch._sites import Sites
 
 __all__ = ["NativeInterceptor"]

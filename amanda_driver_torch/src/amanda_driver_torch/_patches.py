@@ -22,6 +22,7 @@ from torch.autograd.variable import Variable
 from amanda_core.imports import ImportWatcher
 from amanda_driver_torch import extensions
 from amanda_driver_torch._build import native
+from amanda_driver_torch._checkpoint import Rerun, watch_first_run
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._sites import BOUNDARY
 from amanda_driver_torch._state import STATE, opaquely, quietly
@@ -172,7 +173,7 @@ class _Patches:
 
     def _patch_checkpoint(self) -> None:
         module = sys.modules["torch.utils.checkpoint"]
-        # Whatever is inside a first run ends at `checkpoint`, as a rerun ends at `_Rerun`.
+        # Whatever is inside a first run ends at `checkpoint`, as a rerun ends at `Rerun`.
         code = module.checkpoint.__code__
         BOUNDARY.add(code)
         self._undo.append(lambda: BOUNDARY.discard(code))
@@ -180,16 +181,11 @@ class _Patches:
         forward = vars(reentrant)["forward"].__func__
 
         def run_first(ctx: Any, run_function: Any, *args: Any) -> Any:
-            return forward(ctx, _rerunnable(run_function, first=True), *args)
+            return forward(ctx, Rerun(run_function, first=True), *args)
 
         self._patch(reentrant, "forward", staticmethod(run_first))
-        generator = module._checkpoint_without_reentrant_generator
-
-        @functools.wraps(generator)
-        def run_later(fn: Any, *args: Any, **kwargs: Any) -> Any:
-            return generator(_rerunnable(fn, first=False), *args, **kwargs)
-
-        self._patch(module, "_checkpoint_without_reentrant_generator", run_later)
+        name = "_checkpoint_without_reentrant_generator"
+        self._patch(module, name, watch_first_run(getattr(module, name)))
 
     def _patch_dynamo(self) -> None:
         module = sys.modules["torch._dynamo.eval_frame"]
@@ -296,41 +292,6 @@ def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return call
-
-
-# Checkpointing.
-
-
-class _Rerun:
-    """A checkpointed function: run again in a backward pass, it runs for its session once more."""
-
-    def __init__(self, function: Callable[..., Any], first: bool) -> None:
-        self._function = function
-        self._first = first
-        self._attachment = STATE.attachment
-        self._activations = [activation.copy() for activation in STATE.activations]
-        functools.update_wrapper(self, function, updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        attachment = self._attachment
-        if attachment is None or attachment.session.closed:
-            return self._function(*args, **kwargs)
-        if self._first:
-            self._first = False
-            return self._function(*args, **kwargs)
-        activations = [activation.copy() for activation in self._activations]
-        with attachment.resumed(activations):
-            return self._function(*args, **kwargs)
-
-
-BOUNDARY.add(_Rerun.__call__.__code__)
-
-
-def _rerunnable(function: Callable[..., Any], first: bool) -> Callable[..., Any]:
-    attachment = STATE.attachment
-    if attachment is None or STATE.quiet:
-        return function
-    return _Rerun(function, first)
 
 
 # Scripts and higher-order operators.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amanda_core import IPoint, Step
+from amanda_core import Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._autograd import run_replaced
 from amanda_driver_torch._backward import check_gradient_shape
@@ -34,10 +34,10 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
     chosen = list(slots)
     returned: list[Any] = []
     where = replacement.where
-    assert run.record.context is not None
+    backward_program = run.execution.backward
     # Weakly, as everything that a node of the graph refers to.
-    held = weakref.ref(run.record.context)
-    lifetime = run.execution._backward.lifetime
+    held, lifetime = weakref.ref(backward_program), backward_program.lifetime
+    token = backward_program.keep(Plan(replacement=replacement))
     last = chosen[-1][0]
     lengths = {p: len(run.values[p]) for p, index in chosen if index is not None}
     shapes = [slots[slot].shape for slot in chosen]
@@ -55,9 +55,15 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
         return [o if id(o) in fresh else o.detach() for o in outputs], dirty
 
     def backward(grads: Sequence[Any]) -> Sequence[Any]:
-        context = held()
-        step = context.plan(IPoint.BEFORE_BACKWARD).replacement if context is not None else None
-        if step is None or not lifetime.active():
+        program = held()
+        plan = program.plan_of(token) if program is not None else None
+        step = plan.replacement if plan is not None else None
+        if (
+            program is None
+            or step is None
+            or not program.still_applied(step)
+            or not lifetime.active()
+        ):
             raise UnsupportedError(
                 "The backward of this op is replaced by a routine of a tool that was left",
                 where=where,

@@ -44,9 +44,11 @@ class Activation:
 
 
 class _Root:
-    def __init__(self, module: nn.Module, label: str) -> None:
+    def __init__(
+        self, module: nn.Module, label: str, forget: Callable[[weakref.ref[nn.Module]], None]
+    ) -> None:
         self.label = label
-        self.module = weakref.ref(module)
+        self.module = weakref.ref(module, forget)
         self.paths: dict[int, tuple[weakref.ref[nn.Module], Scope]] = {}
         self.parameters: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
@@ -57,7 +59,7 @@ class Scopes:
     def __init__(self) -> None:
         self._roots: dict[int, _Root] = {}
         self._labels: set[str] = set()
-        self._last = 0
+        self._numbers: dict[tuple[str, str], int] = {}
         #: Labels of roots that died since `take_dead` was last called.
         self._dead: list[str] = []
 
@@ -122,10 +124,21 @@ class Scopes:
             count += 1
             label = f"{name}#{count}"
         self._labels.add(label)
-        root = self._roots[id(module)] = _Root(module, label)
-        # Not a bound method: the callback must not keep this store alive.
-        weakref.finalize(module, _forget, weakref.ref(self), id(module), label)
+        root = self._roots[id(module)] = _Root(module, label, self._forgetting(id(module), label))
         return root
+
+    def _forgetting(self, key: int, label: str) -> Callable[[weakref.ref[nn.Module]], None]:
+        held = weakref.ref(self)
+
+        def forget(dead: weakref.ref[nn.Module]) -> None:
+            scopes = held()
+            if scopes is not None:
+                root = scopes._roots.get(key)
+                if root is not None and root.module is dead:
+                    del scopes._roots[key]
+                scopes._dead.append(label)
+
+        return forget
 
     def _path(self, root: _Root, module: nn.Module, parent: str) -> Scope:
         known = root.paths.get(id(module))
@@ -151,8 +164,9 @@ class Scopes:
         return self._add(root, module, name)
 
     def _add(self, root: _Root, module: nn.Module, path: str) -> Scope:
-        self._last += 1
-        scope = Scope(self._last, root.label, path)
+        # By path: a module made anew in each iteration does not make its sites anew.
+        number = self._numbers.setdefault((root.label, path), len(self._numbers) + 1)
+        scope = Scope(number, root.label, path)
         paths, key = root.paths, id(module)
 
         def forget(dead: weakref.ref[nn.Module]) -> None:
@@ -161,15 +175,6 @@ class Scopes:
 
         paths[key] = (weakref.ref(module, forget), scope)
         return scope
-
-
-def _forget(scopes: weakref.ref[Scopes], key: int, label: str) -> None:
-    held = scopes()
-    if held is not None:
-        root = held._roots.get(key)
-        if root is not None and root.label == label:
-            del held._roots[key]
-        held._dead.append(label)
 
 
 class Labels:

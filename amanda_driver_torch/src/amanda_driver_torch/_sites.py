@@ -321,9 +321,7 @@ class Sites(Generic[R]):
 def _source(sites: Sites[Any]) -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        code = sites._codes.get(id(frame.f_code)) or sites.classify(
-            frame.f_code, frame.f_globals
-        )
+        code = sites._codes.get(id(frame.f_code)) or sites.classify(frame.f_code, frame.f_globals)
         if code.kind == _USER:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back

@@ -16,9 +16,10 @@ from torch.autograd.graph import get_gradient_edge
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
-from amanda_driver_torch._backward import Backward, check_gradient
+from amanda_driver_torch._backward import Backward, edited_gradient
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, placed, tensors_in
+from amanda_driver_torch._windows import Window
 
 if TYPE_CHECKING:
     from amanda_driver_torch._execute import Run
@@ -101,6 +102,10 @@ class Taps:
                 taken[edge] = place + 1
                 found = [found[place]]
             places[slot] = found
+        window = self._window()
+        if window is not None and nodes and (0, None) in self._edges:
+            # The node of the base: its first result is the base's gradient, the view a window.
+            places[0, None] = [(nodes[-1], 0)]
         for group in _groups(plan, {position for position, _ in self._edges}):
             chosen = [slot for slot in places if slot[0] in group and places[slot]]
             if not chosen:
@@ -115,9 +120,17 @@ class Taps:
                 )
             node = places[chosen[0]][0][0]
             indexes = [places[slot][0][1] for slot in chosen]
+            windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shape(slot) for slot in chosen]
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
-            node.register_hook(_posthook(function, indexes, shapes))
+            node.register_hook(_posthook(function, indexes, shapes, windows))
+
+    def _window(self) -> Window | None:
+        """Where the op wrote a view in place, its place in the base."""
+        view = self._run.values[0] if self._run.bound.signature.in_place else None
+        if isinstance(view, torch.Tensor) and view._base is not None and view._base.requires_grad:
+            return Window(view)
+        return None
 
     def _shape(self, slot: Slot) -> torch.Size:
         position, index = slot
@@ -138,6 +151,15 @@ class Taps:
     def _tap_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
         inputs = {id(t) for t in tensors_in([*self._run.bound.values, *self._run.values])}
         in_place = self._run.bound.signature.in_place
+        window = self._window()
+        if window is not None:
+            function = self._function(
+                IPoint.BEFORE_BACKWARD, frozenset({0}), [(0, None)], len(outputs), outputs
+            )
+            # The view's own node is made by who looks at it; what arrives comes by its base.
+            base = self._run.values[0]._base
+            base.grad_fn.register_prehook(_window_prehook(function, window))
+            return outputs
         slots = {
             slot: tensor
             for slot, tensor in differentiable(outputs).items()
@@ -165,13 +187,16 @@ class Taps:
         values: Sequence[Any],
     ) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """Maps the gradients at `slots` through the steps of `group`; holds no tensor."""
-        lifetime, held = self._backward.lifetime, weakref.ref(self._context)
+        lifetime, held = self._backward.lifetime, weakref.ref(self._backward)
+        token = self._backward.keep(self._context.plan(point))
         lengths = {p: len(values[p]) for p, index in slots if index is not None}
 
         def function(grads: Sequence[Any]) -> Sequence[Any]:
-            context = held()
-            if context is None or not lifetime.active():
+            backward = held()
+            if not lifetime.active() or backward is None:
                 return grads
+            plan = backward.plan_of(token)
+            assert plan is not None
             positions: list[Any] = [None] * count
             for position, length in lengths.items():
                 positions[position] = [None] * length
@@ -180,9 +205,9 @@ class Taps:
                     positions[position] = grad
                 else:
                     positions[position][index] = grad
-            for step in context.plan(point).steps:
+            for step in plan.steps:
                 # All that a step wants and that has a gradient is in one group.
-                if not group.isdisjoint(_selected(step, count)):
+                if not group.isdisjoint(_selected(step, count)) and backward.still_applied(step):
                     _run_step(step, positions)
             return [
                 positions[position] if index is None else positions[position][index]
@@ -196,10 +221,9 @@ def _run_step(step: Step, positions: list[Any]) -> None:
     for position, new in call_routine(step, positions, step.action.autodiff):
         old = positions[position]
         if isinstance(old, list):
-            for one, other in zip(old, new, strict=True):
-                check_gradient(one, other, step.where)
+            new = [edited_gradient(one, other, step) for one, other in zip(old, new, strict=True)]
         else:
-            check_gradient(old, new, step.where)
+            new = edited_gradient(old, new, step)
         positions[position] = new
 
 
@@ -235,24 +259,45 @@ def _tensor_hook(function: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable
     return hook
 
 
+def _window_prehook(
+    function: Callable[[Sequence[Any]], Sequence[Any]], window: Window
+) -> Callable[[Sequence[Any]], Any]:
+    def hook(grads: Sequence[Any]) -> Any:
+        if grads[0] is None:
+            return None
+        part = window.read(grads[0])
+        (new,) = function((part,))
+        return None if new is part else (window.write(grads[0], new), *grads[1:])
+
+    return hook
+
+
 def _posthook(
     function: Callable[[Sequence[Any]], Sequence[Any]],
     indexes: Sequence[int],
     shapes: Sequence[torch.Size],
+    windows: Sequence[Window | None],
 ) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-    def hook(results: Sequence[Any], _: Sequence[Any]) -> Any:
+    def shown(grad: Any, shape: torch.Size, window: Window | None) -> Any:
+        if grad is None:
+            return None
+        if window is not None:
+            return window.read(grad)
         # A node may leave it to the engine to sum what was broadcast.
+        return grad if grad.shape == shape else grad.sum_to_size(shape)
+
+    def hook(results: Sequence[Any], _: Sequence[Any]) -> Any:
         grads = [
-            g if g is None or g.shape == shape else g.sum_to_size(shape)
-            for g, shape in zip((results[i] for i in indexes), shapes, strict=True)
+            shown(results[index], shape, window)
+            for index, shape, window in zip(indexes, shapes, windows, strict=True)
         ]
         new = function(grads)
         if all(after is before for before, after in zip(grads, new, strict=True)):
             return None
         changed = list(results)
-        for index, before, after in zip(indexes, grads, new, strict=True):
+        for index, window, before, after in zip(indexes, windows, grads, new, strict=True):
             if after is not before:
-                changed[index] = after
+                changed[index] = after if window is None else window.write(results[index], after)
         return tuple(changed)
 
     return hook
