@@ -169,11 +169,11 @@ class TorchAttachment:
     ) -> Any:
         """One call of a module: its scope is entered and left."""
         activations = STATE.activations
-        if not activations:
-            self._sweep()
         activation = self._scopes.enter(
             module, activations[-1] if activations else None, STATE.backward > 0
         )
+        if self._scopes.changed:
+            self._sweep()
         session, path = self.session, activation.scope.path
         if STATE.opaque and STATE.backward and is_foreign_rerun():
             with quietly():
@@ -237,15 +237,19 @@ class TorchAttachment:
                 self.session.forget(context)
 
     def _sweep(self) -> None:
-        """Forget what belongs to models that are gone."""
+        """Forget what belongs to models that are gone, and to paths that got another module."""
         dead = set(self._scopes.take_dead())
-        if not dead:
-            return
+
+        def gone(key: Any) -> bool:
+            root, path = _place_of(key)
+            return (root, None) in dead or (root, path) in dead
+
         for context in self.session.contexts():
-            if _root_of(context.site.key) in dead:
+            owner = context.forward if context.forward is not None else context
+            if gone(owner.site.key):
                 self.session.forget(context)
-        self._sites.clear()
-        self._scopes.free(dead)
+        self._sites.discard(lambda record: gone(record.site.key))
+        self._scopes.free(root for root, path in dead if path is None)
 
 
 def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
@@ -269,10 +273,10 @@ def _swallows(operator: Operator, record: OpRecord) -> bool:
     return record.caller == "torch._tensor"
 
 
-def _root_of(key: Any) -> str | None:
-    """Label of the root in a site's key."""
+def _place_of(key: Any) -> tuple[str | None, str | None]:
+    """Root and module path in the key of an op, or of the leaf of a gradient accumulation."""
     if key[0] == "op":
-        return str(key[1])
+        return key[1], key[2]
     if key[0] == "accumulate" and key[1][0] == "parameter":
-        return str(key[1][1])
-    return None
+        return key[1][1], key[1][2].rpartition(".")[0]
+    return None, None

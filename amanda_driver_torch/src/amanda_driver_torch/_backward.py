@@ -68,7 +68,7 @@ class Lifetime:
 
 
 class Token:
-    """Stands for one execution in the hooks of its graph; what it stands for goes with it."""
+    """Stands for something in the hooks of a graph; what it stands for goes with the graph."""
 
     __slots__ = ("__weakref__",)
 
@@ -155,6 +155,8 @@ class Backward:
         #: Execution -> the plan of gradients that it was made with. Hooks hold the token and
         #: neither the plan nor its tool, whose outputs may lead back to the hooked node.
         self._plans: weakref.WeakKeyDictionary[Token, Plan] = weakref.WeakKeyDictionary()
+        #: Hooked node -> its record, which may be gone from the op's otherwise.
+        self._records: weakref.WeakKeyDictionary[Token, NodeRecord] = weakref.WeakKeyDictionary()
         #: Epoch -> the tools of then, as far as they live.
         self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
         #: Handles of the hooks on leaves, with the node's metadata; they do not hold the node.
@@ -264,22 +266,22 @@ class Backward:
         )
 
     def _hook(self, node: Any, record: NodeRecord) -> list[Any]:
-        held, lifetime, epoch = weakref.ref(record), self.lifetime, self.epoch()
+        held, lifetime, epoch = weakref.ref(self), self.lifetime, self.epoch()
+        token = Token()
+        self._records[token] = record
 
         def before(grads: Sequence[Any]) -> tuple[Any, ...] | None:
-            if not lifetime.active():
+            backward = held()
+            if not lifetime.active() or backward is None:
                 return None
-            record = held()
-            if record is None:
-                return None
-            record.backward.miss(epoch)
-            return record.before(grads)
+            backward.miss(epoch)
+            return backward._records[token].before(grads)
 
         def after(grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
-            if not lifetime.active():
+            backward = held()
+            if not lifetime.active() or backward is None:
                 return None
-            record = held()
-            return None if record is None else record.after(grad_inputs, grads)
+            return backward._records[token].after(grad_inputs, grads)
 
         return [node.register_prehook(before), node.register_hook(after)]
 
@@ -323,6 +325,7 @@ class Backward:
             metadata.pop(_MARK, None)
         self._hooks.clear()
         self._plans.clear()
+        self._records.clear()
 
     # Running plans on gradients.
 

@@ -81,6 +81,11 @@ class Sites(Generic[R]):
     def __len__(self) -> int:
         return len(self._records)
 
+    def discard(self, gone: Callable[[R], bool]) -> None:
+        """Forget the records for which `gone` holds."""
+        for key in [key for key, record in self._records.items() if gone(record)]:
+            del self._records[key], self._tokens[key]
+
     def clear(self) -> None:
         """Forget all records, though not the names."""
         self._records.clear()
