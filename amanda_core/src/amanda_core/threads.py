@@ -20,12 +20,30 @@ __all__ = ["THREAD", "Control", "inside_routine"]
 class Control:
     """The switches of the control API (paper, listing 5) as they stand in one thread."""
 
-    __slots__ = ("autodiff", "caching", "enabled")
+    __slots__ = ("_entries", "autodiff", "caching", "enabled")
 
     def __init__(self) -> None:
         self.enabled = True
         self.caching = True
         self.autodiff = False
+        #: Switch -> what holds and held, innermost last: (owner, value).
+        self._entries: dict[str, list[tuple[object, bool]]] = {
+            name: [(self, getattr(self, name))] for name in ("enabled", "caching", "autodiff")
+        }
+
+    def enter(self, name: str, value: bool, owner: object) -> None:
+        """Set a switch until `owner` leaves it."""
+        self._entries[name].append((owner, value))
+        setattr(self, name, value)
+
+    def leave(self, name: str, owner: object) -> None:
+        """Take back what `owner` entered last, in whatever order others leave."""
+        entries = self._entries[name]
+        for index in range(len(entries) - 1, -1, -1):
+            if entries[index][0] is owner:
+                del entries[index]
+                break
+        setattr(self, name, entries[-1][1])
 
 
 class _Thread(threading.local):

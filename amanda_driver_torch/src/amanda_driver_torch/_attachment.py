@@ -6,6 +6,7 @@ end, and the calls of modules. What is done to an operator, `_execute` says.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -280,3 +281,13 @@ def _place_of(key: Any) -> tuple[str | None, str | None]:
     if key[0] == "accumulate" and key[1][0] == "parameter":
         return key[1][1], key[1][2].rpartition(".")[0]
     return None, None
+
+
+def _detach_in_child() -> None:
+    # A forked process, such as a worker that loads data, runs vanilla.
+    if STATE.attachment is not None:
+        STATE.attachment.detach()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_detach_in_child)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
-from amanda_core.errors import EditError, UnsupportedError
+from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
@@ -38,11 +38,18 @@ class Operator:
         aliases: Whether a result may share memory with an input, or nothing is known of that.
     """
 
-    __slots__ = ("aliases", "func", "op_type", "raw")
+    __slots__ = ("aliases", "counts", "func", "op_type", "raw")
 
     def __init__(self, func: Any, raw: Any, op_type: str) -> None:
         self.func, self.raw, self.op_type = func, raw, op_type
         schemas = schemas_of(func)
+        returns = [schema.returns for schema in schemas]
+        #: Numbers of tensors that the op may return; empty where that is not known.
+        self.counts = (
+            {len(kinds) for kinds in returns}
+            if all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
+            else set()
+        )
         # Dropout returns its input in evaluation, and no schema says so.
         self.aliases = (
             not schemas
@@ -208,7 +215,9 @@ class Run:
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         if self.session.due(context, i_point):
-            return call_routine(context.trigger_callback, i_point)
+            # What analysis makes is kept, and may be needed where gradients are.
+            with torch.inference_mode(False):
+                return call_routine(context.trigger_callback, i_point)
         return context.trigger_callback(i_point)
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -273,12 +282,30 @@ class Run:
             return None if self.operator.op_type == "__setitem__" else written
         with back():
             result = step.replace(values)
+        self._check_result(result, step)
         if self.bound.out is not None:
             return self._write_out(result, step)
         kind = getattr(torch.return_types, self.operator.op_type, None)
         if kind is not None and type(result) in (tuple, list) and len(result) == kind.n_fields:
             return kind(result)
         return result
+
+    def _check_result(self, result: Any, step: Step) -> None:
+        results = outputs_of(result)
+        counts = self.operator.counts
+        if counts and len(results) not in counts:
+            raise RoutineResultError(
+                f"A replacement returned {len(results)} values, but {self.operator.op_type} has "
+                f"{' or '.join(map(str, sorted(counts)))}",
+                where=step.where,
+                fix="Return what the op would have returned",
+            )
+        if counts and not all(isinstance(value, torch.Tensor) for value in results):
+            raise EditError(
+                f"{result!r} cannot stand for what {self.operator.op_type} returns",
+                where=step.where,
+                fix="Return tensors",
+            )
 
     def _write_out(self, result: Any, step: Step) -> Any:
         destinations = outputs_of(self.bound.out)

@@ -69,7 +69,8 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
                 where=where,
                 fix="Call backward inside `apply`",
             )
-        given = call_routine(step.replace, list(grads))
+        # Like any replacement it is differentiated as written, where this pass is.
+        given = call_routine(step.replace, list(grads), autodiff=True)
         if not isinstance(given, (tuple, list)):
             if len(chosen) != 1:
                 raise RoutineResultError(

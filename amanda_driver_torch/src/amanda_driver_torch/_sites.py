@@ -7,6 +7,7 @@ made of names and instruction offsets, never of addresses or file paths.
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -41,11 +42,24 @@ _CODES = 16384
 _USER, _TORCH, _OWN, _STOP = range(4)
 
 
+# CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
+# warm; the offset of CALL, four bytes on, is what stays the same.
+_PRECALL = dis.opmap.get("PRECALL") if sys.version_info[:2] == (3, 11) else None
+
+
+def _precalls(code: CodeType) -> frozenset[int]:
+    if _PRECALL is None:
+        return frozenset()
+    units = code.co_code[::2]
+    return frozenset(2 * index for index, unit in enumerate(units) if unit == _PRECALL)
+
+
 class _Code:
-    __slots__ = ("code", "kind", "label", "number")
+    __slots__ = ("code", "kind", "label", "number", "precalls")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
+        self.precalls = _precalls(code)
 
 
 class Sites(Generic[R]):
@@ -140,8 +154,11 @@ class Sites(Generic[R]):
             code = codes.get(id(frame.f_code)) or self._classify(frame)
             kind = code.kind
             if kind == _USER:
-                numbers += (code.number, frame.f_lasti)
-                found.append((code, frame.f_lasti))
+                offset = frame.f_lasti
+                if offset in code.precalls:
+                    offset += 4
+                numbers += (code.number, offset)
+                found.append((code, offset))
                 innermost = False
                 limit -= 1
                 if not limit:
@@ -274,11 +291,9 @@ def _source(sites: Sites[Any]) -> str | None:
 
 
 def _zone() -> str:
-    """Which part of a program runs, by the modules of torch around the call."""
+    """Which part of a program runs, by the frames from the call up to the user's first."""
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(24):
-        if frame is None:
-            break
+    while frame is not None and frame.f_code not in BOUNDARY:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("torch.optim."):
             return "optimizer"
@@ -290,5 +305,7 @@ def _zone() -> str:
                 return "init"
             if isinstance(owner, torch.optim.Optimizer):
                 return "optimizer"
+        if not (is_torchs(frame) or is_own(frame)):
+            break  # Further out it may be an optimizer that calls the user's closure.
         frame = frame.f_back
     return "model"

@@ -115,8 +115,8 @@ class Taps:
                 raise UnsupportedError(
                     "The gradients of these inputs come from several backward ops of this op",
                     where=f"insert_after_backward_op, {self._context.where}",
-                    fix="Ask for them in a routine that runs before the op "
-                    "(require_outputs=False), one input at a time for views and in-place ops",
+                    fix="Ask before the op runs (require_outputs=False), one input at a time; for "
+                    "an op whose results are views of its input, take its raw backward ops",
                 )
             node = places[chosen[0]][0][0]
             indexes = [places[slot][0][1] for slot in chosen]
