@@ -16,7 +16,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
-from amanda_driver_torch._autograd import pass_straight
+from amanda_driver_torch._edits import check_gradient, edited_gradient
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
@@ -24,15 +24,7 @@ from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequ
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = [
-    "Backward",
-    "Lifetime",
-    "NodeRecord",
-    "Token",
-    "check_gradient",
-    "check_gradient_shape",
-    "edited_gradient",
-]
+__all__ = ["Backward", "Lifetime", "NodeRecord", "Token"]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
@@ -373,46 +365,3 @@ class Backward:
             else:
                 check_gradient(old, new, plan.replacement.where)
         return values
-
-
-def edited_gradient(old: Any, new: Any, step: Step) -> Any:
-    """What stands for the gradient `old` from now on.
-
-    Where the backward pass is itself differentiated, gradients of gradients pass straight through.
-
-    Raises:
-        EditError: `new` cannot stand there.
-    """
-    check_gradient(old, new, step.where)
-    if new is None or step.action.autodiff or not torch.is_grad_enabled():
-        return new
-    return pass_straight(old, new)
-
-
-def check_gradient(old: Any, new: Any, where: str) -> None:
-    """Raise `EditError` unless `new` can stand where the gradient `old` stood."""
-    if new is None or old is None:
-        if old is None and new is not None:
-            raise EditError(
-                "There is no gradient here to be changed", where=where, fix="Return None"
-            )
-        return
-    check_gradient_shape(new, old.shape, where)
-
-
-def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
-    """Raise `EditError` unless `new` is None or a tensor of `shape`."""
-    if new is None:
-        return
-    if not isinstance(new, torch.Tensor):
-        raise EditError(
-            f"A {type(new).__name__} cannot stand for a gradient",
-            where=where,
-            fix="Return a tensor",
-        )
-    if new.shape != shape:
-        raise EditError(
-            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(shape)}",
-            where=where,
-            fix="Return a gradient of the same shape",
-        )

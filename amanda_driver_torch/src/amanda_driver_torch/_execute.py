@@ -16,6 +16,7 @@ from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
+from amanda_driver_torch._edits import check_tensor, edited
 from amanda_driver_torch._modes import back, call_routine
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
@@ -381,51 +382,3 @@ class Run:
             return
         # The gradient goes around the edit to what the op computed.
         old.copy_(pass_straight(old.clone(), new))
-
-
-def edited(old: Any, new: Any, step: Step) -> Any:
-    """What stands for `old` from now on: `new`, autograd-neutral unless asked otherwise."""
-    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-        if len(old) != len(new):
-            raise EditError(
-                f"A list of {len(new)} values cannot stand for one of {len(old)}", where=step.where
-            )
-        items = [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
-        return tuple(items) if isinstance(old, tuple) else items
-    if not isinstance(old, torch.Tensor):
-        return new
-    if step.action.autodiff:
-        return new
-    if not isinstance(new, torch.Tensor):
-        if old.requires_grad:
-            check_tensor(old, new, step)
-        return new
-    if old.requires_grad and torch.is_grad_enabled():
-        check_tensor(old, new, step)
-    return pass_straight(old, new)
-
-
-def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
-    """Raise `EditError` unless `new` can stand where `old` stood.
-
-    A straight-through edit of another shape would fail much later, in the backward pass.
-    """
-    if not isinstance(new, torch.Tensor):
-        raise EditError(
-            f"A {type(new).__name__} cannot stand for a tensor here",
-            where=step.where,
-            fix="Return a tensor",
-        )
-    if new.shape != old.shape:
-        raise EditError(
-            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
-            where=step.where,
-            fix="Keep the shape; elsewhere than in place, replace_op or an insertion under "
-            "amanda.autodiff_enabled() may change it",
-        )
-    if same_dtype and new.dtype != old.dtype:
-        raise EditError(
-            f"A value of {new.dtype} cannot be written into a tensor of {old.dtype}",
-            where=step.where,
-            fix="Keep the dtype",
-        )

@@ -16,7 +16,8 @@ from torch.autograd.graph import get_gradient_edge
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
-from amanda_driver_torch._backward import Backward, edited_gradient
+from amanda_driver_torch._backward import Backward
+from amanda_driver_torch._edits import edited_gradient
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, placed, tensors_in
 from amanda_driver_torch._windows import Window
