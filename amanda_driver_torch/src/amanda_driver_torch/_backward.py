@@ -100,7 +100,7 @@ class NodeRecord:
         try:
             context.fill(grad_outputs=list(grads))
             plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
-            return self.backward.fold(plan, grads, context)
+            return self.backward.fold(plan, grads)
         finally:
             context.release()
 
@@ -116,7 +116,7 @@ class NodeRecord:
                 results = backward.replaced(before, grads, grad_inputs, context)
             context.fill(grad_inputs=list(results))
             plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
-            changed = backward.fold(plan, results, context)
+            changed = backward.fold(plan, results)
             # Gradients of gradients are found from here, so a node that made some stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:
                 self.settled = session.epoch
@@ -157,9 +157,9 @@ class Backward:
         #: Set by the first backward pass that is itself differentiated.
         self.second_order = False
         #: Node that ran -> records of the nodes that it made.
-        self._second_order: dict[NodeRecord, dict[Any, NodeRecord]] = {}
-        #: Leaf node -> its hooks. The node is held: it would vanish with the graph, hooks included.
-        self._held: dict[Any, list[Any]] = {}
+        self._second_order: weakref.WeakKeyDictionary[NodeRecord, dict[Any, NodeRecord]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def keep(self, plan: Plan) -> Token:
         """Keep the plan of an execution until its graph is gone."""
@@ -321,7 +321,7 @@ class Backward:
 
     # Running plans on gradients.
 
-    def fold(self, plan: Plan, grads: Sequence[Any], context: OpContext) -> tuple[Any, ...] | None:
+    def fold(self, plan: Plan, grads: Sequence[Any]) -> tuple[Any, ...] | None:
         """Gradients after the steps of `plan`, or None where they are unchanged."""
         if not plan.steps:
             return None
