@@ -8,7 +8,7 @@ package, and so hide the real one. A package that is already imported is left al
 import contextlib
 import importlib
 
-for _name in ("amanda_core", "amanda_driver_torch", "amanda_tools"):
+for _name in ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools"):
     # Whoever works on one member alone need not install the others.
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(_name)

@@ -1,4 +1,4 @@
-"""The repository's commands: `nox -s demo`, `nox -s tests`, `nox -s lint`.
+"""The repository's commands: `nox -s demo`, `nox -s tests`, `nox -s lint`, `nox -s bench`.
 
 Each needs Python 3.10 or later and pip, and does all of its set-up itself. The sessions share one
 environment, .nox/python3.X: PyTorch alone takes most of a gigabyte, and who has run the demo has
@@ -36,6 +36,8 @@ MODELS = [
     "scikit-image",
     "torch",
 ]
+# What the benchmark measures Amanda beside, and what draws its figure.
+PEERS = ["matplotlib", "nnsight", "torchlens"]
 CHECKERS = ["expecttest", "hypothesis", "mypy", "nox", "pytest", "ruff", "transformers"]
 
 
@@ -58,6 +60,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Measure the cost of instrumentation; writes docs/benchmarks/. Shorter: `-- --quick`."""
+    environment(session, "torch", "transformers", *PEERS)
+    run(session, "python", "benchmarks/bench.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check rules, form and types; `nox -s lint -- --fix` mends what of the first two it can."""
     environment(session, *MODELS, *CHECKERS)
@@ -65,7 +74,9 @@ def lint(session: nox.Session) -> None:
     folders = [f"{member}/{part}" for member in MEMBERS for part in ("src", "tests")]
     # mypy refuses a folder without sources.
     typed = [
-        name for name in [*folders, "tests", "examples/demo"] if any(ROOT.glob(f"{name}/**/*.py"))
+        name
+        for name in [*folders, "tests", "benchmarks", "examples/demo"]
+        if any(ROOT.glob(f"{name}/**/*.py"))
     ]
     commands = {
         "ruff check": ["ruff", "check", *(["--fix"] if fix else []), "."],

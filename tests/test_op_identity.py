@@ -374,3 +374,26 @@ def test_accumulations_are_named_by_parameter() -> None:
     accumulations = [n.removesuffix(":AccumulateGrad") for n in names if "Accumulate" in n]
     expected = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
     assert sorted(accumulations) == sorted(expected)
+
+
+def test_ids_stay_when_the_interpreter_specialises_a_builtin() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum((torch.relu(layer(x)) for layer in self.layers), start=x)
+
+    seen: list[list[int]] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda c: c.insert_before_op(lambda *v, op_id: seen[-1].append(op_id), op_id=c.get_op_id())
+    )
+    net, x = Net(), torch.ones(1, 2)
+    with amanda.apply(tool):
+        for _ in range(60):
+            seen.append([])
+            net(x)
+    assert len(seen[0]) == 9
+    assert all(ids == seen[0] for ids in seen)

@@ -1,4 +1,4 @@
-"""The PyTorch programs of the tutorial (shared/paper/004), in its order, and the numbers it prints.
+"""The PyTorch programs of the tutorial, in its order, and the numbers it prints.
 
 The programs stand as printed but for annotations, and but for what `docs/paper.md` lists. Where the
 tutorial downloads a model, the same architecture is built from its configuration. Its TensorFlow

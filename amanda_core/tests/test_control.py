@@ -55,6 +55,21 @@ def test_a_switch_refuses_generator_and_coroutine_functions() -> None:
             amanda.cache_disabled()(function)
 
 
+def test_switches_left_in_another_order_take_back_their_own() -> None:
+    first, second, third = amanda.disabled(), amanda.enabled(), amanda.disabled()
+    first.__enter__()
+    second.__enter__()
+    third.__enter__()
+    with amanda.apply(editing(1)):
+        assert model() == 3.0
+        first.__exit__(None, None, None)
+        assert model() == 3.0
+        third.__exit__(None, None, None)
+        assert model() == 31.0
+        second.__exit__(None, None, None)
+        assert model() == 31.0
+
+
 def test_one_switch_object_can_be_entered_twice() -> None:
     off = amanda.disabled()
     with amanda.apply(editing(1)):

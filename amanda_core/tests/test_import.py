@@ -80,7 +80,7 @@ def test_import_amanda_costs_less_than_100_ms_more_than_bare_python() -> None:
 
 
 PROGRAM = """
-from amanda_core.session import stable_id
+from amanda_core.identity import stable_id
 print(stable_id(("encoder", "linear", "model", 12, None)))
 print(stable_id((stable_id("a"), (0, "b"))))
 """

@@ -157,3 +157,9 @@ def test_the_papers_positional_call_shapes_work() -> None:
         ("insert_before_backward_op", (0,)),
         ("insert_after_backward_op", (0,)),
     ]
+
+
+def test_a_position_named_twice_is_refused() -> None:
+    asked = tool(lambda c: c.insert_before_op(lambda *values: None, inputs=[1, 1]))
+    with amanda.apply(asked), pytest.raises(PositionError, match="names a position twice"):
+        linear_model()

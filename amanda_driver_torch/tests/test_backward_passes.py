@@ -175,3 +175,54 @@ def test_an_inner_tool_left_before_backward_is_missed_with_one_warning(backward:
     assert [w.category for w in caught] == [AmandaWarning]
     assert x.grad is not None
     assert x.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+def clones(*grads: Any) -> tuple[Any, ...]:
+    return tuple(grad if grad is None else grad.clone() for grad in grads)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("raw", [False, True])
+def test_gradients_of_edited_gradients_pass_straight_through(raw: bool, after: bool) -> None:
+    def analyse(context: amanda.OpContext) -> None:
+        if after:
+            context.insert_after_backward_op(clones)
+        else:
+            context.insert_before_backward_op(clones)
+
+    def penalty(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        (grad,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        loss: torch.Tensor = (grad.norm(dim=1) - 1).square().mean()
+        return loss
+
+    net, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), leaf(5, 4)
+    penalty(net, x).backward()
+    expected = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    with amanda.apply(tool(analyse, backward=raw)):
+        penalty(net, x).backward()
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            assert torch.equal(grad_of(parameter), gradient)
+
+
+def test_replaced_backward_is_differentiated_as_written() -> None:
+    class Twin(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 3
+
+    def second(function: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        (grad,) = torch.autograd.grad(function(x * w).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(grad.sum(), w)[0]
+
+    x, w = leaf(4), leaf(4)
+    expected = second(Twin.apply, x, w)
+    replacing = tool(lambda c: c.replace_backward_op(lambda g: g * 3, [0]), "tanh")
+    with amanda.apply(replacing):
+        close(second(torch.tanh, x, w), expected)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import amanda
+from amanda_core.errors import UnsupportedError
 
 from .making import after, at_inputs, before, close, equal, grad_of, leaf, tool, twin
 
@@ -252,3 +253,78 @@ def test_reference_taken_earlier_is_recomputed_too(reentrant: bool) -> None:
         early(lambda v: v.exp().sin(), x, use_reentrant=reentrant).sum().backward()
     e = (x.detach() * 2).exp()
     close(grad_of(x), e.cos() * e)
+
+
+MODES = ["left", "inner left", "inner added", "before", "disabled forward", "disabled backward"]
+
+
+@VARIANTS
+@pytest.mark.parametrize("mode", [*MODES, "invalidated", "uncached"])
+def test_recomputation_is_that_of_the_first_run_or_refused(reentrant: bool, mode: str) -> None:
+    def scaling(position: int, by: float) -> amanda.Tool:
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_op(lambda v: v * by, [position])
+
+        return tool(analyse, "linear")
+
+    model, x = small(), leaf(5, 3)
+
+    def run(forward: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        model.zero_grad()
+        scale = scaling(1, 2.0)
+        if mode == "left":
+            with amanda.apply(scale):
+                y = forward()
+            y.sum().backward()
+        elif mode == "inner left":
+            with amanda.apply(amanda.Tool()):
+                with amanda.apply(scale):
+                    y = forward()
+                y.sum().backward()
+        elif mode == "inner added":
+            with amanda.apply(scale):
+                y = forward()
+                with amanda.apply(scaling(0, 7.0)):
+                    y.sum().backward()
+        elif mode == "before":
+            y = forward()
+            with amanda.apply(scale):
+                y.sum().backward()
+        elif mode == "disabled forward":
+            with amanda.apply(scale):
+                with amanda.disabled():
+                    y = forward()
+                y.sum().backward()
+        elif mode == "disabled backward":
+            with amanda.apply(scale):
+                y = forward()
+                with amanda.disabled():
+                    y.sum().backward()
+        elif mode == "invalidated":
+            with amanda.apply(scale):
+                y = forward()
+                scale.invalidate()
+                y.sum().backward()
+        else:
+            with amanda.apply(scale), amanda.cache_disabled():
+                forward().sum().backward()
+        return gradients(model)
+
+    expected = run(lambda: model(x))
+    if mode in ("left", "invalidated"):
+        with pytest.raises(UnsupportedError, match="left or invalidated"):
+            run(lambda: checkpoint(model, x, use_reentrant=reentrant))
+    else:
+        equal(run(lambda: checkpoint(model, x, use_reentrant=reentrant)), expected)
+
+
+@VARIANTS
+def test_recomputation_of_what_was_only_watched_is_never_refused(reentrant: bool) -> None:
+    model, x = small(), leaf(5, 3)
+    model(x).sum().backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with amanda.apply(tool(lambda context: None)):
+        y = checkpoint(model, x, use_reentrant=reentrant)
+    y.sum().backward()
+    equal(gradients(model), expected)

@@ -309,3 +309,16 @@ def test_parameter_as_input() -> None:
         out.sum().backward()
     assert type(out) is torch.Tensor
     equal(grad_of(p), (p * 2).exp().detach())
+
+
+def test_what_analysis_makes_in_inference_mode_serves_in_training() -> None:
+    def analyse(context: amanda.OpContext) -> None:
+        mask = (context.get_inputs()[1] > 0).float()
+        context.replace_op(lambda x, w, b: F.linear(x, w * mask, b), [0, 1, 2])
+
+    layer, x = nn.Linear(4, 2), torch.randn(3, 4)
+    with amanda.apply(tool(analyse, "linear")):
+        with torch.inference_mode():
+            layer(x)
+        layer(x).sum().backward()
+    equal(grad_of(layer.weight), (layer.weight > 0) * x.sum(0))

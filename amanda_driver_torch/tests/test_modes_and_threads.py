@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from typing import Any
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import amanda
 
-from .making import before, equal, watching
+from .making import before, equal, tool, watching
 
 X = torch.randn(2, 3)
 
@@ -207,3 +208,18 @@ def test_data_loader(workers: int) -> None:
             loader = DataLoader(TensorDataset(data), batch_size=4, num_workers=workers)
             batches = [batch for (batch,) in loader]
     equal(torch.cat(batches), data)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded")
+def test_a_forked_process_runs_vanilla() -> None:
+    doubling = tool(lambda c: c.insert_after_op(lambda y: y * 2), "relu")
+    read, write = os.pipe()
+    with amanda.apply(doubling):
+        child = os.fork()
+        if child == 0:
+            os.write(write, str(torch.relu(torch.ones(1)).item()).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert torch.relu(torch.ones(1)).item() == 2.0
+    assert os.read(read, 16) == b"1.0"

@@ -324,3 +324,19 @@ def test_replaced_backward_op_with_a_wrong_count_is_an_error(routine: Any) -> No
         amanda.apply(replacing_raw("AddmmBackward0", routine)),
     ):
         layer(leaf(4, 3)).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "result"), [("relu", "text"), ("relu", []), ("relu", (1, 2)), ("topk", leaf(1))]
+)
+def test_replacement_must_return_what_the_op_would(op_type: str, result: Any) -> None:
+    x = torch.randn(4)
+    calls: dict[str, Callable[[], Any]] = {
+        "relu": lambda: torch.relu(x),
+        "topk": lambda: torch.topk(x, 2),
+    }
+    with (
+        amanda.apply(tool(lambda c: c.replace_op(lambda *v: result), op_type)),
+        pytest.raises((EditError, RoutineResultError), match=op_type),
+    ):
+        calls[op_type]()

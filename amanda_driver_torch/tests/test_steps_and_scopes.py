@@ -203,3 +203,20 @@ def test_listeners_may_compute_without_being_instrumented() -> None:
         nn.ReLU()(X)
         amanda.step()
     assert calls == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_closure_of_an_optimizer_is_the_model(kind: Any) -> None:
+    layer, x, zones = nn.Linear(4, 2), torch.randn(3, 4), set[tuple[str, str]]()
+    optimizer = kind(layer.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = layer(x).square().mean()
+        loss.backward()
+        return loss
+
+    with amanda.apply(tool(lambda c: zones.add((c.op_type, c.zone)))):
+        optimizer.step(closure)
+    assert {zone for op_type, zone in zones if op_type in ("linear", "mean")} == {"model"}
+    assert "optimizer" in {zone for _, zone in zones}

@@ -305,7 +305,7 @@ class Switch(ContextDecorator):
 
     def __init__(self, name: str, value: bool, function: str) -> None:
         self._name, self._value, self._function = name, value, function
-        self._before: list[tuple[Control, bool]] = []
+        self._entered: list[Control] = []
 
     def _recreate_cm(self) -> Switch:
         return Switch(self._name, self._value, self._function)
@@ -317,12 +317,11 @@ class Switch(ContextDecorator):
 
     def __enter__(self) -> None:
         control = THREAD.control
-        self._before.append((control, getattr(control, self._name)))
-        setattr(control, self._name, self._value)
+        self._entered.append(control)
+        control.enter(self._name, self._value, self)
 
     def __exit__(self, *_: object) -> None:
-        control, before = self._before.pop()
-        setattr(control, self._name, before)
+        self._entered.pop().leave(self._name, self)
 
 
 def disabled() -> Switch:

@@ -511,6 +511,12 @@ class OpContext(dict[str, Any]):
                 where=where or self.where,
                 fix=f"Write {kind.selects}=[0] for the first",
             )
+        if len(set(chosen)) < len(chosen):
+            raise PositionError(
+                f"{kind.selects}={list(chosen)} names a position twice",
+                where=where or self.where,
+                fix="Name each position once",
+            )
         count = self._count(kind.selects)
         for position in chosen:
             if position < 0 or (count is not None and position >= count):

@@ -1,22 +1,22 @@
 """`Session`: one stretch of applied tools: contexts, ids, analysis, epochs, pending errors.
 
 Owns what drivers talk to while tools are applied. What outlives a session is `store`'s, applying
-and leaving `activation`'s, executing plans the drivers'.
+and leaving `activation`'s, executing plans the drivers'. A little over 400
+lines: one class, whose every method a driver or `activation` calls.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import itertools
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import Action, IPoint
 from amanda_core.context import OpContext
 from amanda_core.errors import AmandaWarning, annotate
+from amanda_core.identity import stable_id
 from amanda_core.store import Store
 from amanda_core.threads import THREAD, Control, inside_routine
 
@@ -409,14 +409,3 @@ def _same_op(context: OpContext, site: Site, forward: OpContext | None) -> bool:
     if known is None or forward is None:
         return context._site.key == site.key and known is forward
     return context._site.key == site.key and known.get_op_id() == forward.get_op_id()
-
-
-@functools.lru_cache(maxsize=65536)
-def stable_id(key: Hashable) -> int:
-    """A number of 63 bits that depends on nothing but the key's printed form.
-
-    >>> stable_id(("conv1", 3)) == stable_id(("conv1", 3))
-    True
-    """
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1

@@ -23,7 +23,7 @@ class Control:
     Slots, because drivers may read them at every operator.
     """
 
-    __slots__ = ("autodiff", "caching", "enabled", "routine_depth")
+    __slots__ = ("_entries", "autodiff", "caching", "enabled", "routine_depth")
 
     def __init__(self) -> None:
         self.enabled = True
@@ -31,6 +31,24 @@ class Control:
         self.autodiff = False
         #: More than 0 while a routine of a tool runs in this thread.
         self.routine_depth = 0
+        #: Switch -> what holds and held, innermost last: (owner, value).
+        self._entries: dict[str, list[tuple[object, bool]]] = {
+            name: [(self, getattr(self, name))] for name in ("enabled", "caching", "autodiff")
+        }
+
+    def enter(self, name: str, value: bool, owner: object) -> None:
+        """Set a switch until `owner` leaves it."""
+        self._entries[name].append((owner, value))
+        setattr(self, name, value)
+
+    def leave(self, name: str, owner: object) -> None:
+        """Take back what `owner` entered last, in whatever order others leave."""
+        entries = self._entries[name]
+        for index in range(len(entries) - 1, -1, -1):
+            if entries[index][0] is owner:
+                del entries[index]
+                break
+        setattr(self, name, entries[-1][1])
 
 
 class _Thread(threading.local):

@@ -6,6 +6,7 @@ end, and the calls of modules. What is done to an operator, `_execute` says.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -231,10 +232,7 @@ class TorchAttachment:
     ) -> Any:
         """One call of a module: its scope is entered and left."""
         activations = STATE.activations
-        if not activations:
-            self._sweep()
-        parent = activations[-1].scope if activations else None
-        scope = self.scopes.enter(module, parent, STATE.backward > 0)
+        scope = self.enter_module(module, activations[-1] if activations else None)
         activation = self._interceptor.activation(scope)
         session, path = self.session, activation.scope.path
         if STATE.opaque and STATE.backward and is_foreign_rerun():
@@ -267,9 +265,20 @@ class TorchAttachment:
                 session.leave_scope(path)
 
     def enter_module(self, module: nn.Module, parent: Activation | None) -> Scope:
-        """The scope of a module that is called inside `parent`; for the native interceptor."""
-        scope = parent.scope if parent is not None else None
-        return self.scopes.enter(module, scope, STATE.backward > 0)
+        """The scope of a module that is called inside `parent`."""
+        outer = parent.scope if parent is not None else None
+        scope = self.scopes.enter(module, outer, STATE.backward > 0)
+        if self.scopes.changed:
+            self._sweep()
+        return scope
+
+    def trace_module(
+        self, module: nn.Module, parent: Activation | None
+    ) -> tuple[Scope, list[tuple[nn.Module, str]]]:
+        """The scope of a module, and what it depends on; for the native interceptor."""
+        scope = self.enter_module(module, parent)
+        outer = parent.scope if parent is not None else None
+        return scope, self.scopes.holders(module, scope, outer)
 
     def module_failed(self, error: BaseException) -> None:
         """An exception is leaving a module's call."""
@@ -308,16 +317,20 @@ class TorchAttachment:
                 self.session.forget(context)
 
     def _sweep(self) -> None:
-        """Forget what belongs to models that are gone."""
+        """Forget what belongs to models that are gone, and to paths that got another module."""
         dead = set(self.scopes.take_dead())
-        if not dead:
-            return
+
+        def gone(key: Any) -> bool:
+            root, path = _place_of(key)
+            return (root, None) in dead or (root, path) in dead
+
         for context in self.session.contexts():
-            if _root_of(context.site.key) in dead:
+            owner = context.forward if context.forward is not None else context
+            if gone(owner.site.key):
                 self.session.forget(context)
-        self._sites.clear()
+        self._sites.discard(lambda record: gone(record.site.key))
         self._interceptor.forget()
-        self.scopes.free(dead)
+        self.scopes.free(root for root, path in dead if path is None)
 
 
 # The native interceptor calls it without the frame of a replaced `Module.__call__`.
@@ -337,10 +350,20 @@ def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
     return constant
 
 
-def _root_of(key: Any) -> str | None:
-    """Label of the root in a site's key."""
+def _place_of(key: Any) -> tuple[str | None, str | None]:
+    """Root and module path in the key of an op, or of the leaf of a gradient accumulation."""
     if key[0] == "op":
-        return str(key[1])
+        return key[1], key[2]
     if key[0] == "accumulate" and key[1][0] == "parameter":
-        return str(key[1][1])
-    return None
+        return key[1][1], key[1][2].rpartition(".")[0]
+    return None, None
+
+
+def _detach_in_child() -> None:
+    # A forked process, such as a worker that loads data, runs vanilla.
+    if STATE.attachment is not None:
+        STATE.attachment.detach()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_detach_in_child)

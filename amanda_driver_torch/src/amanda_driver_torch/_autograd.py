@@ -76,9 +76,8 @@ class AmandaReplaced(Function):
     """An operator that runs as it is, and another function instead of its backward."""
 
     @staticmethod
-    def forward(ctx: Any, run: Any, replacement: Any, written: Any, *values: torch.Tensor) -> Any:
+    def forward(ctx: Any, run: Any, replacement: Any, *values: torch.Tensor) -> Any:
         ctx.replacement = replacement
-        ctx.count = len(values)
         outputs, dirty = run(values)
         if dirty:
             ctx.mark_dirty(*dirty)
@@ -88,9 +87,8 @@ class AmandaReplaced(Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        return (None, None, None, *ctx.replacement(grads))
+        return (None, None, *ctx.replacement(grads))
 
 
 #: Types of these nodes as they appear in a graph.
@@ -132,7 +130,7 @@ def run_replaced(
         values: The differentiable inputs.
         replacement: Maps gradients of the outputs to one gradient for each of `values`.
     """
-    return tuple(_apply(AmandaReplaced, run, replacement, None, *values))
+    return tuple(_apply(AmandaReplaced, run, replacement, *values))
 
 
 @contextmanager

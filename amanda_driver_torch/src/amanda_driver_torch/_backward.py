@@ -16,7 +16,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
-from amanda_driver_torch._autograd import pass_straight
+from amanda_driver_torch._edits import check_gradient, edited_gradient
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
@@ -24,15 +24,7 @@ from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequ
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = [
-    "Backward",
-    "Lifetime",
-    "NodeRecord",
-    "Token",
-    "check_gradient",
-    "check_gradient_shape",
-    "edited_gradient",
-]
+__all__ = ["Backward", "Lifetime", "NodeRecord", "Token"]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
@@ -68,7 +60,7 @@ class Lifetime:
 
 
 class Token:
-    """Stands for one execution in the hooks of its graph; what it stands for goes with it."""
+    """Stands for something in the hooks of a graph; what it stands for goes with the graph."""
 
     __slots__ = ("__weakref__",)
 
@@ -108,7 +100,7 @@ class NodeRecord:
         try:
             context.fill(grad_outputs=list(grads))
             plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
-            return self.backward.fold(plan, grads, context)
+            return self.backward.fold(plan, grads)
         finally:
             context.release()
 
@@ -124,7 +116,7 @@ class NodeRecord:
                 results = backward.replaced(before, grads, grad_inputs, context)
             context.fill(grad_inputs=list(results))
             plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
-            changed = backward.fold(plan, results, context)
+            changed = backward.fold(plan, results)
             # Gradients of gradients are found from here, so a node that made some stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:
                 self.settled = session.epoch
@@ -155,6 +147,8 @@ class Backward:
         #: Execution -> the plan of gradients that it was made with. Hooks hold the token and
         #: neither the plan nor its tool, whose outputs may lead back to the hooked node.
         self._plans: weakref.WeakKeyDictionary[Token, Plan] = weakref.WeakKeyDictionary()
+        #: Hooked node -> its record, which may be gone from the op's otherwise.
+        self._records: weakref.WeakKeyDictionary[Token, NodeRecord] = weakref.WeakKeyDictionary()
         #: Epoch -> the tools of then, as far as they live.
         self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
         #: Handles of the hooks on leaves, with the node's metadata; they do not hold the node.
@@ -163,9 +157,9 @@ class Backward:
         #: Set by the first backward pass that is itself differentiated.
         self.second_order = False
         #: Node that ran -> records of the nodes that it made.
-        self._second_order: dict[NodeRecord, dict[Any, NodeRecord]] = {}
-        #: Leaf node -> its hooks. The node is held: it would vanish with the graph, hooks included.
-        self._held: dict[Any, list[Any]] = {}
+        self._second_order: weakref.WeakKeyDictionary[NodeRecord, dict[Any, NodeRecord]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def keep(self, plan: Plan) -> Token:
         """Keep the plan of an execution until its graph is gone."""
@@ -264,22 +258,22 @@ class Backward:
         )
 
     def _hook(self, node: Any, record: NodeRecord) -> list[Any]:
-        held, lifetime, epoch = weakref.ref(record), self.lifetime, self.epoch()
+        held, lifetime, epoch = weakref.ref(self), self.lifetime, self.epoch()
+        token = Token()
+        self._records[token] = record
 
         def before(grads: Sequence[Any]) -> tuple[Any, ...] | None:
-            if not lifetime.active():
+            backward = held()
+            if not lifetime.active() or backward is None:
                 return None
-            record = held()
-            if record is None:
-                return None
-            record.backward.miss(epoch)
-            return record.before(grads)
+            backward.miss(epoch)
+            return backward._records[token].before(grads)
 
         def after(grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
-            if not lifetime.active():
+            backward = held()
+            if not lifetime.active() or backward is None:
                 return None
-            record = held()
-            return None if record is None else record.after(grad_inputs, grads)
+            return backward._records[token].after(grad_inputs, grads)
 
         return [node.register_prehook(before), node.register_hook(after)]
 
@@ -323,10 +317,11 @@ class Backward:
             metadata.pop(_MARK, None)
         self._hooks.clear()
         self._plans.clear()
+        self._records.clear()
 
     # Running plans on gradients.
 
-    def fold(self, plan: Plan, grads: Sequence[Any], context: OpContext) -> tuple[Any, ...] | None:
+    def fold(self, plan: Plan, grads: Sequence[Any]) -> tuple[Any, ...] | None:
         """Gradients after the steps of `plan`, or None where they are unchanged."""
         if not plan.steps:
             return None
@@ -370,46 +365,3 @@ class Backward:
             else:
                 check_gradient(old, new, plan.replacement.where)
         return values
-
-
-def edited_gradient(old: Any, new: Any, step: Step) -> Any:
-    """What stands for the gradient `old` from now on.
-
-    Where the backward pass is itself differentiated, gradients of gradients pass straight through.
-
-    Raises:
-        EditError: `new` cannot stand there.
-    """
-    check_gradient(old, new, step.where)
-    if new is None or step.action.autodiff or not torch.is_grad_enabled():
-        return new
-    return pass_straight(old, new)
-
-
-def check_gradient(old: Any, new: Any, where: str) -> None:
-    """Raise `EditError` unless `new` can stand where the gradient `old` stood."""
-    if new is None or old is None:
-        if old is None and new is not None:
-            raise EditError(
-                "There is no gradient here to be changed", where=where, fix="Return None"
-            )
-        return
-    check_gradient_shape(new, old.shape, where)
-
-
-def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
-    """Raise `EditError` unless `new` is None or a tensor of `shape`."""
-    if new is None:
-        return
-    if not isinstance(new, torch.Tensor):
-        raise EditError(
-            f"A {type(new).__name__} cannot stand for a gradient",
-            where=where,
-            fix="Return a tensor",
-        )
-    if new.shape != shape:
-        raise EditError(
-            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(shape)}",
-            where=where,
-            fix="Return a gradient of the same shape",
-        )

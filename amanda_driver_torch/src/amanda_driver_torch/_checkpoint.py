@@ -39,7 +39,8 @@ class Rerun:
         if self._attachment is not None:
             session = self._attachment.session
             self._tools = [weakref.ref(tool) for tool in session.tools]
-            self._epoch = session.epoch
+            # Without the cache every analysis makes a new epoch, and the rerun is analysed anew.
+            self._epoch = session.epoch if session.caching else None
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +60,7 @@ class Rerun:
                 return self._function(*args, **kwargs)
         session = attachment.session
         with session.as_of([tool for tool in tools if tool is not None]):
-            if session.epoch != self._epoch:
+            if self._epoch not in (None, session.epoch):
                 self._refuse_if_edited()
             with attachment.resumed([activation.copy() for activation in self._activations]):
                 return self._function(*args, **kwargs)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step
-from amanda_core.errors import EditError, UnsupportedError
+from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
 from amanda_driver_torch._compiled import compiled
+from amanda_driver_torch._edits import check_tensor, edited
 from amanda_driver_torch._modes import back, call_routine
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
@@ -39,11 +40,18 @@ class Operator:
         aliases: Whether a result may share memory with an input, or nothing is known of that.
     """
 
-    __slots__ = ("aliases", "func", "op_type", "raw")
+    __slots__ = ("aliases", "counts", "func", "op_type", "raw")
 
     def __init__(self, func: Any, raw: Any, op_type: str) -> None:
         self.func, self.raw, self.op_type = func, raw, op_type
         schemas = schemas_of(func)
+        returns = [schema.returns for schema in schemas]
+        #: Numbers of tensors that the op may return; empty where that is not known.
+        self.counts = (
+            {len(kinds) for kinds in returns}
+            if all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
+            else set()
+        )
         # Dropout returns its input in evaluation, and no schema says so.
         self.aliases = (
             not schemas
@@ -267,7 +275,9 @@ class Run:
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         if self.session.due(context, i_point):
-            return call_routine(context.trigger_callback, i_point)
+            # What analysis makes is kept, and may be needed where gradients are.
+            with torch.inference_mode(False):
+                return call_routine(context.trigger_callback, i_point)
         return context.trigger_callback(i_point)
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -332,12 +342,30 @@ class Run:
             return None if self.operator.op_type == "__setitem__" else written
         with back():
             result = step.replace(values)
+        self._check_result(result, step)
         if self.bound.out is not None:
             return self._write_out(result, step)
         kind = getattr(torch.return_types, self.operator.op_type, None)
         if kind is not None and type(result) in (tuple, list) and len(result) == kind.n_fields:
             return kind(result)
         return result
+
+    def _check_result(self, result: Any, step: Step) -> None:
+        results = outputs_of(result)
+        counts = self.operator.counts
+        if counts and len(results) not in counts:
+            raise RoutineResultError(
+                f"A replacement returned {len(results)} values, but {self.operator.op_type} has "
+                f"{' or '.join(map(str, sorted(counts)))}",
+                where=step.where,
+                fix="Return what the op would have returned",
+            )
+        if counts and not all(isinstance(value, torch.Tensor) for value in results):
+            raise EditError(
+                f"{result!r} cannot stand for what {self.operator.op_type} returns",
+                where=step.where,
+                fix="Return tensors",
+            )
 
     def _write_out(self, result: Any, step: Step) -> Any:
         destinations = outputs_of(self.bound.out)
@@ -420,51 +448,3 @@ def _changes(step: Step, values: list[Any], done: tuple[Any, ...]) -> list[tuple
     if done:
         return step.changes(values, done[0])
     return call_routine(step, values, step.action.autodiff)
-
-
-def edited(old: Any, new: Any, step: Step) -> Any:
-    """What stands for `old` from now on: `new`, autograd-neutral unless asked otherwise."""
-    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-        if len(old) != len(new):
-            raise EditError(
-                f"A list of {len(new)} values cannot stand for one of {len(old)}", where=step.where
-            )
-        items = [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
-        return tuple(items) if isinstance(old, tuple) else items
-    if not isinstance(old, torch.Tensor):
-        return new
-    if step.action.autodiff:
-        return new
-    if not isinstance(new, torch.Tensor):
-        if old.requires_grad:
-            check_tensor(old, new, step)
-        return new
-    if old.requires_grad and torch.is_grad_enabled():
-        check_tensor(old, new, step)
-    return pass_straight(old, new)
-
-
-def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
-    """Raise `EditError` unless `new` can stand where `old` stood.
-
-    A straight-through edit of another shape would fail much later, in the backward pass.
-    """
-    if not isinstance(new, torch.Tensor):
-        raise EditError(
-            f"A {type(new).__name__} cannot stand for a tensor here",
-            where=step.where,
-            fix="Return a tensor",
-        )
-    if new.shape != old.shape:
-        raise EditError(
-            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
-            where=step.where,
-            fix="Keep the shape; elsewhere than in place, replace_op or an insertion under "
-            "amanda.autodiff_enabled() may change it",
-        )
-    if same_dtype and new.dtype != old.dtype:
-        raise EditError(
-            f"A value of {new.dtype} cannot be written into a tensor of {old.dtype}",
-            where=step.where,
-            fix="Keep the dtype",
-        )

@@ -49,7 +49,7 @@ class NativeInterceptor:
             execute=_unheard(attachment.execute_known),
             settle=_unheard_at_end(attachment.settle),
             call_module=attachment.call_module,
-            enter_module=attachment.enter_module,
+            enter_module=attachment.trace_module,
             module_failed=attachment.module_failed,
             scopes=attachment.scopes,
             resume=_unheard(attachment.resume),

@@ -15,7 +15,7 @@ import torch
 from amanda_core import Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._autograd import run_replaced
-from amanda_driver_torch._backward import check_gradient_shape
+from amanda_driver_torch._edits import check_gradient_shape
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import differentiable, placed
 from amanda_driver_torch._signature import outputs_of, restructure
@@ -69,7 +69,8 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
                 where=where,
                 fix="Call backward inside `apply`",
             )
-        given = call_routine(step.replace, list(grads))
+        # Like any replacement it is differentiated as written, where this pass is.
+        given = call_routine(step.replace, list(grads), autodiff=True)
         if not isinstance(given, (tuple, list)):
             if len(chosen) != 1:
                 raise RoutineResultError(

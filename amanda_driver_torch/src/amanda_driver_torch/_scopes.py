@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -43,13 +43,24 @@ class Activation:
         return Activation(self.scope, dict(self.counts))
 
 
+class _Known(NamedTuple):
+    """A module under a root: its scope, and where its owner holds it (None if nowhere)."""
+
+    module: weakref.ref[nn.Module]
+    scope: Scope
+    owner: weakref.ref[nn.Module] | None
+    name: str
+
+
 class _Root:
     def __init__(
         self, module: nn.Module, label: str, forget: Callable[[weakref.ref[nn.Module]], None]
     ) -> None:
         self.label = label
         self.module = weakref.ref(module, forget)
-        self.paths: dict[int, tuple[weakref.ref[nn.Module], Scope]] = {}
+        self.paths: dict[int, _Known] = {}
+        #: Path -> the module that was last found there.
+        self.holders: dict[str, weakref.ref[nn.Module]] = {}
         self.parameters: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
 
 
@@ -60,8 +71,8 @@ class Scopes:
         self._roots: dict[int, _Root] = {}
         self._labels: set[str] = set()
         self._numbers: dict[tuple[str, str], int] = {}
-        #: Labels of roots that died since `take_dead` was last called.
-        self._dead: list[str] = []
+        #: Labels of roots that died, and paths that got another module, since `take_dead`.
+        self._dead: list[tuple[str, str | None]] = []
 
     def enter(self, module: nn.Module, parent: Scope | None, again: bool) -> Scope:
         """The scope of a call of `module`.
@@ -76,14 +87,35 @@ class Scopes:
             if again:
                 for root in self._roots.values():
                     known = root.paths.get(id(module))
-                    if known is not None and known[0]() is module:
-                        return known[1]
+                    if known is not None and known.module() is module:
+                        return known.scope
             return self._path(self._root(module), module, "")
         root_label = parent.root
         for root in self._roots.values():
             if root.label == root_label:
                 return self._path(root, module, parent.path)
         return parent  # The root died in the middle of its own call.
+
+    def holders(
+        self, module: nn.Module, scope: Scope, parent: Scope | None
+    ) -> list[tuple[nn.Module, str]]:
+        """Who holds `module`, just entered as `scope`, and by what name; and so on outwards.
+
+        Up to the module that `parent` is the scope of, else to the root. Empty for a root, and for
+        a module that no other holds.
+        """
+        found: list[tuple[nn.Module, str]] = []
+        root = next((root for root in self._roots.values() if root.label == scope.root), None)
+        known = root.paths.get(id(module)) if root is not None else None
+        while root is not None and known is not None and known.owner is not None:
+            owner = known.owner()
+            if owner is None:
+                break
+            found.append((owner, known.name))
+            known = root.paths.get(id(owner))
+            if known is not None and parent is not None and known.scope.path == parent.path:
+                break
+        return found
 
     def parameter_name(self, scope: Scope, parameter: torch.Tensor) -> str | None:
         """Qualified name of a parameter of the root that `scope` belongs to, or None."""
@@ -105,8 +137,16 @@ class Scopes:
         modules = (root.module() for root in self._roots.values())
         return any(b is tensor for m in modules if m is not None for b in m.buffers())
 
-    def take_dead(self) -> list[str]:
-        """Labels of roots that have died; what belongs to them can go, and then the labels."""
+    @property
+    def changed(self) -> bool:
+        """Whether `take_dead` has something to give."""
+        return bool(self._dead)
+
+    def take_dead(self) -> list[tuple[str, str | None]]:
+        """What is no more: (root, None) for a root, (root, path) for a path with another module.
+
+        What tools know of the ops there can go, and then the labels of the roots.
+        """
         dead, self._dead = self._dead, []
         return dead
 
@@ -136,44 +176,83 @@ class Scopes:
                 root = scopes._roots.get(key)
                 if root is not None and root.module is dead:
                     del scopes._roots[key]
-                scopes._dead.append(label)
+                scopes._dead.append((label, None))
 
         return forget
 
     def _path(self, root: _Root, module: nn.Module, parent: str) -> Scope:
         known = root.paths.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        top = root.module()
-        if top is not None:
-            for path, child in top.named_modules():
-                held = root.paths.get(id(child))
-                if held is None or held[0]() is not child:
-                    self._add(root, child, path)
+        if known is not None and known.module() is module and self._in_place(root, module):
+            return known.scope
+        self._register(root)
         known = root.paths.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
+        if known is not None and known.module() is module:
+            return known.scope
         # Not registered under its root: kept in a plain list, or made on the fly. Numbered by first
         # call; the number is free again once the module is gone.
         name = base = f"{parent}." * bool(parent) + f"<{type(module).__qualname__}>"
-        taken = {scope.path for _, scope in root.paths.values()}
+        taken = {known.scope.path for known in root.paths.values()}
         for number in itertools.count(2):
             if name not in taken:
                 break
             name = f"{base}#{number}"
-        return self._add(root, module, name)
+        return self._add(root, module, name, None, "")
 
-    def _add(self, root: _Root, module: nn.Module, path: str) -> Scope:
+    @staticmethod
+    def _in_place(root: _Root, module: nn.Module) -> bool:
+        """Whether a known module is still held where it was found, all the way up to the root."""
+        while True:
+            known = root.paths.get(id(module))
+            if known is None:
+                return False
+            if known.owner is None:
+                return True
+            owner = known.owner()
+            if owner is None or owner._modules.get(known.name) is not module:
+                return False
+            module = owner
+
+    def _register(self, root: _Root) -> None:
+        """Find the paths of all modules that the root holds now."""
+        top = root.module()
+        if top is None:
+            return
+        for key in [key for key, known in root.paths.items() if known.owner is not None]:
+            del root.paths[key]
+        self._add(root, top, "", None, "")
+        waiting, seen = [(top, "")], {id(top)}
+        while waiting:
+            owner, prefix = waiting.pop()
+            for name, child in owner._modules.items():
+                if child is None or id(child) in seen:
+                    continue
+                seen.add(id(child))
+                path = f"{prefix}.{name}" if prefix else name
+                held = root.holders.get(path)
+                if held is not None and held() is not child:
+                    self._dead.append((root.label, path))
+                root.holders[path] = weakref.ref(child)
+                self._add(root, child, path, weakref.ref(owner), name)
+                waiting.append((child, path))
+
+    def _add(
+        self,
+        root: _Root,
+        module: nn.Module,
+        path: str,
+        owner: weakref.ref[nn.Module] | None,
+        name: str,
+    ) -> Scope:
         # By path: a module made anew in each iteration does not make its sites anew.
         number = self._numbers.setdefault((root.label, path), len(self._numbers) + 1)
         scope = Scope(number, root.label, path)
         paths, key = root.paths, id(module)
 
         def forget(dead: weakref.ref[nn.Module]) -> None:
-            if key in paths and paths[key][0] is dead:
+            if key in paths and paths[key].module is dead:
                 del paths[key]
 
-        paths[key] = (weakref.ref(module, forget), scope)
+        paths[key] = _Known(weakref.ref(module, forget), scope, owner, name)
         return scope
 
 

@@ -43,24 +43,24 @@ _CODES = 16384
 _USER, _TORCH, _OWN, _STOP, _QUIET = range(5)
 
 
+# CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
+# warm; the offset of CALL, four bytes on, is what stays the same.
+_PRECALL = dis.opmap.get("PRECALL") if sys.version_info[:2] == (3, 11) else None
+
+
+def _precalls(code: CodeType) -> frozenset[int]:
+    if _PRECALL is None:
+        return frozenset()
+    units = code.co_code[::2]
+    return frozenset(2 * index for index, unit in enumerate(units) if unit == _PRECALL)
+
+
 class _Code:
     __slots__ = ("code", "kind", "label", "number", "precalls")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
         self.precalls = _precalls(code)
-
-
-# CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
-# warm; the offset of CALL is what stays.
-_PRECALL = 4
-
-
-def _precalls(code: CodeType) -> frozenset[int]:
-    if sys.version_info[:2] != (3, 11):
-        return frozenset()
-    units = zip(code.co_code[::2], range(0, len(code.co_code), 2), strict=True)
-    return frozenset(offset for op, offset in units if op == dis.opmap["PRECALL"])
 
 
 class Sites(Generic[R]):
@@ -95,6 +95,11 @@ class Sites(Generic[R]):
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def discard(self, gone: Callable[[R], bool]) -> None:
+        """Forget the records for which `gone` holds."""
+        for key in [key for key, record in self._records.items() if gone(record)]:
+            del self._records[key], self._tokens[key]
 
     def clear(self) -> None:
         """Forget all records, though not the names."""
@@ -192,7 +197,7 @@ class Sites(Generic[R]):
             if kind == _USER:
                 offset = frame.f_lasti
                 if offset in code.precalls:
-                    offset += _PRECALL
+                    offset += 4
                 numbers += (code.number, offset)
                 found.append((code, offset))
                 innermost = False
@@ -329,11 +334,9 @@ def _source(sites: Sites[Any]) -> str | None:
 
 
 def _zone() -> str:
-    """Which part of a program runs, by the modules of torch around the call."""
+    """Which part of a program runs, by the frames from the call up to the user's first."""
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(24):
-        if frame is None:
-            break
+    while frame is not None and frame.f_code not in BOUNDARY:
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("torch.optim."):
             return "optimizer"
@@ -345,5 +348,7 @@ def _zone() -> str:
                 return "init"
             if isinstance(owner, torch.optim.Optimizer):
                 return "optimizer"
+        if not (is_torchs(frame.f_globals) or is_own(frame.f_code)):
+            break  # Further out it may be an optimizer that calls the user's closure.
         frame = frame.f_back
     return "model"

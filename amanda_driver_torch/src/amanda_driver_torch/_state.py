@@ -5,7 +5,6 @@ Owns the thread-local state that interceptors, patches and hooks share; it decid
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,16 +47,6 @@ for _name, _field in _build.thread_fields().items():
     setattr(_State, _name, _field)
 
 STATE = _State()
-
-
-def _leave() -> None:
-    """A forked process, such as a DataLoader's worker, starts with nothing applied."""
-    STATE.attachment = None
-    STATE.activations = []
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave)
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from torch.autograd.graph import get_gradient_edge
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
-from amanda_driver_torch._backward import Backward, edited_gradient
+from amanda_driver_torch._backward import Backward
+from amanda_driver_torch._edits import edited_gradient
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, placed, tensors_in
 from amanda_driver_torch._windows import Window
@@ -37,8 +38,8 @@ class Taps:
 
     def __init__(self, backward: Backward, context: OpContext, run: Run) -> None:
         self._backward, self._context, self._run = backward, context, run
-        self._tapped: dict[int, torch.Tensor] = {}  # id of the identity -> the value
-        self._hold: list[torch.Tensor] = []
+        #: id of an identity -> the identity, held so that its id stays its own, and the value.
+        self._tapped: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._done = False
         self._edges: dict[Slot, Edge] = {}
 
@@ -71,9 +72,8 @@ class Taps:
                 continue
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
             identities = tap([slots[slot] for slot in chosen], function)
-            self._hold += identities
             for slot, identity in zip(chosen, identities, strict=True):
-                self._tapped[id(identity)] = slots[slot]
+                self._tapped[id(identity)] = (identity, slots[slot])
             values = placed(values, chosen, identities)
         return values
 
@@ -81,7 +81,10 @@ class Taps:
         """An op that returns its own input has done nothing: the input itself comes back."""
         if not self._tapped:
             return outputs
-        return [self._tapped.get(id(output), output) for output in outputs]
+        return [
+            self._tapped[id(output)][1] if id(output) in self._tapped else output
+            for output in outputs
+        ]
 
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int, count: int) -> None:
         """Hook the one node whose results are the gradients wanted."""
@@ -115,8 +118,8 @@ class Taps:
                 raise UnsupportedError(
                     "The gradients of these inputs come from several backward ops of this op",
                     where=f"insert_after_backward_op, {self._context.where}",
-                    fix="Ask for them in a routine that runs before the op "
-                    "(require_outputs=False), one input at a time for views and in-place ops",
+                    fix="Ask before the op runs (require_outputs=False), one input at a time; for "
+                    "an op whose results are views of its input, take its raw backward ops",
                 )
             node = places[chosen[0]][0][0]
             indexes = [places[slot][0][1] for slot in chosen]

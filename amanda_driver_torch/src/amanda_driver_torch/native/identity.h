@@ -10,6 +10,11 @@
 
 #include "table.h"
 
+// The interpreter counts the changes of each dict in these versions.
+#if PY_VERSION_HEX < 0x030C0000
+#define AMANDA_DICT_VERSIONS 1
+#endif
+
 namespace amanda {
 
 struct Thread;
@@ -67,10 +72,27 @@ struct Sequence {
     std::vector<Step> steps;
 };
 
+// That some module holds another as a child, by a name.
+struct Link {
+    Owned owner;  // weak
+    Owned name;
+#if AMANDA_DICT_VERSIONS
+    // When last looked at: versions of the owner's attributes and of its `_modules`.
+    uint64_t attributes_version = 0, modules_version = 0;
+    PyObject* modules = nullptr;
+#endif
+
+    bool holds(PyObject* module);
+};
+
 struct ScopeInfo {
     struct Child {
         Owned module;  // weak
         Shared<ScopeInfo> info;
+        std::vector<Link> links;  // up to what `info` is a child of
+
+        // Whether a call of `called` enters `info`.
+        bool is(PyObject* called);
     };
 
     long references = 0;

@@ -1,6 +1,7 @@
 // The extension module `amanda_driver_torch._native`.
 #include "frames.h"
 #include "identity.h"
+#include "modules.h"
 #include "program.h"
 #include "redirect.h"
 #include "thread.h"
@@ -21,7 +22,7 @@ int execute(PyObject* module) {
     }
     if (amanda::add_thread(module) < 0 || amanda::add_activation(module) < 0 ||
         amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
-        amanda::add_program(module) < 0) {
+        amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
         return -1;
     }
     return PyModule_AddStringConstant(module, "FRAMES", amanda::FRAMES);

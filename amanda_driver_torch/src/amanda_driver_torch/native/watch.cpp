@@ -13,7 +13,7 @@ namespace amanda {
 namespace {
 
 PyTypeObject* watch_type = nullptr;
-PyObject *watch_name = nullptr, *dead_name = nullptr, *zero = nullptr;
+PyObject *watch_name = nullptr, *zero = nullptr;
 
 // Where the slots lie that are read without an attribute lookup.
 Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at, program_at;
@@ -134,128 +134,6 @@ PyObject* operate(Thread* thread, Definition* definition, Call& call) {
         result = Py_NewRef(Py_NotImplemented);
     }
     thread->refused = false;
-    return result;
-}
-
-namespace {
-
-// What stands in the place of `nn.Module.__call__`, its own way, and what it stands for.
-PyObject* module_original = nullptr;
-vectorcallfunc python_way = nullptr;
-
-void leave(Thread* thread, Activation* activation) {
-    PyObject* list = thread->activations;
-    Py_ssize_t size = PyList_GET_SIZE(list);
-    // Whoever left `apply` meanwhile has cleared the list.
-    if (size != 0 && PyList_GET_ITEM(list, size - 1) == reinterpret_cast<PyObject*>(activation)) {
-        // As list.pop() does it, but for giving back memory that the next call would need.
-        Py_SET_SIZE(list, size - 1);
-        Py_DECREF(activation);
-    }
-}
-
-ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activation* parent,
-                      PyObject* module) {
-    ScopeInfo::Child* known = children->find(key_of(module));
-    if (known != nullptr && leads_to(known->module, module)) return known->info.get();
-    Owned scope(PyObject_CallFunctionObjArgs(
-        watch->enter_module, module,
-        parent != nullptr ? reinterpret_cast<PyObject*>(parent) : Py_None, nullptr));
-    Owned weak(PyWeakref_NewRef(module, nullptr));
-    if (!scope || !weak) return nullptr;
-    ScopeInfo* info = watch->identity->info_of(scope.get());
-    if (info == nullptr) return nullptr;
-    if (children->size() > 4096) children->clear();
-    ScopeInfo::Child& child = children->at(key_of(module));
-    child.module = std::move(weak);
-    child.info = Shared<ScopeInfo>(info);
-    return info;
-}
-
-// The scope of a module called inside `parent`, or outside of all where that is null.
-ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
-    if (parent == nullptr) return find_child(watch, &watch->identity->roots, nullptr, module);
-    Progress* progress = &parent->progress;
-    if (!progress->info) {
-        ScopeInfo* info = watch->identity->info_of(parent->scope());
-        if (info == nullptr) return nullptr;
-        progress->info = Shared<ScopeInfo>(info);
-    }
-    // Expected in the order of last time, which lies in memory one after the other.
-    std::vector<ScopeInfo::Child>& order = progress->info->order;
-    size_t place = progress->child++;
-    if (place + 1 < order.size()) __builtin_prefetch(order[place + 1].info.get());
-    if (place < order.size() && leads_to(order[place].module, module)) {
-        return order[place].info.get();
-    }
-    ScopeInfo* info = find_child(watch, &progress->info->children, parent, module);
-    if (info == nullptr || place >= 4096) return info;
-    Owned weak(PyWeakref_NewRef(module, nullptr));
-    if (!weak) return nullptr;
-    if (place >= order.size()) order.resize(place + 1);
-    order[place].module = std::move(weak);
-    order[place].info = Shared<ScopeInfo>(info);
-    return info;
-}
-
-// Whether a model has died, and what belongs to it can go.
-bool some_died(Watch* watch) {
-    Owned dead(PyObject_GetAttr(watch->scopes, dead_name));
-    if (!dead) PyErr_Clear();
-    return !dead || !PyList_Check(dead.get()) || PyList_GET_SIZE(dead.get()) != 0;
-}
-
-}  // namespace
-
-PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
-    Thread* thread = current;
-    if (thread == nullptr || thread->attachment == nullptr || thread->quiet) {
-        return PyObject_Vectorcall(module_original, args, count, names);
-    }
-    Watch* watch = thread->watch;
-    if (watch == nullptr || PyVectorcall_NARGS(count) == 0) {
-        return python_way(function, args, count, names);
-    }
-    if (!watch->enabled(thread)) return PyObject_Vectorcall(module_original, args, count, names);
-    if (!watch->refresh()) return nullptr;
-    Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
-    if (thread->opaque || watch->watches_scopes ||
-        (depth == 0 && (thread->backward || some_died(watch)))) {
-        return python_way(function, args, count, names);
-    }
-    Activation* parent = nullptr;
-    if (depth != 0) {
-        parent = reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
-    }
-    Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
-    ScopeInfo* info = child_of(watch, parent, args[0]);
-    if (info == nullptr) return nullptr;
-    Activation* activation = new_activation(info->scope.get(), info, innermost_frame(thread));
-    if (activation == nullptr) return nullptr;
-    Owned kept(reinterpret_cast<PyObject*>(activation));
-    if (PyList_Append(thread->activations, kept.get()) < 0) return nullptr;
-    PyObject* result = PyObject_Vectorcall(module_original, args, count, names);
-    leave(thread, activation);
-    if (result != nullptr && watch->pending != nullptr && PyList_GET_SIZE(watch->pending) != 0) {
-        Owned raised(PyObject_CallNoArgs(watch->raise_pending));
-        if (!raised) Py_CLEAR(result);
-    }
-    if (result == nullptr && watch->module_failed != nullptr) {
-        // A routine's TypeError that became "unsupported operand" on its way comes out again.
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
-        PyErr_NormalizeException(&type, &value, &trace);
-        if (trace != nullptr) PyException_SetTraceback(value, trace);
-        Owned failed = Owned::share(watch->module_failed);
-        Owned answer(PyObject_CallOneArg(failed.get(), value));
-        if (answer) {
-            PyErr_Restore(type, value, trace);
-        } else {
-            Py_XDECREF(type);
-            Py_XDECREF(value);
-            Py_XDECREF(trace);
-        }
-    }
     return result;
 }
 
@@ -404,28 +282,6 @@ PyType_Slot watch_slots[] = {
 PyType_Spec watch_spec = {"amanda_driver_torch._native.Watch", sizeof(Watch), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, watch_slots};
 
-PyObject* hasten_module_call(PyObject*, PyObject* args) {
-    PyObject *replacement, *original;
-    if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &replacement, &original)) return nullptr;
-    auto* function = reinterpret_cast<PyFunctionObject*>(replacement);
-    Py_XSETREF(module_original, Py_NewRef(original));
-    if (function->vectorcall != call_module) python_way = function->vectorcall;
-#if PY_VERSION_HEX >= 0x030C0000
-    // Also keeps the interpreter from entering the function's code on its own.
-    PyFunction_SetVectorcall(function, call_module);
-#else
-    function->vectorcall = call_module;
-#endif
-    Py_RETURN_NONE;
-}
-
-PyMethodDef functions[] = {
-    {"hasten_module_call", hasten_module_call, METH_VARARGS,
-     "hasten_module_call(replacement, original, /)\n--\n\n"
-     "Let the function that replaces nn.Module.__call__ do its work in C where it can."},
-    {nullptr, nullptr, 0, nullptr},
-};
-
 }  // namespace
 
 int watch_of(PyObject* attachment, Watch** watch) {
@@ -438,10 +294,9 @@ int watch_of(PyObject* attachment, Watch** watch) {
 
 int add_watch(PyObject* module) {
     watch_name = PyUnicode_InternFromString("watch");
-    dead_name = PyUnicode_InternFromString("_dead");
     zero = PyLong_FromLong(0);
     watch_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&watch_spec));
-    if (watch_type == nullptr || PyModule_AddFunctions(module, functions) < 0) return -1;
+    if (watch_type == nullptr) return -1;
     return PyModule_AddObjectRef(module, "Watch", reinterpret_cast<PyObject*>(watch_type));
 }
 

@@ -52,9 +52,6 @@ int watch_of(PyObject* attachment, Watch** watch);
 // One call of an operator by a watched thread.
 PyObject* operate(Thread* thread, Definition* definition, Call& call);
 
-// The vectorcall of `nn.Module.__call__`'s replacement.
-PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, PyObject* names);
-
 // Where the thread's switches keep how deep it is inside routines.
 PyObject** routine_depth(const Thread* thread);
 

@@ -1,0 +1,73 @@
+"""`TensorFlowAttachment`: this driver's hold on TensorFlow for one session.
+
+Owns the modes (eager, functions, graphs), their start and their end. What is done to an operator
+in a mode, the mode says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from tensorflow.python.eager import record
+
+from amanda_core import Blind, Session
+from amanda_driver_tf._state import STATE, quietly
+
+__all__ = ["Mode", "TensorFlowAttachment"]
+
+
+class Mode(Protocol):
+    """One way in which TensorFlow executes, as far as this driver instruments it."""
+
+    def start(self) -> None:
+        """Start intercepting; `STATE.attachment` is set already."""
+
+    def stop(self) -> None:
+        """Stop intercepting and restore what was found; harmless if not started."""
+
+    def coverage(self) -> Sequence[Blind]:
+        """What this mode cannot see, and why."""
+
+
+class TensorFlowAttachment:
+    """Instruments the operators of one thread, and what TensorFlow runs on its behalf.
+
+    Attributes:
+        session: The session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._modes: list[Mode] = []
+        self._attached = False
+
+    def attach(self) -> None:
+        """Start intercepting in this thread."""
+        self._attached = True
+        STATE.attachment = self
+        for mode in self._modes:
+            mode.start()
+
+    def detach(self) -> None:
+        """Stop intercepting and restore everything."""
+        if not self._attached:
+            return
+        self._attached = False
+        STATE.attachment = None
+        for mode in reversed(self._modes):
+            mode.stop()
+
+    @contextmanager
+    def isolate(self) -> Iterator[None]:
+        """Extent without gradients, in which nothing is intercepted."""
+        with quietly(), record.stop_recording():
+            yield
+
+    def coverage(self) -> Sequence[Blind]:
+        """What is not seen, and why."""
+        return [
+            *(blind for mode in self._modes for blind in mode.coverage()),
+            Blind("threads other than the one that entered `apply`", "they run vanilla"),
+        ]

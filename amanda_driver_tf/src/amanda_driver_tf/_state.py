@@ -1,0 +1,39 @@
+"""What the driver keeps for each thread: who watches it, and whether to look away.
+
+Owns the thread-local state that the interceptors of all modes share; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amanda_driver_tf._attachment import TensorFlowAttachment
+
+__all__ = ["STATE", "quietly"]
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        #: The attachment whose session instruments this thread.
+        self.attachment: TensorFlowAttachment | None = None
+        #: More than 0: what runs is none of the user's operators (the driver's own work).
+        self.quiet = 0
+        #: More than 0: inside a call of a function or a run of a graph; the outermost ends a step.
+        self.running = 0
+
+
+STATE = _State()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Extent in which no operator, function or graph of this thread is seen."""
+    STATE.quiet += 1
+    try:
+        yield
+    finally:
+        STATE.quiet -= 1

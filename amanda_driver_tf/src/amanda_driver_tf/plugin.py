@@ -1,0 +1,73 @@
+"""The pluggy plugin of TensorFlow's driver: what the entry point ``amanda.drivers`` names.
+
+Owns the driver's description and the hooks. Imports TensorFlow only where it is loaded already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from amanda_core import Attachment, DriverInfo, Finding, OpContext, hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from amanda_core import Session
+
+__all__ = [
+    "amanda_attach",
+    "amanda_driver_info",
+    "amanda_preflight",
+    "amanda_prepare_context",
+]
+
+
+@hookimpl
+def amanda_driver_info() -> DriverInfo:
+    """Describe the driver."""
+    return DriverInfo(
+        name="tensorflow",
+        modules=("tensorflow",),
+        namespaces=("tensorflow/*/eager", "tensorflow/*/function", "tensorflow/*/graph"),
+        capabilities=frozenset(
+            {
+                "eager",
+                "graph",
+                "gradients",
+                "aligned_gradients",
+                "replace",
+                "replace_backward",
+                "autodiff",
+                "staged",
+            }
+        ),
+    )
+
+
+@hookimpl
+def amanda_preflight() -> Sequence[Finding]:
+    """Look for what in this environment would make results wrong."""
+    return []
+
+
+@hookimpl
+def amanda_attach(session: Session) -> Attachment | None:
+    """Start intercepting in the calling thread; None where TensorFlow is not loaded."""
+    # `tensorflow` stands in sys.modules from the begin of its import on; its context comes late.
+    if "tensorflow.python.eager.context" not in sys.modules:
+        return None
+    from amanda_driver_tf._attachment import TensorFlowAttachment
+
+    attachment = TensorFlowAttachment(session)
+    try:
+        attachment.attach()
+    except BaseException:
+        attachment.detach()
+        raise
+    return attachment
+
+
+@hookimpl
+def amanda_prepare_context(context: OpContext) -> None:
+    """Fill in the common words for an op of TensorFlow."""

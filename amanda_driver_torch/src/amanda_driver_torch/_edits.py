@@ -1,0 +1,114 @@
+"""Edits: what may stand where a value or gradient stood, and what it means for autograd.
+
+Owns the checks that name tool, routine and op, and the choice of the straight-through form. Where
+an edited value goes, `_execute`, `_taps` and `_backward` say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from amanda_core import Step
+from amanda_core.errors import EditError
+from amanda_driver_torch._autograd import pass_straight
+
+__all__ = [
+    "check_gradient",
+    "check_gradient_shape",
+    "check_tensor",
+    "edited",
+    "edited_gradient",
+]
+
+
+def edited(old: Any, new: Any, step: Step) -> Any:
+    """What stands for `old` from now on: `new`, autograd-neutral unless asked otherwise."""
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if len(old) != len(new):
+            raise EditError(
+                f"A list of {len(new)} values cannot stand for one of {len(old)}", where=step.where
+            )
+        items = [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
+        return tuple(items) if isinstance(old, tuple) else items
+    if not isinstance(old, torch.Tensor):
+        return new
+    if step.action.autodiff:
+        return new
+    if not isinstance(new, torch.Tensor):
+        if old.requires_grad:
+            check_tensor(old, new, step)
+        return new
+    if old.requires_grad and torch.is_grad_enabled():
+        check_tensor(old, new, step)
+    return pass_straight(old, new)
+
+
+def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
+    """Raise `EditError` unless `new` can stand where `old` stood.
+
+    A straight-through edit of another shape would fail much later, in the backward pass.
+    """
+    if not isinstance(new, torch.Tensor):
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a tensor here",
+            where=step.where,
+            fix="Return a tensor",
+        )
+    if new.shape != old.shape:
+        raise EditError(
+            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
+            where=step.where,
+            fix="Keep the shape; elsewhere than in place, replace_op or an insertion under "
+            "amanda.autodiff_enabled() may change it",
+        )
+    if same_dtype and new.dtype != old.dtype:
+        raise EditError(
+            f"A value of {new.dtype} cannot be written into a tensor of {old.dtype}",
+            where=step.where,
+            fix="Keep the dtype",
+        )
+
+
+def edited_gradient(old: Any, new: Any, step: Step) -> Any:
+    """What stands for the gradient `old` from now on.
+
+    Where the backward pass is itself differentiated, gradients of gradients pass straight through.
+
+    Raises:
+        EditError: `new` cannot stand there.
+    """
+    check_gradient(old, new, step.where)
+    if new is None or step.action.autodiff or not torch.is_grad_enabled():
+        return new
+    return pass_straight(old, new)
+
+
+def check_gradient(old: Any, new: Any, where: str) -> None:
+    """Raise `EditError` unless `new` can stand where the gradient `old` stood."""
+    if new is None or old is None:
+        if old is None and new is not None:
+            raise EditError(
+                "There is no gradient here to be changed", where=where, fix="Return None"
+            )
+        return
+    check_gradient_shape(new, old.shape, where)
+
+
+def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
+    """Raise `EditError` unless `new` is None or a tensor of `shape`."""
+    if new is None:
+        return
+    if not isinstance(new, torch.Tensor):
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a gradient",
+            where=where,
+            fix="Return a tensor",
+        )
+    if new.shape != shape:
+        raise EditError(
+            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(shape)}",
+            where=where,
+            fix="Return a gradient of the same shape",
+        )

@@ -1,0 +1,233 @@
+// Calls of modules: the scope that is entered, found by what was called last time.
+#include "modules.h"
+
+#include "frames.h"
+#include "identity.h"
+#include "thread.h"
+#include "watch.h"
+
+namespace amanda {
+
+namespace {
+
+// What stands in the place of `nn.Module.__call__`, its own way, and what it stands for.
+PyObject* module_original = nullptr;
+vectorcallfunc python_way = nullptr;
+PyObject *modules_name = nullptr, *dead_name = nullptr;
+
+// Modules that are made on the fly are new ones each time; what is kept of them is bounded.
+constexpr size_t MANY = 4096;
+
+}  // namespace
+
+// Whether the chain of modules that hold a module is what it was: a module that was moved has
+// another path now.
+bool Link::holds(PyObject* module) {
+    PyObject* reference = owner.get();
+    PyObject* object = reference != nullptr ? PyWeakref_GET_OBJECT(reference) : Py_None;
+    if (object == Py_None) return false;
+    PyObject** place = _PyObject_GetDictPtr(object);
+    PyObject* attributes = place != nullptr ? *place : nullptr;
+    if (attributes == nullptr) return false;
+#if AMANDA_DICT_VERSIONS
+    // While the attributes are as they were, `modules` is theirs, and alive.
+    auto version = [](PyObject* dict) {
+        return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+    };
+    if (modules != nullptr && version(attributes) == attributes_version &&
+        version(modules) == modules_version) {
+        return true;
+    }
+    modules = nullptr;
+#endif
+    PyObject* children = PyDict_GetItemWithError(attributes, modules_name);
+    if (children == nullptr || !PyDict_Check(children)) {
+        PyErr_Clear();
+        return false;
+    }
+    if (PyDict_GetItemWithError(children, name.get()) != module) {
+        PyErr_Clear();
+        return false;
+    }
+#if AMANDA_DICT_VERSIONS
+    modules = children;
+    attributes_version = version(attributes);
+    modules_version = version(children);
+#endif
+    return true;
+}
+
+bool ScopeInfo::Child::is(PyObject* called) {
+    if (!leads_to(module, called)) return false;
+    for (Link& link : links) {
+        if (!link.holds(called)) return false;
+        called = PyWeakref_GET_OBJECT(link.owner.get());
+    }
+    return true;
+}
+
+namespace {
+
+bool read_links(PyObject* holders, std::vector<Link>* links) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(holders); ++i) {
+        PyObject *owner, *name;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(holders, i), "OO", &owner, &name)) return false;
+        Link link;
+        link.owner = Owned(PyWeakref_NewRef(owner, nullptr));
+        link.name = Owned::share(name);
+        if (!link.owner) return false;
+        links->push_back(std::move(link));
+    }
+    return true;
+}
+
+void leave(Thread* thread, Activation* activation) {
+    PyObject* list = thread->activations;
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    // Whoever left `apply` meanwhile has cleared the list.
+    if (size != 0 && PyList_GET_ITEM(list, size - 1) == reinterpret_cast<PyObject*>(activation)) {
+        // As list.pop() does it, but for giving back memory that the next call would need.
+        Py_SET_SIZE(list, size - 1);
+        Py_DECREF(activation);
+    }
+}
+
+ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activation* parent,
+                      PyObject* module) {
+    ScopeInfo::Child* known = children->find(key_of(module));
+    if (known != nullptr && known->is(module)) return known->info.get();
+    Owned entered(PyObject_CallFunctionObjArgs(
+        watch->enter_module, module,
+        parent != nullptr ? reinterpret_cast<PyObject*>(parent) : Py_None, nullptr));
+    if (!entered) return nullptr;
+    PyObject *scope, *holders;
+    if (!PyArg_ParseTuple(entered.get(), "OO!", &scope, &PyList_Type, &holders)) return nullptr;
+    ScopeInfo* info = watch->identity->info_of(scope);
+    if (info == nullptr) return nullptr;
+    ScopeInfo::Child child;
+    child.info = Shared<ScopeInfo>(info);
+    child.module = Owned(PyWeakref_NewRef(module, nullptr));
+    if (!child.module || !read_links(holders, &child.links)) return nullptr;
+    if (children->size() > MANY) children->clear();
+    children->at(key_of(module)) = std::move(child);
+    return info;
+}
+
+// The scope of a module called inside `parent`, or outside of all where that is null.
+ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
+    if (parent == nullptr) return find_child(watch, &watch->identity->roots, nullptr, module);
+    Progress* progress = &parent->progress;
+    if (!progress->info) {
+        ScopeInfo* info = watch->identity->info_of(parent->scope());
+        if (info == nullptr) return nullptr;
+        progress->info = Shared<ScopeInfo>(info);
+    }
+    // Expected in the order of last time, which lies in memory one after the other.
+    std::vector<ScopeInfo::Child>& order = progress->info->order;
+    size_t place = progress->child++;
+    if (place + 1 < order.size()) __builtin_prefetch(order[place + 1].info.get());
+    if (place < order.size() && order[place].is(module)) {
+        return order[place].info.get();
+    }
+    Table<ScopeInfo::Child>* children = &progress->info->children;
+    ScopeInfo* info = find_child(watch, children, parent, module);
+    if (info == nullptr || place >= MANY) return info;
+    if (place >= order.size()) order.resize(place + 1);
+    order[place] = *children->find(key_of(module));
+    return info;
+}
+
+// Whether a model has died or a module has been exchanged, and what belongs to it can go.
+bool some_died(Watch* watch) {
+    Owned dead(PyObject_GetAttr(watch->scopes, dead_name));
+    if (!dead) PyErr_Clear();
+    return !dead || !PyList_Check(dead.get()) || PyList_GET_SIZE(dead.get()) != 0;
+}
+
+}  // namespace
+
+PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->attachment == nullptr || thread->quiet) {
+        return PyObject_Vectorcall(module_original, args, count, names);
+    }
+    Watch* watch = thread->watch;
+    if (watch == nullptr || PyVectorcall_NARGS(count) == 0) {
+        return python_way(function, args, count, names);
+    }
+    if (!watch->enabled(thread)) return PyObject_Vectorcall(module_original, args, count, names);
+    if (!watch->refresh()) return nullptr;
+    Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
+    if (thread->opaque || watch->watches_scopes ||
+        (depth == 0 && (thread->backward || some_died(watch)))) {
+        return python_way(function, args, count, names);
+    }
+    Activation* parent = nullptr;
+    if (depth != 0) {
+        parent = reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
+    }
+    Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
+    ScopeInfo* info = child_of(watch, parent, args[0]);
+    if (info == nullptr) return nullptr;
+    Activation* activation = new_activation(info->scope.get(), info, innermost_frame(thread));
+    if (activation == nullptr) return nullptr;
+    Owned kept(reinterpret_cast<PyObject*>(activation));
+    if (PyList_Append(thread->activations, kept.get()) < 0) return nullptr;
+    PyObject* result = PyObject_Vectorcall(module_original, args, count, names);
+    leave(thread, activation);
+    if (result != nullptr && watch->pending != nullptr && PyList_GET_SIZE(watch->pending) != 0) {
+        Owned raised(PyObject_CallNoArgs(watch->raise_pending));
+        if (!raised) Py_CLEAR(result);
+    }
+    if (result == nullptr && watch->module_failed != nullptr) {
+        // A routine's TypeError that became "unsupported operand" on its way comes out again.
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        if (trace != nullptr) PyException_SetTraceback(value, trace);
+        Owned failed = Owned::share(watch->module_failed);
+        Owned answer(PyObject_CallOneArg(failed.get(), value));
+        if (answer) {
+            PyErr_Restore(type, value, trace);
+        } else {
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(trace);
+        }
+    }
+    return result;
+}
+
+namespace {
+
+PyObject* hasten_module_call(PyObject*, PyObject* args) {
+    PyObject *replacement, *original;
+    if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &replacement, &original)) return nullptr;
+    auto* function = reinterpret_cast<PyFunctionObject*>(replacement);
+    Py_XSETREF(module_original, Py_NewRef(original));
+    if (function->vectorcall != call_module) python_way = function->vectorcall;
+#if PY_VERSION_HEX >= 0x030C0000
+    // Also keeps the interpreter from entering the function's code on its own.
+    PyFunction_SetVectorcall(function, call_module);
+#else
+    function->vectorcall = call_module;
+#endif
+    Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {
+    {"hasten_module_call", hasten_module_call, METH_VARARGS,
+     "hasten_module_call(replacement, original, /)\n--\n\n"
+     "Let the function that replaces nn.Module.__call__ do its work in C where it can."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int add_modules(PyObject* module) {
+    modules_name = PyUnicode_InternFromString("_modules");
+    dead_name = PyUnicode_InternFromString("_dead");
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace amanda

@@ -1,0 +1,11 @@
+// `nn.Module.__call__` in C: what stands in its place while tools are applied.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+namespace amanda {
+
+int add_modules(PyObject* module);
+
+}  // namespace amanda

@@ -1,0 +1,48 @@
+"""On what was measured: the class of the machine and the versions, and nothing that names it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["machine", "versions"]
+
+PACKAGES = ["amanda-core", "amanda-driver-torch", "torch", "transformers", "nnsight", "torchlens"]
+
+
+def machine() -> dict[str, str | int | float]:
+    """Processor, cores, memory, system, and what else was running when this was called."""
+    facts: dict[str, str | int | float] = {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if hasattr(os, "sysconf"):
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        facts["memory (GiB)"] = round(size / 2**30)
+    if hasattr(os, "getloadavg"):
+        # Above one for each core the elapsed times are not worth much; processor times are.
+        facts["load when it began"] = round(os.getloadavg()[0], 1)
+    return facts
+
+
+def versions() -> dict[str, str]:
+    """Python's and the packages' versions."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _processor() -> str:
+    facts = Path("/proc/cpuinfo")
+    if facts.exists():
+        for line in facts.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

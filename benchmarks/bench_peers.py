@@ -1,0 +1,137 @@
+"""The other ways to watch a PyTorch program, each doing nothing with what it sees.
+
+Those that are packages of their own are imported when they are measured, and what they change in
+torch for good is taken back between their turns.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench_models import Program
+from bench_timing import Way
+
+__all__ = ["peers"]
+
+
+class _FunctionMode(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def peers(program: Program) -> tuple[list[Way], dict[str, str]]:
+    """The peers' ways to run the program, and why those that are left out are."""
+    ways = [
+        Way("module hooks", program, partial(_module_hooks, program)),
+        Way("TorchFunctionMode", program, _FunctionMode),
+        Way("TorchDispatchMode", program, _DispatchMode),
+        Way("FlopCounterMode", program, partial(FlopCounterMode, display=False)),
+    ]
+    missing: dict[str, str] = {}
+    makers: dict[str, Callable[[Program], Way]] = {"nnsight": _nnsight}
+    if program.training:
+        missing["TorchLens"] = "captures one forward call, not a step"
+    else:
+        makers["TorchLens"] = _torchlens
+    for name, make in makers.items():
+        try:
+            ways.append(make(program))
+        except ImportError as error:
+            missing[name] = f"not installed: {error}"
+    return ways, missing
+
+
+@contextmanager
+def _module_hooks(program: Program) -> Iterator[None]:
+    def look(module: torch.nn.Module, *values: object) -> None:
+        pass
+
+    with ExitStack() as handles:
+        for module in program.model.modules():
+            registered = [
+                module.register_forward_pre_hook(look),
+                module.register_forward_hook(look),
+            ]
+            if program.training:
+                registered += [
+                    module.register_full_backward_pre_hook(look),
+                    module.register_full_backward_hook(look),
+                ]
+            for handle in registered:
+                handles.callback(handle.remove)
+        yield
+
+
+def _nnsight(program: Program) -> Way:
+    vanilla = torch.Tensor.backward
+    import nnsight
+
+    # The import replaces it. A second import finds the module loaded and replaces nothing.
+    if torch.Tensor.backward is not vanilla:
+        _nnsight_backward.append(torch.Tensor.backward)
+        torch.Tensor.backward = vanilla  # type: ignore[method-assign]
+    # Wrapping changes the model's modules: on a copy.
+    twin = Program(copy.deepcopy(program.model), program.batch, program.training)
+    wrapped: Any = nnsight.NNsight(twin.model)
+    batch = twin.batch
+
+    # nnsight reads the source of what stands in a `with`, which must be on lines of its own.
+    def forward() -> None:
+        with torch.no_grad(), wrapped.trace(batch):
+            pass
+
+    def train() -> None:
+        with wrapped.trace(batch):
+            output = wrapped.output.save()
+        twin.learn(output)
+
+    @contextmanager
+    def patched() -> Iterator[None]:
+        torch.Tensor.backward = _nnsight_backward[0]  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.Tensor.backward = vanilla  # type: ignore[method-assign]
+
+    if program.training:
+        return Way("nnsight, output saved", train, patched)
+    return Way("nnsight, empty trace", forward, patched)
+
+
+_nnsight_backward: list[Any] = []
+
+
+def _torchlens(program: Program) -> Way:
+    import torchlens
+    from torchlens.backends.torch import wrappers
+
+    twin = copy.deepcopy(program.model)
+
+    def run() -> None:
+        with torch.no_grad():
+            torchlens.trace(twin, program.batch)
+
+    def wrapped() -> AbstractContextManager[Any]:
+        # By itself it leaves its wrappers in torch for good.
+        extent: AbstractContextManager[Any] = wrappers.wrapped()
+        return extent
+
+    return Way("TorchLens", run, wrapped)

@@ -1,0 +1,190 @@
+"""Writes the results down, as JSON for programs and as Markdown for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench_growth import PLAIN
+from bench_results import Results
+from bench_timing import Comparison, Timing
+
+__all__ = ["write_json", "write_markdown"]
+
+INTRODUCTION = """\
+# What instrumentation costs
+
+Written by `nox -s bench`; [results.json](results.json) has more figures. The ways to run a program
+take turns in one process, in an order that changes from round to round; the garbage collector runs
+between turns and not in them. Times are processor times, on one thread; a ratio is that of two
+medians, and behind it stand the quartiles of the ratios of the single rounds. The second row of
+plain torch is the noise: what two measurements of one thing differ by.
+"""
+
+TOOLS = """\
+Four kinds of tools are applied with each interceptor: one with all four analysis routines that
+inserts nothing; one that counts all linears (in ResNet: convolutions) forward, and one forward and
+backward; one that calls an empty routine before every operator, forward and backward. The peers
+look and do nothing, but for FlopCounterMode, which counts, and TorchLens, which makes its trace.
+"""
+
+QUICK = """\
+**A quick run**: fewer models and rounds, and more noise. The whole of it is `nox -s bench`.
+"""
+
+#: Where there is no figure.
+NONE = "-"
+
+
+def write_json(results: Results, path: Path) -> None:
+    """Write all results."""
+    path.write_text(json.dumps(asdict(results), indent=1) + "\n")
+
+
+def write_markdown(results: Results, path: Path) -> None:
+    """Write the tables that a person wants to see."""
+    parts = [INTRODUCTION, *_setting(results), *_programs(results), *_apply(results)]
+    parts += [*_operators(results), *_tools(results), *_caching(results), *_memory(results)]
+    path.write_text("\n".join(part.rstrip() + "\n" for part in parts))
+
+
+def _setting(results: Results) -> list[str]:
+    parts = []
+    if results.mode == "quick":
+        parts.append(QUICK)
+    facts = {**results.machine, **results.versions, "minutes": f"{results.seconds / 60:.1f}"}
+    parts.append(_table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]))
+    parts += [f"Interceptor `{name}`: not built ({why})." for name, why in results.missing.items()]
+    parts.append("![The figures of the tables below](results.png)")
+    return parts
+
+
+def _programs(results: Results) -> list[str]:
+    parts = ["## Ratio to plain torch", TOOLS]
+    for subject, runs in results.programs.items():
+        columns = [
+            f"{name} ({_time(compared.timings[PLAIN].cpu)})" for name, compared in runs.items()
+        ]
+        rows = [
+            [way, *(_cell(compared, way) for compared in runs.values())]
+            for way in _names(runs.values())
+        ]
+        parts += [f"### {subject}", _table(["", *columns], rows)]
+    return parts
+
+
+def _apply(results: Results) -> list[str]:
+    rows = [
+        [name, _time(times.first), _time(times.enter), _time(times.leave)]
+        for name, times in results.entering.items()
+    ]
+    parts = [
+        "## Entering and leaving `apply`",
+        "The first time finds the drivers, if no other interceptor came before.",
+        _table(["interceptor", "first time, both", "enter", "leave"], rows),
+        "## After `apply`",
+        "Narrow BERT in forked processes that take turns, in ratio to one in which nothing was\n"
+        "ever applied.",
+    ]
+    names = list(dict.fromkeys(name for ratios in results.after.values() for name in ratios))
+    rows = [[name, *(f"{ratios[name]:.3f}" for ratios in results.after.values())] for name in names]
+    return [*parts, _table(["", *results.after], rows)] if names else parts[:3]
+
+
+def _operators(results: Results) -> list[str]:
+    def extra(compared: Comparison, way: str) -> str:
+        length = next(n for n, held in results.operators.items() if held is compared)
+        return _micro((compared.timings[way].cpu - compared.timings[PLAIN].cpu) / length)
+
+    def first(compared: Comparison, way: str) -> str:
+        length = next(n for n, held in results.operators.items() if held is compared)
+        return _micro(compared.timings[way].first / length)
+
+    columns = ["", *(f"{length:,} ops" for length in results.operators)]
+    names = [way for way in _names(results.operators.values()) if way != PLAIN]
+    return [
+        "## As the number of operators grows",
+        "What one operator of a chain costs more than in plain torch, without gradients:",
+        _table(columns, _rows(names, results.operators.values(), extra)),
+        "What one operator took in the first run, in which it is analysed:",
+        _table(columns, _rows(names, results.operators.values(), first)),
+    ]
+
+
+def _tools(results: Results) -> list[str]:
+    if results.tools is None:
+        return []
+    rows = [[way, _cell(results.tools, way)] for way in results.tools.timings]
+    return ["## As the number of tools grows", _table(["narrow BERT, forward", "ratio"], rows)]
+
+
+def _caching(results: Results) -> list[str]:
+    columns = ["ratio to plain torch, forward", *results.caching]
+    held = list(results.caching.values())
+    return [
+        "## With and without the cache",
+        "Uncached, all analysis runs at every execution (the paper's figure 12); in that of\n"
+        "pruning the masks are computed.",
+        _table(columns, _rows(_names(held), held, _cell)),
+    ]
+
+
+def _memory(results: Results) -> list[str]:
+    rows = []
+    for name, seen in results.memory.items():
+        middle = len(seen.iterations) // 2
+        rows.append(
+            [
+                name,
+                f"{seen.resident[middle] / 2**20:.1f}",
+                f"{(seen.resident[-1] - seen.resident[middle]) / 2**20:+.2f}",
+                f"{seen.blocks[-1] - seen.blocks[middle]:+d}",
+            ]
+        )
+    last = max((seen.iterations[-1] for seen in results.memory.values()), default=0)
+    columns = ["", "MiB at half", "MiB since then", "Python blocks since then"]
+    return [
+        f"## Memory over {last:,} iterations",
+        "A training step of a small network, every operator instrumented forward and backward.",
+        _table(columns, rows),
+    ]
+
+
+def _rows(
+    names: Iterable[str],
+    comparisons: Iterable[Comparison],
+    cell: Callable[[Comparison, str], str],
+) -> list[list[str]]:
+    held = list(comparisons)
+    return [[name, *(cell(c, name) if name in c.timings else NONE for c in held)] for name in names]
+
+
+def _names(comparisons: Iterable[Comparison]) -> list[str]:
+    return list(dict.fromkeys(n for c in comparisons for n in (*c.timings, *c.failed)))
+
+
+def _cell(compared: Comparison, way: str) -> str:
+    timing: Timing | None = compared.timings.get(way)
+    if timing is None:
+        # The first sentence; all of it is in the JSON.
+        return compared.failed.get(way, NONE).partition(". ")[0]
+    digits = 3 if timing.ratio < 2 else 2 if timing.ratio < 10 else 1
+    low, high = (f"{value:.{digits}f}" for value in (timing.low, timing.high))
+    return f"**{timing.ratio:.{digits}f}** ({low} to {high})"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else _micro(seconds)
+
+
+def _micro(seconds: float) -> str:
+    return f"{1e6 * seconds:.2f} µs"

@@ -1,0 +1,243 @@
+"""Random programs under random edits equal the same programs with the edits written in by hand.
+
+The twin applies each edit as an autograd function of its own around the operator, so nothing of
+what is compared comes from the driver. A sample of fixed seeds; `AMANDA_PROGRAMS=2000` runs more.
+"""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import amanda
+
+PROGRAMS = int(os.environ.get("AMANDA_PROGRAMS", "60"))
+
+Call = Callable[..., Any]
+
+
+class Straight(torch.autograd.Function):
+    """`new` in the place of `old`; the gradient goes to `old`."""
+
+    @staticmethod
+    def forward(ctx: Any, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return new.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+class ScaledGradient(torch.autograd.Function):
+    """The identity, whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.factor, None
+
+
+class Edit(NamedTuple):
+    """One edit: where (input, output, grad_input, grad_output), and by what factor."""
+
+    where: str
+    factor: float
+
+
+class Line(NamedTuple):
+    """One line of a program: its operator, two earlier values, and the edits of the operator."""
+
+    kind: str
+    left: int
+    right: int
+    edits: tuple[Edit, ...]
+
+
+def _in_place(kind: Call) -> Callable[[Call, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def line(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        fresh = a * 1
+        call(kind, fresh, b)
+        return fresh
+
+    return line
+
+
+def _in_view(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    fresh = a * 1
+    call(torch.Tensor.mul_, fresh[1], b[0])
+    return fresh
+
+
+def _island(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        constant: torch.Tensor = call(torch.sigmoid, b)
+    return a * constant
+
+
+#: Kind of line -> (the program's code, the op's type, which edits a twin can be written for).
+KINDS: dict[str, tuple[Any, str, str]] = {
+    "tanh": (lambda call, a, b: call(torch.tanh, a), "tanh", "all"),
+    "mul": (lambda call, a, b: call(torch.mul, a, b), "mul", "all"),
+    "cat": (lambda call, a, b: call(torch.cat, [a[:2], b[2:]]), "cat", "output"),
+    "linear": (lambda call, a, b: call(F.linear, a, b), "linear", "all"),
+    "stack": (lambda call, a, b: call(torch.stack, [a, b]).sum(0), "stack", "output"),
+    "layer_norm": (lambda call, a, b: call(F.layer_norm, a, (4,), b[0]), "layer_norm", "all"),
+    "add_": (_in_place(torch.Tensor.add_), "add_", "gradients"),
+    "mul_": (_in_place(torch.Tensor.mul_), "mul_", "gradients"),
+    "view": (_in_view, "mul_", "gradients"),
+    "island": (_island, "sigmoid", "output"),
+    "t": (lambda call, a, b: call(torch.t, a) * 1.5, "t", "gradients"),
+}
+WHERE = {
+    "all": ("input", "output", "grad_input", "grad_output"),
+    "output": ("output", "grad_output"),
+    "gradients": ("grad_input", "grad_output"),
+}
+
+
+def random_program(seed: int) -> list[Line]:
+    """Up to eight lines, each with up to two edits."""
+    chance = random.Random(seed)
+    lines = []
+    for number in range(chance.randrange(2, 9)):
+        kind = chance.choice(list(KINDS))
+        places = WHERE[KINDS[kind][2]]
+        edits = tuple(
+            Edit(chance.choice(places), chance.choice([0.5, 2.0, -1.0]))
+            for _ in range(chance.randrange(3))
+        )
+        left, right = chance.randrange(number + 1), chance.randrange(number + 1)
+        lines.append(Line(kind, left, right, edits))
+    return lines
+
+
+def run(lines: list[Line], x: torch.Tensor, w: torch.Tensor, call: Call) -> torch.Tensor:
+    """The loss of a program; `call(line, function, *arguments)` runs each line's operator."""
+    values = [x]
+    for number, line in enumerate(lines):
+        code = KINDS[line.kind][0]
+        values.append(
+            code(
+                lambda function, *arguments, n=number: call(n, function, *arguments),
+                values[line.left],
+                values[line.right] * w,
+            )
+        )
+    return torch.stack([value.sum() * (n + 1) for n, value in enumerate(values)]).sum()
+
+
+def by_hand(lines: list[Line]) -> Call:
+    """Runs an operator with its edits written around it."""
+
+    def scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
+        result: torch.Tensor = ScaledGradient.apply(value, factor) if value.requires_grad else value
+        return result
+
+    def straight(value: torch.Tensor, factor: float) -> torch.Tensor:
+        result: torch.Tensor = Straight.apply(value, value.detach() * factor)
+        return result
+
+    def call(number: int, function: Call, *arguments: Any) -> Any:
+        edits = lines[number].edits
+        first, *others = arguments
+        written = KINDS[lines[number].kind][1].endswith("_")
+        target, value = first, first
+        for where, factor in edits:
+            if where == "grad_input":
+                value = scaled(value, factor)
+        for where, factor in edits:
+            if where == "input":
+                value = straight(value, factor)
+        result = function(value.clone() if written else value, *others)
+        for where, factor in edits:
+            if where == "grad_output":
+                result = scaled(result, factor)
+        for where, factor in edits:
+            if where == "output":
+                result = straight(result, factor)
+        return target.copy_(result) if written else result
+
+    return call
+
+
+class Editing(amanda.Tool):
+    """Makes the edits of a program; `running` is the line whose operator is being called."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        self.lines = lines
+        self.running: int | None = None
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if self.running is None or context.op_type != KINDS[self.lines[self.running].kind][1]:
+            return
+        for where, factor in self.lines[self.running].edits:
+            if where == "input":
+                context.insert_before_op(self.scale, [0], factor=factor)
+            elif where == "output":
+                context.insert_after_op(self.scale, [0], factor=factor)
+            elif where == "grad_input":
+                context.insert_after_backward_op(self.scale, [0], factor=factor)
+            else:
+                context.insert_before_backward_op(self.scale, [0], factor=factor)
+
+    def scale(self, value: torch.Tensor, factor: float) -> torch.Tensor:
+        return value * factor
+
+    def call(self, number: int, function: Call, *arguments: Any) -> Any:
+        self.running = number
+        try:
+            return function(*arguments)
+        finally:
+            self.running = None
+
+
+class Program(torch.nn.Module):
+    """A program as a module, so that equal lines are told apart by their occurrence."""
+
+    def __init__(self, lines: list[Line]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor, call: Call) -> torch.Tensor:
+        return run(self.lines, x, w, call)
+
+
+@pytest.mark.parametrize("seed", range(PROGRAMS))
+def test_edited_program_equals_its_hand_written_twin(seed: int) -> None:
+    lines = random_program(seed)
+    torch.manual_seed(seed)
+    start = torch.randn(4, 4, dtype=torch.double), torch.rand(4, 4, dtype=torch.double)
+    program, tool = Program(lines), Editing(lines)
+
+    def outcome(call: Call) -> list[torch.Tensor | None]:
+        x, w = (value.clone().requires_grad_() for value in start)
+        loss = program(x, w, call)
+        loss.backward()
+        return [loss.detach(), x.grad, w.grad]
+
+    expected = outcome(by_hand(lines))
+    with amanda.apply(tool):
+        results = [outcome(tool.call) for _ in range(3)]  # Analysed, and cached twice.
+        with amanda.cache_disabled():
+            results.append(outcome(tool.call))
+    results.append(outcome(lambda number, function, *arguments: function(*arguments)))
+    plain = outcome(lambda number, function, *arguments: function(*arguments))
+    for result, wanted in [*((r, expected) for r in results[:4]), (results[4], plain)]:
+        for got, right in zip(result, wanted, strict=True):
+            assert (got is None) == (right is None), lines
+            if got is not None and right is not None:
+                torch.testing.assert_close(got, right, rtol=1e-10, atol=1e-12, msg=str(lines))
