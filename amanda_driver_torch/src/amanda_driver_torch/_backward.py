@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -257,8 +257,12 @@ class Backward:
             zone=forward.zone,
         )
 
-    def _hook(self, node: Any, record: NodeRecord) -> list[Any]:
+    def _hook(
+        self, node: Any, record: NodeRecord, done: Callable[[], object] = lambda: None
+    ) -> list[Any]:
+        """Hook a node; `done` is called once there is nothing more to do, and the hooks go."""
         held, lifetime, epoch = weakref.ref(self), self.lifetime, self.epoch()
+        handles: list[Any] = []
         token = Token()
         self._records[token] = record
 
@@ -273,9 +277,17 @@ class Backward:
             backward = held()
             if not lifetime.active() or backward is None:
                 return None
-            return backward._records[token].after(grad_inputs, grads)
+            own = backward._records[token]
+            changed = own.after(grad_inputs, grads)
+            if own.idle(backward.session):
+                # A leaf's node may live on, as long as some graph that it is in does.
+                for handle in handles:
+                    handle.remove()
+                done()
+            return changed
 
-        return [node.register_prehook(before), node.register_hook(after)]
+        handles += [node.register_prehook(before), node.register_hook(after)]
+        return handles
 
     def _track_leaf(self, node: Any) -> bool:
         leaf = node.variable
@@ -304,7 +316,8 @@ class Backward:
         metadata = node.metadata
         if metadata.get(_MARK) is not self.lifetime:
             metadata[_MARK] = self.lifetime
-            self._hooks += ((hook, metadata) for hook in self._hook(node, record))
+            hooks = self._hook(node, record, lambda: metadata.pop(_MARK, None))
+            self._hooks += ((hook, metadata) for hook in hooks)
             if len(self._hooks) > self._hooks_limit:
                 self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
                 self._hooks_limit = 2 * len(self._hooks) + 64

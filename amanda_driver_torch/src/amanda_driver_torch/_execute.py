@@ -77,7 +77,8 @@ class OpRecord:
         self.context: OpContext | None = None
         #: Epoch in which there is nothing to do for this op; 0 for none.
         self.idle_epoch = 0
-        #: Number of backward nodes that it made then; another number is looked at again.
+        #: Number of backward nodes that it made then; another number is looked at again. -1 while
+        #: some of them have not run, and so have not been analysed.
         self.idle_nodes = 0
         self.nodes: dict[Any, NodeRecord] = {}
         #: The plan in the form that the native interceptor runs, where it has one.
@@ -264,8 +265,9 @@ class Run:
         if after.steps:
             outputs = self._edit_outputs(after, outputs)
         nodes = made if taps is not None else 0
-        if settled and tracked and session.caching:
-            record.idle_epoch, record.idle_nodes = session.epoch, nodes
+        if settled and session.caching:
+            # Backward ops that have not run yet are hooked in each execution, and that is all.
+            record.idle_epoch, record.idle_nodes = session.epoch, nodes if tracked else -1
         elif session.caching and not (self.done_before or self.done_after):
             # Found without gradients, nothing is known of the nodes.
             known = tracked and (taps is not None or not session.wants_backward)

@@ -47,6 +47,7 @@ PyObject* activation_copy(PyObject* object, PyObject*) {
     copy->progress = self->progress;
     // Another extent: the frame that bounds this one may be gone then.
     copy->progress.bound = nullptr;
+    copy->progress.module = nullptr;
     if (!copy->progress.in_step && copy->progress.expected) {
         auto* passed = new Sequence;
         passed->steps = self->progress.expected->steps;
@@ -95,7 +96,8 @@ Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound) 
     self->progress.bound = bound;
     if (info != nullptr) {
         self->progress.info = Shared<ScopeInfo>(info);
-        info->prefetch();
+        self->progress.begin();
+        if (self->progress.steps != nullptr) __builtin_prefetch(self->progress.steps);
     }
     return self;
 }

@@ -16,6 +16,14 @@ constexpr size_t MANY = 16384;
 // A longer activation is not expected again: it is looked up step by step.
 constexpr size_t LONGEST = 65536;
 
+// Called when a parameter dies; the table of tokens holds the references that call it.
+PyObject* parameter_died(PyObject*, PyObject*) {
+    ++generation;
+    Py_RETURN_NONE;
+}
+PyMethodDef parameter_died_definition = {"parameter_died", parameter_died, METH_O, nullptr};
+PyObject* died = nullptr;
+
 long number_of(PyObject* object, const char* name) {
     Owned value(PyObject_GetAttrString(object, name));
     return value ? PyLong_AsLong(value.get()) : -1;
@@ -27,6 +35,13 @@ bool is_true(PyObject* object, const char* name) {
 }
 
 }  // namespace
+
+uint64_t generation = 1;
+
+PyObject* Operands::at(Py_ssize_t i) const {
+    if (i < count || names != nullptr) return items[i];
+    return nullptr;  // Values of a dict have no place.
+}
 
 PyObject* Operands::keywords() const {
     if (kwargs != nullptr) return Py_NewRef(kwargs);
@@ -40,7 +55,10 @@ PyObject* Operands::keywords() const {
 Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
     Code* known = codes_.find(key_of(code));
     if (known != nullptr) return known;
-    if (codes_.size() > MANY) codes_.clear();
+    if (codes_.size() > MANY) {
+        codes_.clear();
+        ++generation;
+    }
     Owned made(PyObject_CallFunctionObjArgs(classify.get(), code, globals, nullptr));
     if (!made) return nullptr;
     long kind = number_of(made.get(), "kind"), number = number_of(made.get(), "number");
@@ -110,7 +128,10 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, u
     } else if (!counts) {
         Type* known = types_.find(key_of(type));
         if (known == nullptr) {
-            if (types_.size() > MANY) types_.clear();
+            if (types_.size() > MANY) {
+                types_.clear();
+                ++generation;
+            }
             known = &types_.at(key_of(type));
             known->type = Owned::share(type);
             known->parameter =
@@ -121,10 +142,13 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, u
     if (!counts) return true;
     Token* token = tokens_.find(key_of(value));
     if (token == nullptr || !leads_to(token->tensor, value)) {
-        if (tokens_.size() > MANY) tokens_.clear();
+        if (tokens_.size() > MANY) {
+            tokens_.clear();
+            ++generation;
+        }
         Owned answer(PyObject_CallOneArg(look_up.get(), value));
         if (!answer) return false;
-        Owned weak(PyWeakref_NewRef(value, nullptr));
+        Owned weak(PyWeakref_NewRef(value, died));
         if (!weak) return false;
         token = &tokens_.at(key_of(value));
         token->tensor = std::move(weak);
@@ -154,6 +178,46 @@ bool Identity::hash_operands(const Operands& operands, bool inside, uint64_t* ha
     return true;
 }
 
+// Whether a value is told apart by its type, or is a parameter, which is told apart by its address.
+bool Identity::is_plain(PyObject* value) {
+    PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
+    if (type == parameter || type == tensor) return true;
+    Type* known = types_.find(key_of(type));
+    return known != nullptr && !known->parameter;
+}
+
+uint64_t Identity::fingerprint(const Thread* thread, const void* bound, const OpType& type,
+                               const Operands& operands) const {
+    uint64_t site = hash_addresses(thread->state, bound);
+    uint64_t values = mix(generation, uint64_t(type.number));
+    auto add = [&](PyObject* value) {
+        PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(value));
+        values = mix(values, reinterpret_cast<uintptr_t>(kind == parameter ? value : kind));
+    };
+    if (operands.first != nullptr) add(operands.first);
+    Py_ssize_t count = operands.count + (operands.names != nullptr ? operands.named() : 0);
+    for (Py_ssize_t i = 0; i < count; ++i) add(operands.items[i]);
+    return site == 0 ? 0 : mix(site, values) | 1;
+}
+
+Step* Identity::expect(const Thread* thread, const OpType& type, const Operands& operands) {
+    PyObject* list = thread->activations;
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    if (size == 0) return nullptr;
+    Progress& progress = reinterpret_cast<Activation*>(PyList_GET_ITEM(list, size - 1))->progress;
+    if (!progress.in_step || progress.position >= progress.size || !progress.info->inside ||
+        (operands.kwargs != nullptr && PyDict_GET_SIZE(operands.kwargs) != 0)) {
+        return nullptr;
+    }
+    Step* step = &progress.steps[progress.position];
+    if (step->fingerprint == 0 ||
+        step->fingerprint != fingerprint(thread, progress.bound, type, operands)) {
+        return nullptr;
+    }
+    ++progress.position;
+    return step;
+}
+
 Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& operands,
                         bool* look_away, Step** step) {
     Progress* progress = nullptr;
@@ -168,10 +232,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
             if (info == nullptr) return nullptr;
             progress->info = Shared<ScopeInfo>(info);
         }
-        if (!progress->begun) {
-            progress->begun = true;
-            progress->expected = progress->info->last;
-        }
+        if (!progress->begun) progress->begin();
     }
     bool inside = progress != nullptr && progress->info->inside;
     const void* bound = progress != nullptr ? progress->bound : nullptr;
@@ -189,9 +250,14 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
     }
     if (progress->in_step) {
         Sequence* expected = progress->expected.get();
-        if (expected != nullptr && progress->position < expected->steps.size() &&
-            expected->steps[progress->position].hash == hash) {
-            *step = &expected->steps[progress->position++];
+        if (progress->position < progress->size && progress->steps[progress->position].hash == hash) {
+            *step = &progress->steps[progress->position++];
+            bool plain = true;
+            for (Py_ssize_t i = -1; plain && i < operands.count + operands.named(); ++i) {
+                PyObject* value = i < 0 ? operands.first : operands.at(i);
+                plain = value == nullptr ? i < 0 : is_plain(value);
+            }
+            (*step)->fingerprint = plain ? fingerprint(thread, bound, type, operands) : 0;
             return (*step)->entry.get();
         }
         // Another way than last time: from here on passings are counted.
@@ -215,7 +281,10 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
         return nullptr;
     }
     if (progress->expected && progress->expected->steps.size() < LONGEST) {
-        progress->expected->steps.push_back(Step{hash, Shared<Entry>(entry), nullptr});
+        Step passed;
+        passed.hash = hash;
+        passed.entry = Shared<Entry>(entry);
+        progress->expected->steps.push_back(std::move(passed));
     } else {
         progress->expected = Shared<Sequence>();
     }
@@ -272,6 +341,12 @@ void Identity::forget() {
     roots.clear();
     entries_.clear();
     tokens_.clear();
+    ++generation;
+}
+
+int add_identity(PyObject*) {
+    if (died == nullptr) died = PyCFunction_New(&parameter_died_definition, nullptr);
+    return died == nullptr ? -1 : 0;
 }
 
 const void* innermost_frame(const Thread* thread) {

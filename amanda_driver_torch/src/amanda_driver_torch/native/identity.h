@@ -19,6 +19,9 @@ namespace amanda {
 
 struct Thread;
 
+// Changes when an address that was part of a fingerprint may be another object's now.
+extern uint64_t generation;
+
 // A strong reference; the GIL is held wherever one is dropped.
 class Owned {
   public:
@@ -60,11 +63,13 @@ struct Entry {
     Owned record;
 };
 
-// A step of a sequence, with all that an op without a plan needs: one line of the cache for two.
+// A step of a sequence, with all that an op without a plan needs.
 struct Step {
-    uint64_t hash;
-    Shared<Entry> entry;
+    uint64_t fingerprint = 0;        // of the call that led here last; 0 for none
     PyObject* idle_epoch = nullptr;  // in which the op was seen to be idle; to compare only
+    long long idle_nodes = 0;        // how many nodes it made then
+    uint64_t hash = 0;
+    Shared<Entry> entry;
 };
 
 struct Sequence {
@@ -75,6 +80,7 @@ struct Sequence {
 // That some module holds another as a child, by a name.
 struct Link {
     Owned owner;  // weak
+    PyObject* address = nullptr;  // of the owner, borrowed: only to be compared
     Owned name;
 #if AMANDA_DICT_VERSIONS
     // When last looked at: versions of the owner's attributes and of its `_modules`.
@@ -82,17 +88,20 @@ struct Link {
     PyObject* modules = nullptr;
 #endif
 
-    bool holds(PyObject* module);
+    // Whether `holder`, which is the owner and alive, still does.
+    bool holds(PyObject* holder, PyObject* module);
 };
 
 struct ScopeInfo {
     struct Child {
         Owned module;  // weak
         Shared<ScopeInfo> info;
-        std::vector<Link> links;  // up to what `info` is a child of
+        bool held = false;
+        Link link;                // if `held`: who holds the module,
+        std::vector<Link> links;  // and so on, up to what `info` is a child of
 
-        // Whether a call of `called` enters `info`.
-        bool is(PyObject* called);
+        // Whether a call of `called` out of `caller`, which may be null, enters `info`.
+        bool is(PyObject* called, PyObject* caller);
     };
 
     long references = 0;
@@ -108,7 +117,6 @@ struct ScopeInfo {
         last = sequence;
         steps = sequence ? sequence->steps.data() : nullptr;
     }
-    // A module is called every few microseconds, and its data has left the cache since last time.
     void prefetch() const {
         if (last) {
             __builtin_prefetch(last.get());
@@ -120,12 +128,22 @@ struct ScopeInfo {
 struct Progress {
     Shared<ScopeInfo> info;
     Shared<Sequence> expected;  // or, once not `in_step`, what has really been passed
-    size_t position = 0;
+    size_t position = 0, size = 0;  // in `steps`, which are those of `expected` while `in_step`
+    Step* steps = nullptr;
     size_t child = 0;  // how many of `order` have been called
     bool begun = false;  // `expected` has been looked up
     bool in_step = true;
     Table<uint32_t> counts;
     const void* bound = nullptr;  // the frame that called the module, if known
+    PyObject* module = nullptr;   // borrowed, and alive as long as its call lasts
+
+    void begin() {
+        begun = true;
+        expected = info->last;
+        if (!expected) return;
+        steps = expected->steps.data();
+        size = expected->steps.size();
+    }
 };
 
 // One call of a module; an object of Python's, because STATE.activations lists them.
@@ -149,6 +167,8 @@ struct Operands {
         if (names != nullptr) return PyTuple_GET_SIZE(names);
         return kwargs != nullptr ? PyDict_GET_SIZE(kwargs) : 0;
     }
+    // A positional or keyword argument by number, or null.
+    PyObject* at(Py_ssize_t i) const;
     // New reference: the keyword arguments as a dict.
     PyObject* keywords() const;
 };
@@ -168,6 +188,9 @@ class Identity {
     Entry* locate(Thread* thread, const OpType& type, const Operands& operands, bool* look_away,
                   Step** step);
     ScopeInfo* info_of(PyObject* scope);
+    // The step that is expected next, if this call is recognised by addresses alone, and goes on
+    // to the next. Null where `locate` has to say.
+    Step* expect(const Thread* thread, const OpType& type, const Operands& operands);
     // Outermost modules that were called.
     Table<ScopeInfo::Child> roots;
     // Forgets all records; activations go on from what they have counted.
@@ -188,6 +211,8 @@ class Identity {
         uint64_t number = 0;
     };
 
+    uint64_t fingerprint(const Thread*, const void* bound, const OpType&, const Operands&) const;
+    bool is_plain(PyObject* value);
     bool hash_site(Thread*, const void* bound, bool inside, uint64_t* hash, bool* quiet);
     bool hash_operands(const Operands&, bool inside, uint64_t* hash);
     bool hash_operand(PyObject* value, Py_ssize_t position, bool inside, uint64_t* hash);
@@ -208,6 +233,13 @@ constexpr int SITE_FRAMES = 3;
 constexpr uint32_t OCCURRENCES = 1024;
 enum CodeKind { USER, TORCH, OWN, STOP, QUIET_CODE };
 
+// The sequence that the innermost activation follows.
+inline const Shared<Sequence>& sequence_of(PyObject* activations) {
+    PyObject* last = PyList_GET_ITEM(activations, PyList_GET_SIZE(activations) - 1);
+    return reinterpret_cast<Activation*>(last)->progress.expected;
+}
+
+int add_identity(PyObject* module);
 int add_activation(PyObject* module);
 Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound);
 bool is_activation(PyObject* object);

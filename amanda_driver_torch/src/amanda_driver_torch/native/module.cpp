@@ -20,7 +20,8 @@ int execute(PyObject* module) {
                         "amanda_driver_torch._native serves the main interpreter only");
         return -1;
     }
-    if (amanda::add_thread(module) < 0 || amanda::add_activation(module) < 0 ||
+    if (amanda::add_thread(module) < 0 || amanda::add_identity(module) < 0 ||
+        amanda::add_activation(module) < 0 ||
         amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
         amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
         return -1;

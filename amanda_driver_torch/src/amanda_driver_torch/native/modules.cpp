@@ -22,11 +22,8 @@ constexpr size_t MANY = 4096;
 
 // Whether the chain of modules that hold a module is what it was: a module that was moved has
 // another path now.
-bool Link::holds(PyObject* module) {
-    PyObject* reference = owner.get();
-    PyObject* object = reference != nullptr ? PyWeakref_GET_OBJECT(reference) : Py_None;
-    if (object == Py_None) return false;
-    PyObject** place = _PyObject_GetDictPtr(object);
+bool Link::holds(PyObject* holder, PyObject* module) {
+    PyObject** place = _PyObject_GetDictPtr(holder);
     PyObject* attributes = place != nullptr ? *place : nullptr;
     if (attributes == nullptr) return false;
 #if AMANDA_DICT_VERSIONS
@@ -41,11 +38,8 @@ bool Link::holds(PyObject* module) {
     modules = nullptr;
 #endif
     PyObject* children = PyDict_GetItemWithError(attributes, modules_name);
-    if (children == nullptr || !PyDict_Check(children)) {
-        PyErr_Clear();
-        return false;
-    }
-    if (PyDict_GetItemWithError(children, name.get()) != module) {
+    if (children == nullptr || !PyDict_Check(children) ||
+        PyDict_GetItemWithError(children, name.get()) != module) {
         PyErr_Clear();
         return false;
     }
@@ -57,26 +51,36 @@ bool Link::holds(PyObject* module) {
     return true;
 }
 
-bool ScopeInfo::Child::is(PyObject* called) {
+bool ScopeInfo::Child::is(PyObject* called, PyObject* caller) {
     if (!leads_to(module, called)) return false;
-    for (Link& link : links) {
-        if (!link.holds(called)) return false;
-        called = PyWeakref_GET_OBJECT(link.owner.get());
+    if (!held) return true;
+    if (link.address == caller && links.empty()) return link.holds(caller, called);
+    for (size_t i = 0; i <= links.size(); ++i) {
+        Link& one = i == 0 ? link : links[i - 1];
+        PyObject* holder = PyWeakref_GET_OBJECT(one.owner.get());
+        if (holder == Py_None || !one.holds(holder, called)) return false;
+        called = holder;
     }
     return true;
 }
 
 namespace {
 
-bool read_links(PyObject* holders, std::vector<Link>* links) {
+bool read_links(PyObject* holders, ScopeInfo::Child* child) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(holders); ++i) {
         PyObject *owner, *name;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(holders, i), "OO", &owner, &name)) return false;
         Link link;
         link.owner = Owned(PyWeakref_NewRef(owner, nullptr));
         link.name = Owned::share(name);
+        link.address = owner;
         if (!link.owner) return false;
-        links->push_back(std::move(link));
+        if (i == 0) {
+            child->held = true;
+            child->link = std::move(link);
+        } else {
+            child->links.push_back(std::move(link));
+        }
     }
     return true;
 }
@@ -95,7 +99,9 @@ void leave(Thread* thread, Activation* activation) {
 ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activation* parent,
                       PyObject* module) {
     ScopeInfo::Child* known = children->find(key_of(module));
-    if (known != nullptr && known->is(module)) return known->info.get();
+    if (known != nullptr && known->is(module, parent != nullptr ? parent->progress.module : nullptr)) {
+        return known->info.get();
+    }
     Owned entered(PyObject_CallFunctionObjArgs(
         watch->enter_module, module,
         parent != nullptr ? reinterpret_cast<PyObject*>(parent) : Py_None, nullptr));
@@ -107,7 +113,7 @@ ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activatio
     ScopeInfo::Child child;
     child.info = Shared<ScopeInfo>(info);
     child.module = Owned(PyWeakref_NewRef(module, nullptr));
-    if (!child.module || !read_links(holders, &child.links)) return nullptr;
+    if (!child.module || !read_links(holders, &child)) return nullptr;
     if (children->size() > MANY) children->clear();
     children->at(key_of(module)) = std::move(child);
     return info;
@@ -125,8 +131,11 @@ ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
     // Expected in the order of last time, which lies in memory one after the other.
     std::vector<ScopeInfo::Child>& order = progress->info->order;
     size_t place = progress->child++;
-    if (place + 1 < order.size()) __builtin_prefetch(order[place + 1].info.get());
-    if (place < order.size() && order[place].is(module)) {
+    if (place + 1 < order.size()) {
+        __builtin_prefetch(order[place + 1].info.get());
+        __builtin_prefetch(&order[place + 1].link);
+    }
+    if (place < order.size() && order[place].is(module, progress->module)) {
         return order[place].info.get();
     }
     Table<ScopeInfo::Child>* children = &progress->info->children;
@@ -135,6 +144,12 @@ ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
     if (place >= order.size()) order.resize(place + 1);
     order[place] = *children->find(key_of(module));
     return info;
+}
+
+// A module is called every few microseconds, and its data has left the cache since last time.
+void prefetch_next(const Progress& progress) {
+    if (!progress.info || progress.child >= progress.info->order.size()) return;
+    progress.info->order[progress.child].info->prefetch();
 }
 
 // Whether a model has died or a module has been exchanged, and what belongs to it can go.
@@ -171,10 +186,17 @@ PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, P
     if (info == nullptr) return nullptr;
     Activation* activation = new_activation(info->scope.get(), info, innermost_frame(thread));
     if (activation == nullptr) return nullptr;
+    activation->progress.module = args[0];
     Owned kept(reinterpret_cast<PyObject*>(activation));
     if (PyList_Append(thread->activations, kept.get()) < 0) return nullptr;
     PyObject* result = PyObject_Vectorcall(module_original, args, count, names);
+    activation->progress.module = nullptr;
     leave(thread, activation);
+    // Unless the tools were left meanwhile, the innermost activation is `parent` again.
+    PyObject* list = thread->activations;
+    if (depth != 0 && PyList_GET_SIZE(list) == depth) {
+        prefetch_next(reinterpret_cast<Activation*>(PyList_GET_ITEM(list, depth - 1))->progress);
+    }
     if (result != nullptr && watch->pending != nullptr && PyList_GET_SIZE(watch->pending) != 0) {
         Owned raised(PyObject_CallNoArgs(watch->raise_pending));
         if (!raised) Py_CLEAR(result);

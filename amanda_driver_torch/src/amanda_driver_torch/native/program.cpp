@@ -178,7 +178,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     Owned kept = Owned::share(reinterpret_cast<PyObject*>(program));
     ProgramParts* parts = program->parts;
     Release release(parts);
-    Operands operands = call.operands();
+    const Operands& operands = call.operands();
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     Owned inputs(PyList_New(Py_ssize_t(parts->sources.size())));
     if (!inputs) return nullptr;

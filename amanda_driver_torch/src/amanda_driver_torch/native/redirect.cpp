@@ -51,14 +51,13 @@ PyObject* type_numbers = nullptr;
 class Method final : public Call {
   public:
     Method(Definition* d, PyObject* self, PyObject* args, PyObject* kwargs)
-        : d_(d), self_(self), args_(args), kwargs_(kwargs) {}
+        : Call(args == nullptr ? Operands{self, nullptr, 0, nullptr}
+                               : Operands{self, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args),
+                                          kwargs}),
+          d_(d), self_(self), args_(args), kwargs_(kwargs) {}
 
     PyObject* original() override {
         return reinterpret_cast<PyCFunctionWithKeywords>(d_->original)(self_, args_, kwargs_);
-    }
-    Operands operands() const override {
-        if (args_ == nullptr) return {self_, nullptr, 0, nullptr};
-        return {self_, &PyTuple_GET_ITEM(args_, 0), PyTuple_GET_SIZE(args_), kwargs_};
     }
 
   private:
@@ -79,12 +78,10 @@ class Function final : public Call {
   public:
     Function(Definition* d, PyObject* function, PyObject* const* args, size_t count,
              PyObject* names)
-        : d_(d), function_(function), args_(args), count_(count), names_(names) {}
+        : Call({nullptr, args, PyVectorcall_NARGS(count), nullptr, names}),
+          d_(d), function_(function), args_(args), count_(count), names_(names) {}
 
     PyObject* original() override { return call_function(d_, function_, args_, count_, names_); }
-    Operands operands() const override {
-        return {nullptr, args_, PyVectorcall_NARGS(count_), nullptr, names_};
-    }
 
   private:
     Definition* d_;
@@ -96,15 +93,16 @@ class Function final : public Call {
 
 class Positional final : public Call {
   public:
-    Positional(Definition* d, PyObject* self, PyObject* args) : d_(d), self_(self), args_(args) {}
+    // `args` points to where it lies for as long as this lives.
+    Positional(Definition* d, PyObject* self, PyObject* const& args)
+        : Call(args == nullptr ? Operands{self, nullptr, 0, nullptr}
+               : d->single     ? Operands{self, &args, 1, nullptr}
+                               : Operands{self, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args),
+                                          nullptr}),
+          d_(d), self_(self), args_(args) {}
 
     PyObject* original() override {
         return reinterpret_cast<PyCFunction>(d_->original)(self_, args_);
-    }
-    Operands operands() const override {
-        if (args_ == nullptr) return {self_, nullptr, 0, nullptr};
-        if (d_->single) return {self_, &args_, 1, nullptr};
-        return {self_, &PyTuple_GET_ITEM(args_, 0), PyTuple_GET_SIZE(args_), nullptr};
     }
 
   private:
@@ -114,11 +112,11 @@ class Positional final : public Call {
 
 class Getter final : public Call {
   public:
-    Getter(Definition* d, PyObject* self, void* closure) : d_(d), self_(self), closure_(closure) {}
+    Getter(Definition* d, PyObject* self, void* closure)
+        : Call({self, nullptr, 0, nullptr}), d_(d), self_(self), closure_(closure) {}
     PyObject* original() override {
         return reinterpret_cast<getter>(d_->original)(self_, closure_);
     }
-    Operands operands() const override { return {self_, nullptr, 0, nullptr}; }
 
   private:
     Definition* d_;
@@ -128,11 +126,11 @@ class Getter final : public Call {
 
 class Subscript final : public Call {
   public:
-    Subscript(PyObject* self, PyObject* key) : self_(self), key_(key) {}
+    Subscript(PyObject* self, PyObject* const& key)
+        : Call({self, &key, 1, nullptr}), self_(self), key_(key) {}
     PyObject* original() override {
         return reinterpret_cast<binaryfunc>(subscript.original)(self_, key_);
     }
-    Operands operands() const override { return {self_, &key_, 1, nullptr}; }
 
   private:
     PyObject *self_, *key_;
@@ -140,16 +138,18 @@ class Subscript final : public Call {
 
 class Assignment final : public Call {
   public:
-    Assignment(PyObject* self, PyObject* key, PyObject* value) : self_(self), rest_{key, value} {}
+    // `rest` is key and value.
+    Assignment(PyObject* self, PyObject* const* rest)
+        : Call({self, rest, 2, nullptr}), self_(self), rest_(rest) {}
     PyObject* original() override {
         int failed =
             reinterpret_cast<objobjargproc>(assignment.original)(self_, rest_[0], rest_[1]);
         return failed < 0 ? nullptr : Py_NewRef(Py_None);
     }
-    Operands operands() const override { return {self_, rest_, 2, nullptr}; }
 
   private:
-    PyObject *self_, *rest_[2];
+    PyObject* self_;
+    PyObject* const* rest_;
 };
 
 // What stands in torch's tables meanwhile: one function for each definition and convention.
@@ -208,7 +208,8 @@ int set_item(PyObject* self, PyObject* key, PyObject* value) {
     if (value == nullptr || thread == nullptr || thread->looks_away()) {
         return reinterpret_cast<objobjargproc>(assignment.original)(self, key, value);
     }
-    Assignment call(self, key, value);
+    PyObject* rest[] = {key, value};
+    Assignment call(self, rest);
     PyObject* result = operate(thread, &assignment, call);
     Py_XDECREF(result);
     return result == nullptr ? -1 : 0;

@@ -126,11 +126,11 @@ int field_set(PyObject* self, PyObject*, PyObject* value) {
     }
     long number = PyLong_AsLong(value);
     if (number == -1 && PyErr_Occurred()) return -1;
-    if (kind == QUIET) thread->quiet = number;
-    if (kind == OPAQUE) thread->opaque = number;
-    if (kind == DEPTH) thread->depth = number;
+    if (kind == QUIET) thread->quiet = int(number);
+    if (kind == OPAQUE) thread->opaque = int(number);
+    if (kind == DEPTH) thread->depth = int(number);
     if (kind == REFUSED) thread->refused = number != 0;
-    if (kind == BACKWARD) thread->backward = number;
+    if (kind == BACKWARD) thread->backward = int(number);
     if (kind == RECOMPUTING) thread->recomputing = number != 0;
     return 0;
 }

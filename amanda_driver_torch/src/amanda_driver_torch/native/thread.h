@@ -12,16 +12,17 @@ namespace amanda {
 struct Watch;
 
 struct Thread {
+    // What every operator reads, in one line of the cache.
     PyObject_HEAD
-    PyThreadState* state;
     Watch* watch;           // of `attachment`, if that has a native interceptor
-    PyObject* attachment;   // strong, or null for None
     PyObject* activations;  // strong, a list
-    long quiet;
-    long opaque;
-    long backward;  // how many backward passes it is inside
-    long depth;        // more than 0: inside an operator
-    PyObject* control;  // strong: this thread's switches, while it is watched
+    PyObject* control;      // strong: this thread's switches, while it is watched
+    int depth;              // more than 0: inside an operator
+    int quiet;
+    int opaque;
+    int backward;  // how many backward passes it is inside
+    PyThreadState* state;
+    PyObject* attachment;  // strong, or null for None
     bool recomputing;  // a checkpointed function is being run again
     bool refused;      // the original answered NotImplemented
 

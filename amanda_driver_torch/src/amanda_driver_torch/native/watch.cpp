@@ -18,9 +18,11 @@ PyObject *watch_name = nullptr, *zero = nullptr;
 // Where the slots lie that are read without an attribute lookup.
 Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at, program_at;
 
-PyObject* slot(PyObject* object, Py_ssize_t offset) {
-    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+PyObject** place(PyObject* object, Py_ssize_t offset) {
+    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
 }
+
+PyObject* slot(PyObject* object, Py_ssize_t offset) { return *place(object, offset); }
 
 // Offset of an entry of `__slots__`; -1 with an exception.
 Py_ssize_t slot_offset(PyObject* type, const char* name) {
@@ -52,68 +54,66 @@ PyObject* Call::kwargs() const {
 }
 
 bool Watch::enabled(const Thread* thread) const {
-    return session_control != nullptr && slot(session_control, enabled_at) == Py_True &&
-           slot(thread->control, routine_depth_at) == zero;
+    return session_control != nullptr && *is_enabled == Py_True && *routine_depth(thread) == zero;
 }
 
-bool Watch::caching() const { return slot(session_control, caching_at) == Py_True; }
-
 bool Watch::refresh() {
-    PyObject* now = slot(session, epoch_at);
-    if (now == epoch) return true;
+    if (*now == epoch) return true;
     Owned backward(PyObject_GetAttrString(session, "wants_backward"));
     Owned scopes(PyObject_GetAttrString(session, "watches_scopes"));
     if (!backward || !scopes) return false;
     wants_backward = PyObject_IsTrue(backward.get()) == 1;
     watches_scopes = PyObject_IsTrue(scopes.get()) == 1;
-    Py_XSETREF(epoch, Py_NewRef(now));
+    Py_XSETREF(epoch, Py_NewRef(*now));
     return true;
 }
 
-PyObject** routine_depth(const Thread* thread) {
-    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(thread->control) +
-                                        routine_depth_at);
+PyObject** routine_depth(const Thread* thread) { return place(thread->control, routine_depth_at); }
+
+namespace {
+
+// The op made other nodes than when it was found to need nothing, or they are not known yet.
+PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& call,
+                 PyObject* result, uint64_t start) {
+    if (watch->settle == nullptr) return result;  // The tools were left in the operator.
+    Owned returned(result), begin(PyLong_FromUnsignedLongLong(start)), args(call.args()),
+        kwargs(call.kwargs()), function = Owned::share(watch->settle);
+    PyObject* operator_ = definition->get_operator();
+    if (!begin || !args || !kwargs || operator_ == nullptr) return nullptr;
+    return PyObject_CallFunctionObjArgs(function.get(), record, operator_, args.get(),
+                                        kwargs.get(), result, begin.get(), nullptr);
 }
 
-PyObject* operate(Thread* thread, Definition* definition, Call& call) {
-    Watch* watch = thread->watch;
-    if (!watch->enabled(thread)) return call.original();
-    if (!watch->refresh()) return nullptr;
+long long nodes_of(PyObject* record) {
+    PyObject* nodes = slot(record, idle_nodes_at);
+    return nodes != nullptr ? PyLong_AsLongLong(nodes) : -1;
+}
+
+// All but the way of idle ops in their usual order.
+__attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch, Step* step,
+                                                   Definition* definition, Call& call) {
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
     Inside inside(thread);
     bool look_away = false;
-    Step* step = nullptr;
-    Entry* entry =
-        watch->identity->locate(thread, definition->type, call.operands(), &look_away, &step);
+    Entry* entry = step != nullptr ? step->entry.get()
+                                   : watch->identity->locate(thread, definition->type,
+                                                             call.operands(), &look_away, &step);
     if (look_away) return call.original();
     if (entry == nullptr) return nullptr;
-    bool caching = watch->caching();
-    bool interested = watch->wants_backward && gradients_enabled();
-    // What is idle in an epoch stays so in it.
-    if (step != nullptr && step->idle_epoch == watch->epoch && caching && !interested) {
-        return call.original();
-    }
+    bool caching = *watch->is_caching == Py_True;
     PyObject* record = entry->record.get();
     Owned kept = Owned::share(record);
-    uint64_t start = 0;
-    bool idle = slot(record, idle_epoch_at) == watch->epoch && caching;
-    if (idle && step != nullptr) step->idle_epoch = watch->epoch;
-    if (idle) {
-        if (!interested) return call.original();
-        start = next_sequence_number();
+    if (slot(record, idle_epoch_at) == watch->epoch && caching) {
+        long long nodes = nodes_of(record);
+        if (step != nullptr) {
+            step->idle_epoch = watch->epoch;
+            step->idle_nodes = nodes;
+        }
+        if (!watch->wants_backward || !gradients_enabled()) return call.original();
+        uint64_t start = next_sequence_number();
         PyObject* result = call.original();
-        if (result == nullptr) return nullptr;
-        PyObject* nodes = slot(record, idle_nodes_at);
-        uint64_t made = next_sequence_number() - start;
-        if (nodes != nullptr && PyLong_AsUnsignedLongLong(nodes) == made) return result;
-        if (watch->settle == nullptr) return result;  // The tools were left in the operator.
-        // It made other nodes than when it was found to need nothing.
-        Owned returned(result), begin(PyLong_FromUnsignedLongLong(start)), args(call.args()),
-            kwargs(call.kwargs());
-        PyObject* operator_ = definition->get_operator();
-        if (!begin || !args || !kwargs || operator_ == nullptr) return nullptr;
-        return PyObject_CallFunctionObjArgs(watch->settle, record, operator_, args.get(),
-                                            kwargs.get(), result, begin.get(), nullptr);
+        if (result == nullptr || (long long)(next_sequence_number() - start) == nodes) return result;
+        return settle(watch, record, definition, call, result, start);
     }
     PyObject* program = slot(record, program_at);
     if (is_program(program) && caching && !thread->recomputing) {
@@ -135,6 +135,50 @@ PyObject* operate(Thread* thread, Definition* definition, Call& call) {
     }
     thread->refused = false;
     return result;
+}
+
+__attribute__((noinline)) PyObject* settle_step(const Shared<Sequence>& sequence, Step* step,
+                                                Thread* thread, Definition* definition, Call& call,
+                                                PyObject* result, uint64_t start) {
+    Shared<Sequence> kept = sequence;
+    Watch* watch = thread->watch;
+    if (watch == nullptr) return result;
+    Owned record = Owned::share(step->entry->record.get()),
+          watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
+    Inside inside(thread);
+    result = settle(watch, record.get(), definition, call, result, start);
+    step->idle_nodes = nodes_of(record.get());
+    return result;
+}
+
+}  // namespace
+
+PyObject* operate(Thread* thread, Definition* definition, Call& call) {
+    Watch* watch = thread->watch;
+    if (!watch->enabled(thread)) return call.original();
+    // What is idle in an epoch stays so in it.
+    if (*watch->now != watch->epoch && !watch->refresh()) return nullptr;
+    Step* step = watch->identity->expect(thread, definition->type, call.operands());
+    if (step == nullptr || step->idle_epoch != watch->epoch || *watch->is_caching != Py_True) {
+        return operate_slowly(thread, watch, step, definition, call);
+    }
+    PyObject* result;
+    if (!watch->wants_backward || !gradients_enabled()) {
+        ++thread->depth;
+        result = call.original();
+        --thread->depth;
+        return result;
+    }
+    // The step lives as long as the sequence does.
+    Shared<Sequence> sequence = sequence_of(thread->activations);
+    uint64_t start = next_sequence_number();
+    ++thread->depth;
+    result = call.original();
+    --thread->depth;
+    if (result == nullptr || (long long)(next_sequence_number() - start) == step->idle_nodes) {
+        return result;
+    }
+    return settle_step(sequence, step, thread, definition, call, result, start);
 }
 
 namespace {
@@ -224,6 +268,9 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
         (idle_nodes_at = slot_offset(record.get(), "idle_nodes")) < 0) {
         return nullptr;
     }
+    self->now = place(self->session, epoch_at);
+    self->is_enabled = place(self->session_control, enabled_at);
+    self->is_caching = place(self->session_control, caching_at);
     return owner.release();
 }
 

@@ -17,31 +17,36 @@ struct Definition;
 // A call on its way to the original.
 class Call {
   public:
+    explicit Call(const Operands& given) : given_(given) {}
     virtual PyObject* original() = 0;
-    virtual Operands operands() const = 0;
+    const Operands& operands() const { return given_; }
     // New references: (args with `self` in front, kwargs).
     PyObject* args() const;
     PyObject* kwargs() const;
 
   protected:
     ~Call() = default;
+
+  private:
+    const Operands given_;
 };
 
 struct Watch {
+    // What every operator reads.
     PyObject_HEAD
+    Identity* identity;
+    PyObject* epoch;                     // as last seen; compared by identity
+    PyObject **now, **is_enabled, **is_caching;  // the session's epoch, its switches
+    bool wants_backward, watches_scopes;
     PyObject* get_control;  // () -> the calling thread's `Control`
     PyObject *execute, *settle, *call_module, *enter_module, *module_failed,
         *resume, *annotate, *scopes, *raise_pending,
         *pending;  // of the attachment
     PyObject* session;
     PyObject* session_control;          // switches of the thread that owns the session
-    PyObject* epoch;                    // as last seen; compared by identity
-    bool wants_backward, watches_scopes;
-    Identity* identity;
 
     // Whether operators of the thread are to be instrumented now.
     bool enabled(const Thread* thread) const;
-    bool caching() const;
     // Looks whether plans may have changed. False on error.
     bool refresh();
 };
