@@ -110,9 +110,9 @@ def pass_straight(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 def tap(
     values: Sequence[torch.Tensor], function: Callable[[Sequence[Any]], Sequence[Any]]
-) -> list[torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Identities of `values`; `function` maps their gradients, None where there is none."""
-    tapped = list(_apply(AmandaTap, function, *values))
+    tapped: tuple[torch.Tensor, ...] = _apply(AmandaTap, function, *values)
     _prioritise(tapped[0])
     return tapped
 

@@ -1,12 +1,14 @@
 """Plans in the form in which the native interceptor runs them by itself.
 
 Owns the question which plans it can: insertions before and after the forward op, without autodiff,
-of an op that no aligned gradient is asked of. All others are executed by `_execute`.
+and after the backward op as a whole. All others are executed by `_execute`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_driver_torch._build import native
@@ -14,6 +16,7 @@ from amanda_driver_torch._state import STATE
 
 if TYPE_CHECKING:
     from amanda_driver_torch._execute import Run
+    from amanda_driver_torch._taps import Taps
 
 __all__ = ["compiled"]
 
@@ -21,7 +24,9 @@ __all__ = ["compiled"]
 _MANY = 16
 
 
-def compiled(run: Run, context: OpContext, before: Plan, after: Plan, nodes: int) -> object:
+def compiled(
+    run: Run, context: OpContext, before: Plan, after: Plan, nodes: int, taps: Taps | None
+) -> object:
     """The plan of an op as a program for calls like that of `run`; None where it cannot be.
 
     Args:
@@ -30,6 +35,7 @@ def compiled(run: Run, context: OpContext, before: Plan, after: Plan, nodes: int
         before: Its plan before forward.
         after: Its plan after forward.
         nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
+        taps: The aligned gradients of that execution, if it had gradients.
     """
     session, bound, attachment = run.session, run.bound, run.attachment
     layout = bound.layout
@@ -39,7 +45,7 @@ def compiled(run: Run, context: OpContext, before: Plan, after: Plan, nodes: int
         or STATE.recomputing
         or before.replacement is not None
         or context.plan(IPoint.BEFORE_BACKWARD)
-        or context.plan(IPoint.AFTER_BACKWARD)
+        or context.plan(IPoint.AFTER_BACKWARD).replacement is not None
         or bound.signature.in_place
         or not layout.bound
         or layout.attrs
@@ -58,10 +64,28 @@ def compiled(run: Run, context: OpContext, before: Plan, after: Plan, nodes: int
     args, kwargs = bound.given
     names = tuple(kwargs)
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)
+    operands = (*args, *kwargs.values())
+    tapped: list[Any] = []
+    required: tuple[int, ...] = ()
+    if context.plan(IPoint.AFTER_BACKWARD):
+        if taps is None:
+            return None  # Found without gradients, nothing is known of them.
+        given = taps.given()
+        if given is None:
+            return None
+        required = tuple(
+            int(value.requires_grad) if isinstance(value, torch.Tensor) else -1
+            for value in operands
+        )
+        for function, positions in given:
+            arguments = tuple(sources[position] for position in positions)
+            if -1 in arguments:
+                return None
+            tapped.append((function, arguments))
 
     return native.Program(
         session.epoch,
-        tuple(type(value) for value in (*args, *kwargs.values())),
+        tuple(type(value) for value in operands),
         names,
         sources,
         layout.defaults,
@@ -71,6 +95,8 @@ def compiled(run: Run, context: OpContext, before: Plan, after: Plan, nodes: int
         context._values,
         attachment.constant,
         nodes,
+        tapped,
+        required,
     )
 
 

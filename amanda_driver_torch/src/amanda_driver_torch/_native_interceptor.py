@@ -18,6 +18,7 @@ from torch import nn
 from amanda_core import Blind, Step
 from amanda_core.errors import annotate
 from amanda_core.threads import THREAD
+from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._build import native
 from amanda_driver_torch._execute import Operator, OpRecord
 from amanda_driver_torch._modes import in_users_modes, laid_aside
@@ -25,6 +26,7 @@ from amanda_driver_torch._nodes import next_sequence
 from amanda_driver_torch._operators import is_operator, operators, type_name
 from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._state import STATE
+from amanda_driver_torch._tracing import STAND_INS
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
@@ -56,6 +58,8 @@ class NativeInterceptor:
             raise_pending=attachment.session.raise_pending,
             pending=attachment.session._pending,
             annotate=_annotate,
+            tap=tap,
+            stand_ins=STAND_INS,
             resolve=attachment.resolve,
             classify=sites.classify,
             look_up=sites.labels.look_up,

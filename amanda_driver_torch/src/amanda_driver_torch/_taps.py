@@ -77,6 +77,24 @@ class Taps:
             values = placed(values, chosen, identities)
         return values
 
+    def given(self) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[int]]] | None:
+        """Functions of gradients, and the inputs whose they are, that serve further executions.
+
+        None where an execution needs more than identities in front of single inputs.
+        """
+        values = self._run.bound.values
+        if self._run.operator.aliases or self._run.mutated:
+            return None
+        slots = differentiable(values)
+        if any(index is not None for _, index in slots):
+            return None
+        plan, found = self._context.plan(IPoint.AFTER_BACKWARD), []
+        for group in _groups(plan, {position for position, _ in slots}):
+            chosen = [slot for slot in slots if slot[0] in group]
+            function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
+            found.append((function, [position for position, _ in chosen]))
+        return found
+
     def untap(self, outputs: list[Any]) -> list[Any]:
         """An op that returns its own input has done nothing: the input itself comes back."""
         if not self._tapped:

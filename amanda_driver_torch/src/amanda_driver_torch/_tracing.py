@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MACHINERY", "reason_to_look_away"]
+__all__ = ["MACHINERY", "STAND_INS", "reason_to_look_away"]
 
 # Modes of torch.utils._python_dispatch by name: importing them would load half of Inductor.
 _STAND_INS = frozenset(
@@ -32,6 +32,14 @@ _FUNCTORCH = (
     "values are wrapped and have no graph to edit."
 )
 
+
+#: Answers of these are something true whenever `reason_to_look_away` may have a reason that does
+#: not lie in the type of an argument.
+STAND_INS = (
+    torch._C._get_tracing_state,
+    torch._C._are_functorch_transforms_active,
+    torch._C._len_torch_dispatch_stack,
+)
 
 _fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: False, tuple: False}
 

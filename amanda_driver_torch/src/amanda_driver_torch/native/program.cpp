@@ -20,12 +20,19 @@ struct ProgramParts {
     Owned state, values;  // the context's attributes and its values
     Owned constant;       // gives constants by position
     long nodes = -1;      // that the op makes, if these need nothing; else -1
+    // Gradients of inputs: identities that hand them to a function together.
+    struct Tap {
+        Owned function;
+        std::vector<int> arguments;  // by number
+    };
+    std::vector<Tap> taps;
+    std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
 };
 
 namespace {
 
 PyTypeObject* program_type = nullptr;
-PyObject *released, *inputs_name, *outputs_name, *constant_name;
+PyObject *released, *inputs_name, *outputs_name, *constant_name, *requires_grad;
 
 // Extent of a routine: marked, and without gradients.
 class InRoutine {
@@ -140,12 +147,89 @@ class Release {
 
 bool is_program(PyObject* object) { return object != nullptr && Py_TYPE(object) == program_type; }
 
-bool fits(const Program* program, const Watch* watch, const Operands& operands, bool gradients) {
+namespace {
+
+// Whether values may be stand-ins for tensors now; then Python says what to do.
+bool stood_in(const Watch* watch) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(watch->stand_ins); ++i) {
+        Owned answer(PyObject_CallNoArgs(PyTuple_GET_ITEM(watch->stand_ins, i)));
+        if (!answer || PyObject_IsTrue(answer.get()) != 0) {
+            PyErr_Clear();
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether the arguments that require a gradient are those that the program knows.
+bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
+    for (size_t i = 0; i < parts.required.size(); ++i) {
+        if (parts.required[i] < 0) continue;
+        Owned answer(PyObject_GetAttr(values[i], requires_grad));
+        if (!answer) PyErr_Clear();
+        if (answer.get() != (parts.required[i] ? Py_True : Py_False)) return false;
+    }
+    return true;
+}
+
+constexpr size_t MOST_OPERANDS = 24;
+
+// The operands one after the other.
+size_t flatten(const Operands& operands, PyObject** values) {
+    size_t count = 0;
+    if (operands.first != nullptr) values[count++] = operands.first;
+    for (Py_ssize_t i = 0; i < operands.count; ++i) values[count++] = operands.items[i];
+    for (Py_ssize_t i = 0; operands.names != nullptr && i < operands.named(); ++i) {
+        values[count++] = operands.items[operands.count + i];
+    }
+    if (operands.kwargs != nullptr) {
+        PyObject *name, *value;
+        for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
+            values[count++] = value;
+        }
+    }
+    return count;
+}
+
+// The original on identities of those operands whose gradients are wanted.
+Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
+    PyObject* values[MOST_OPERANDS + 1];
+    values[0] = nullptr;  // The place before the first is the callee's to use.
+    PyObject** operands = values + 1;
+    flatten(call.operands(), operands);
+    std::vector<Owned> held;
+    for (const ProgramParts::Tap& tap : parts.taps) {
+        Owned wanted(PyTuple_New(Py_ssize_t(tap.arguments.size())));
+        if (!wanted) return Owned();
+        for (size_t i = 0; i < tap.arguments.size(); ++i) {
+            PyTuple_SET_ITEM(wanted.get(), Py_ssize_t(i), Py_NewRef(operands[tap.arguments[i]]));
+        }
+        Owned identities(
+            PyObject_CallFunctionObjArgs(watch->tap, wanted.get(), tap.function.get(), nullptr));
+        if (!identities) return Owned();
+        if (!PyTuple_Check(identities.get()) ||
+            PyTuple_GET_SIZE(identities.get()) != Py_ssize_t(tap.arguments.size())) {
+            PyErr_SetString(PyExc_SystemError, "a tap returned something else");
+            return Owned();
+        }
+        for (size_t i = 0; i < tap.arguments.size(); ++i) {
+            operands[tap.arguments[i]] = PyTuple_GET_ITEM(identities.get(), Py_ssize_t(i));
+        }
+        held.push_back(std::move(identities));
+    }
+    return Owned(call.original_with(operands));
+}
+
+}  // namespace
+
+bool fits(const Program* program, const Watch* watch, const Call& call, bool gradients) {
     const ProgramParts& parts = *program->parts;
+    const Operands& operands = call.operands();
     if (parts.epoch.get() != watch->epoch) return false;
     if (gradients && (!can_set_gradients() || (watch->wants_backward && parts.nodes < 0))) {
         return false;
     }
+    if (gradients && !parts.required.empty() && !call.takes_others()) return false;
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     size_t named = size_t(operands.named());
     if (count + named != parts.types.size() || named != parts.keywords.size()) return false;
@@ -170,7 +254,12 @@ bool fits(const Program* program, const Watch* watch, const Operands& operands, 
             }
         }
     }
-    return true;
+    if (gradients && !parts.required.empty()) {
+        PyObject* values[MOST_OPERANDS];
+        flatten(operands, values);
+        if (!requires_the_same(parts, values)) return false;
+    }
+    return !stood_in(watch);
 }
 
 PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch* watch,
@@ -218,7 +307,8 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         }
     }
     uint64_t start = gradients ? next_sequence_number() : 0;
-    Owned returned(call.original());
+    Owned returned = gradients && !parts->taps.empty() ? call_tapped(*parts, watch, call)
+                                                       : Owned(call.original());
     if (!returned || returned.get() == Py_NotImplemented) return returned.release();
     bool settled = !gradients || !watch->wants_backward ||
                    next_sequence_number() - start == uint64_t(parts->nodes);
@@ -291,12 +381,13 @@ bool read_steps(PyObject* list, std::vector<ProgramStep>* steps) {
 
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *state, *values,
-        *constant;
+        *constant, *taps, *required;
     long nodes;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!Ol", &epoch, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
-                          &state, &PyDict_Type, &values, &constant, &nodes)) {
+                          &state, &PyDict_Type, &values, &constant, &nodes, &PyList_Type, &taps,
+                          &PyTuple_Type, &required)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -320,6 +411,26 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     parts->values = Owned::share(values);
     parts->constant = Owned::share(constant);
     parts->nodes = nodes;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
+        PyObject *function, *arguments;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyTuple_Type,
+                              &arguments)) {
+            return nullptr;
+        }
+        ProgramParts::Tap tap;
+        tap.function = Owned::share(function);
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(arguments); ++k) {
+            tap.arguments.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(arguments, k))));
+        }
+        parts->taps.push_back(std::move(tap));
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(required); ++i) {
+        parts->required.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(required, i))));
+    }
+    if (parts->types.size() > MOST_OPERANDS) {
+        PyErr_SetString(PyExc_OverflowError, "too many operands");
+        return nullptr;
+    }
     if (!read_steps(before, &parts->before) || !read_steps(after, &parts->after)) return nullptr;
     return self.release();
 }
@@ -349,6 +460,7 @@ int program_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(parts->state.get());
     Py_VISIT(parts->values.get());
     Py_VISIT(parts->constant.get());
+    for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
     return 0;
 }
 
@@ -379,6 +491,7 @@ int add_program(PyObject* module) {
     inputs_name = PyUnicode_InternFromString("inputs");
     outputs_name = PyUnicode_InternFromString("outputs");
     constant_name = PyUnicode_InternFromString("_constant");
+    requires_grad = PyUnicode_InternFromString("requires_grad");
     program_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&program_spec));
     if (program_type == nullptr) return -1;
     return PyModule_AddObjectRef(module, "Program", reinterpret_cast<PyObject*>(program_type));

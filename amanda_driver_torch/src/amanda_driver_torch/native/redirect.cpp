@@ -59,6 +59,27 @@ class Method final : public Call {
     PyObject* original() override {
         return reinterpret_cast<PyCFunctionWithKeywords>(d_->original)(self_, args_, kwargs_);
     }
+    bool takes_others() const override { return d_->bound && args_ != nullptr; }
+    PyObject* original_with(PyObject* const* values) override {
+        Py_ssize_t count = PyTuple_GET_SIZE(args_);
+        PyObject* self = values[0];
+        Owned args(PyTuple_New(count)), kwargs;
+        if (!args) return nullptr;
+        for (Py_ssize_t i = 0; i < count; ++i) {
+            PyTuple_SET_ITEM(args.get(), i, Py_NewRef(values[i + 1]));
+        }
+        if (kwargs_ != nullptr) {
+            kwargs = Owned(PyDict_New());
+            PyObject *name, *value;
+            values += count + 1;
+            for (Py_ssize_t i = 0; kwargs && PyDict_Next(kwargs_, &i, &name, &value); ++values) {
+                if (PyDict_SetItem(kwargs.get(), name, *values) < 0) return nullptr;
+            }
+            if (!kwargs) return nullptr;
+        }
+        return reinterpret_cast<PyCFunctionWithKeywords>(d_->original)(self, args.get(),
+                                                                       kwargs.get());
+    }
 
   private:
     Definition* d_;
@@ -82,6 +103,10 @@ class Function final : public Call {
           d_(d), function_(function), args_(args), count_(count), names_(names) {}
 
     PyObject* original() override { return call_function(d_, function_, args_, count_, names_); }
+    bool takes_others() const override { return true; }
+    PyObject* original_with(PyObject* const* values) override {
+        return call_function(d_, function_, values, PyVectorcall_NARGS(count_), names_);
+    }
 
   private:
     Definition* d_;

@@ -119,7 +119,7 @@ __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch,
     if (is_program(program) && caching && !thread->recomputing) {
         bool gradients = gradients_enabled();
         auto* own = reinterpret_cast<Program*>(program);
-        if (fits(own, watch, call.operands(), gradients)) {
+        if (fits(own, watch, call, gradients)) {
             return run_program(own, record, thread, watch, definition, call, gradients);
         }
     }
@@ -185,19 +185,20 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 12;
+constexpr int WATCH_FIELDS = 14;
 
 constexpr const char* FIELDS[] = {"get_control", "execute",      "settle",       "call_module",
                                   "enter_module", "module_failed", "resume",
                                   "annotate",    "scopes",         "raise_pending",
-                                  "pending",     "session"};
+                                  "pending",     "session",        "tap",
+                                  "stand_ins"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {&self->get_control,  &self->execute,       &self->settle,
                            &self->call_module,  &self->enter_module, &self->module_failed,
                            &self->resume,        &self->annotate,      &self->scopes,
                            &self->raise_pending, &self->pending,
-                           &self->session};
+                           &self->session,       &self->tap,           &self->stand_ins};
     return fields[i];
 }
 

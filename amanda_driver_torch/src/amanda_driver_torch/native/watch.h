@@ -19,6 +19,9 @@ class Call {
   public:
     explicit Call(const Operands& given) : given_(given) {}
     virtual PyObject* original() = 0;
+    // The same with other operands, as many as given; null without an exception where it cannot.
+    virtual PyObject* original_with(PyObject* const*) { return nullptr; }
+    virtual bool takes_others() const { return false; }
     const Operands& operands() const { return given_; }
     // New references: (args with `self` in front, kwargs).
     PyObject* args() const;
@@ -42,6 +45,8 @@ struct Watch {
     PyObject *execute, *settle, *call_module, *enter_module, *module_failed,
         *resume, *annotate, *scopes, *raise_pending,
         *pending;  // of the attachment
+    PyObject* tap;        // (values, function) -> identities of the values
+    PyObject* stand_ins;  // callables that answer with something true while values are stand-ins
     PyObject* session;
     PyObject* session_control;          // switches of the thread that owns the session
 
