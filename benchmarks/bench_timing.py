@@ -19,6 +19,8 @@ __all__ = ["Comparison", "Timing", "Way", "interleaved"]
 #: a microsecond.
 SHORTEST_SAMPLE = 0.001
 MOST_SAMPLES = 40
+#: Runs at the begin of a turn that are not timed, where one is short; else one is not.
+WARMING = 4
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,10 @@ def interleaved(
 ) -> Comparison:
     """Time the ways in turns, in an order that is shuffled in every round.
 
-    A machine that slows down or speeds up meanwhile does so for all of them. The first run of a
-    turn is not timed: it brings the turn's own code and data into the caches. The garbage
-    collector runs between turns and not in them.
+    A machine that slows down or speeds up meanwhile does so for all of them. The first runs of a
+    turn are not timed: they bring the turn's own code and data into the caches, and tools that are
+    applied again look at each operator anew. The garbage collector runs between turns and not in
+    them.
 
     Args:
         ways: What is timed; the first is what the others are compared with. One that raises in
@@ -148,7 +151,8 @@ def _take_turn(record: _Record, number: int) -> None:
     begin = perf_counter()
     cpu: list[float] = []
     with record.way.enter():
-        run()
+        for _ in range(WARMING if record.samples >= WARMING else 1):
+            run()
         gc.collect()
         gc.disable()
         try:

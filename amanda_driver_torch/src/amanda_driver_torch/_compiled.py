@@ -68,9 +68,7 @@ def compiled(
     tapped: list[Any] = []
     required: tuple[int, ...] = ()
     if context.plan(IPoint.AFTER_BACKWARD):
-        if taps is None:
-            return None  # Found without gradients, nothing is known of them.
-        given = taps.given()
+        given = taps.given() if taps is not None else []
         if given is None:
             return None
         required = tuple(
@@ -97,6 +95,8 @@ def compiled(
         nodes,
         tapped,
         required,
+        # Found without gradients, nothing is known of them.
+        taps is not None or not context.plan(IPoint.AFTER_BACKWARD),
     )
 
 

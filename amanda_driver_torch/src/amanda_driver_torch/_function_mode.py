@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from amanda_core import Blind
 from amanda_driver_torch._execute import Operator, OpRecord
 from amanda_driver_torch._frames import LOOKED_AWAY
+from amanda_driver_torch._limits import LIMITS
 from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import (
     is_operator,
@@ -89,15 +90,7 @@ class FunctionModeInterceptor:
 
     def coverage(self) -> Sequence[Blind]:
         """What the function protocol does not see."""
-        why = "torch's function protocol does not report it"
-        return [
-            Blind("torch.Tensor(...), early references to torch.from_numpy, torch.frombuffer", why),
-            Blind("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
-            Blind(
-                "bindings of C++ extensions outside torch.ops",
-                "register them with amanda_driver_torch.extensions.register_op",
-            ),
-        ]
+        return LIMITS[self.name]
 
 
 class _Mode(TorchFunctionMode):

@@ -21,6 +21,7 @@ from amanda_core.threads import THREAD
 from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._build import native
 from amanda_driver_torch._execute import Operator, OpRecord
+from amanda_driver_torch._limits import LIMITS
 from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._nodes import next_sequence
 from amanda_driver_torch._operators import is_operator, operators, type_name
@@ -103,7 +104,7 @@ class NativeInterceptor:
     def coverage(self) -> Sequence[Blind]:
         """What the redirected tables do not show."""
         return [
-            Blind("bindings of C++ extensions outside torch.ops", "they are not in torch's tables"),
+            *LIMITS[self.name],
             *(Blind(f"early references to {n}", why) for n, why in self._refused.items()),
         ]
 

@@ -20,12 +20,19 @@ int execute(PyObject* module) {
                         "amanda_driver_torch._native serves the main interpreter only");
         return -1;
     }
+    // What is redirected leads to the state of the first; a second one would see nothing.
+    static bool loaded = false;
+    if (loaded) {
+        PyErr_SetString(PyExc_ImportError, "amanda_driver_torch._native is loaded already");
+        return -1;
+    }
     if (amanda::add_thread(module) < 0 || amanda::add_identity(module) < 0 ||
         amanda::add_activation(module) < 0 ||
         amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
         amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
         return -1;
     }
+    loaded = true;
     return PyModule_AddStringConstant(module, "FRAMES", amanda::FRAMES);
 }
 

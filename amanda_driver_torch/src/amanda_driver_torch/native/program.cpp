@@ -1,6 +1,5 @@
 // The running of programs.
-#include "program.h"
-
+#include "program_parts.h"
 #include "redirect.h"
 #include "thread.h"
 #include "torch_symbols.h"
@@ -8,30 +7,8 @@
 
 namespace amanda {
 
-struct ProgramParts {
-    Owned epoch;
-    std::vector<PyTypeObject*> types;  // of the arguments; held by `kinds`
-    std::vector<Owned> kinds;
-    std::vector<Owned> keywords;
-    // Position of the signature -> argument by number, or -1 and the default.
-    std::vector<int> sources;
-    std::vector<Owned> defaults;
-    std::vector<ProgramStep> before, after;
-    Owned state, values;  // the context's attributes and its values
-    Owned constant;       // gives constants by position
-    long nodes = -1;      // that the op makes, if these need nothing; else -1
-    // Gradients of inputs: identities that hand them to a function together.
-    struct Tap {
-        Owned function;
-        std::vector<int> arguments;  // by number
-    };
-    std::vector<Tap> taps;
-    std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
-};
-
 namespace {
 
-PyTypeObject* program_type = nullptr;
 PyObject *released, *inputs_name, *outputs_name, *constant_name, *requires_grad;
 
 // Extent of a routine: marked, and without gradients.
@@ -145,8 +122,6 @@ class Release {
 
 }  // namespace
 
-bool is_program(PyObject* object) { return object != nullptr && Py_TYPE(object) == program_type; }
-
 namespace {
 
 // Whether values may be stand-ins for tensors now; then Python says what to do.
@@ -171,8 +146,6 @@ bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
     }
     return true;
 }
-
-constexpr size_t MOST_OPERANDS = 24;
 
 // The operands one after the other.
 size_t flatten(const Operands& operands, PyObject** values) {
@@ -230,6 +203,7 @@ bool fits(const Program* program, const Watch* watch, const Call& call, bool gra
         return false;
     }
     if (gradients && !parts.required.empty() && !call.takes_others()) return false;
+    if (gradients && !parts.with_gradients) return false;
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     size_t named = size_t(operands.named());
     if (count + named != parts.types.size() || named != parts.keywords.size()) return false;
@@ -346,155 +320,12 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     return returned.release();
 }
 
-namespace {
-
-bool read_steps(PyObject* list, std::vector<ProgramStep>* steps) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-        PyObject *routine, *kwargs, *positions, *step;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "OO!OO", &routine, &PyDict_Type, &kwargs,
-                              &positions, &step)) {
-            return false;
-        }
-        ProgramStep made;
-        made.routine = Owned::share(routine);
-        made.step = Owned::share(step);
-        made.all = positions == Py_None;
-        if (!made.all) {
-            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(positions); ++k) {
-                made.positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions, k))));
-            }
-        }
-        if (PyDict_GET_SIZE(kwargs) != 0) {
-            made.names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs)));
-            if (!made.names) return false;
-            PyObject *name, *value;
-            Py_ssize_t k = 0;
-            for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value); ++k) {
-                PyTuple_SET_ITEM(made.names.get(), k, Py_NewRef(name));
-                made.values.push_back(Owned::share(value));
-            }
-        }
-        steps->push_back(std::move(made));
-    }
-    return true;
-}
-
-PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *state, *values,
-        *constant, *taps, *required;
-    long nodes;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!", &epoch, &PyTuple_Type, &types,
-                          &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
-                          &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
-                          &state, &PyDict_Type, &values, &constant, &nodes, &PyList_Type, &taps,
-                          &PyTuple_Type, &required)) {
-        return nullptr;
-    }
-    Owned self(type->tp_alloc(type, 0));
-    if (!self) return nullptr;
-    auto* parts = reinterpret_cast<Program*>(self.get())->parts = new ProgramParts;
-    parts->epoch = Owned::share(epoch);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
-        parts->kinds.push_back(Owned::share(PyTuple_GET_ITEM(types, i)));
-        parts->types.push_back(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, i)));
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keywords); ++i) {
-        PyObject* name = Py_NewRef(PyTuple_GET_ITEM(keywords, i));
-        PyUnicode_InternInPlace(&name);
-        parts->keywords.emplace_back(name);
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
-        parts->sources.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(sources, i))));
-        parts->defaults.push_back(Owned::share(PyTuple_GET_ITEM(defaults, i)));
-    }
-    parts->state = Owned::share(state);
-    parts->values = Owned::share(values);
-    parts->constant = Owned::share(constant);
-    parts->nodes = nodes;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
-        PyObject *function, *arguments;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyTuple_Type,
-                              &arguments)) {
-            return nullptr;
-        }
-        ProgramParts::Tap tap;
-        tap.function = Owned::share(function);
-        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(arguments); ++k) {
-            tap.arguments.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(arguments, k))));
-        }
-        parts->taps.push_back(std::move(tap));
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(required); ++i) {
-        parts->required.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(required, i))));
-    }
-    if (parts->types.size() > MOST_OPERANDS) {
-        PyErr_SetString(PyExc_OverflowError, "too many operands");
-        return nullptr;
-    }
-    if (!read_steps(before, &parts->before) || !read_steps(after, &parts->after)) return nullptr;
-    return self.release();
-}
-
-void program_dealloc(PyObject* self) {
-    PyObject_GC_UnTrack(self);
-    delete reinterpret_cast<Program*>(self)->parts;
-    PyTypeObject* type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-int program_traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    ProgramParts* parts = reinterpret_cast<Program*>(self)->parts;
-    if (parts == nullptr) return 0;
-    auto each = [&](const std::vector<ProgramStep>& steps) {
-        for (const ProgramStep& step : steps) {
-            Py_VISIT(step.routine.get());
-            Py_VISIT(step.step.get());
-            for (const Owned& value : step.values) Py_VISIT(value.get());
-        }
-        return 0;
-    };
-    if (int stop = each(parts->before)) return stop;
-    if (int stop = each(parts->after)) return stop;
-    Py_VISIT(parts->state.get());
-    Py_VISIT(parts->values.get());
-    Py_VISIT(parts->constant.get());
-    for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
-    return 0;
-}
-
-int program_clear(PyObject* self) {
-    auto* program = reinterpret_cast<Program*>(self);
-    if (program->parts == nullptr) return 0;
-    auto* empty = new ProgramParts;
-    std::swap(program->parts, empty);
-    delete empty;
-    return 0;
-}
-
-PyType_Slot program_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(program_new)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(program_dealloc)},
-    {Py_tp_traverse, reinterpret_cast<void*>(program_traverse)},
-    {Py_tp_clear, reinterpret_cast<void*>(program_clear)},
-    {Py_tp_doc, const_cast<char*>("The plan of one op, in the form in which C runs it.")},
-    {0, nullptr},
-};
-PyType_Spec program_spec = {"amanda_driver_torch._native.Program", sizeof(Program), 0,
-                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
-
-}  // namespace
-
-int add_program(PyObject* module) {
+void name_strings() {
     released = PyUnicode_InternFromString("_released");
     inputs_name = PyUnicode_InternFromString("inputs");
     outputs_name = PyUnicode_InternFromString("outputs");
     constant_name = PyUnicode_InternFromString("_constant");
     requires_grad = PyUnicode_InternFromString("requires_grad");
-    program_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&program_spec));
-    if (program_type == nullptr) return -1;
-    return PyModule_AddObjectRef(module, "Program", reinterpret_cast<PyObject*>(program_type));
 }
 
 }  // namespace amanda

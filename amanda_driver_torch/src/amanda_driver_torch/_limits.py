@@ -1,0 +1,35 @@
+"""What the interceptors cannot see, side by side: the one place where they differ in what they can.
+
+Owns these lists, for `coverage()` and for who asks which interceptor is used. What no interceptor
+sees is the attachment's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from amanda_core import Blind
+
+__all__ = ["LIMITS"]
+
+_UNREPORTED = "torch's function protocol does not report it"
+
+_EXTENSIONS = Blind(
+    "bindings of C++ extensions outside torch.ops",
+    "register them with amanda_driver_torch.extensions.register_op",
+)
+
+#: Interceptor -> what it does not see.
+LIMITS: Mapping[str, tuple[Blind, ...]] = {
+    "native": (
+        Blind("torch.Tensor(...)", "a type's constructor is in no table of torch's"),
+        _EXTENSIONS,
+    ),
+    "function_mode": (
+        Blind(
+            "torch.Tensor(...), early references to torch.from_numpy, torch.frombuffer", _UNREPORTED
+        ),
+        Blind("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
+        _EXTENSIONS,
+    ),
+}

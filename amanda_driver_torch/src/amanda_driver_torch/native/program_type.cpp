@@ -1,0 +1,159 @@
+// Programs as objects of Python's: how they are made and let go of.
+#include "program_parts.h"
+
+namespace amanda {
+
+namespace {
+
+PyTypeObject* program_type = nullptr;
+
+bool read_steps(PyObject* list, std::vector<ProgramStep>* steps) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        PyObject *routine, *kwargs, *positions, *step;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "OO!OO", &routine, &PyDict_Type, &kwargs,
+                              &positions, &step)) {
+            return false;
+        }
+        ProgramStep made;
+        made.routine = Owned::share(routine);
+        made.step = Owned::share(step);
+        made.all = positions == Py_None;
+        if (!made.all) {
+            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(positions); ++k) {
+                made.positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions, k))));
+            }
+        }
+        if (PyDict_GET_SIZE(kwargs) != 0) {
+            made.names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs)));
+            if (!made.names) return false;
+            PyObject *name, *value;
+            Py_ssize_t k = 0;
+            for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value); ++k) {
+                PyTuple_SET_ITEM(made.names.get(), k, Py_NewRef(name));
+                made.values.push_back(Owned::share(value));
+            }
+        }
+        steps->push_back(std::move(made));
+    }
+    return true;
+}
+
+PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
+    PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *state, *values,
+        *constant, *taps, *required;
+    long nodes;
+    int with_gradients;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!p", &epoch, &PyTuple_Type, &types,
+                          &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
+                          &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
+                          &state, &PyDict_Type, &values, &constant, &nodes, &PyList_Type, &taps,
+                          &PyTuple_Type, &required, &with_gradients)) {
+        return nullptr;
+    }
+    Owned self(type->tp_alloc(type, 0));
+    if (!self) return nullptr;
+    auto* parts = reinterpret_cast<Program*>(self.get())->parts = new ProgramParts;
+    parts->epoch = Owned::share(epoch);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
+        parts->kinds.push_back(Owned::share(PyTuple_GET_ITEM(types, i)));
+        parts->types.push_back(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(types, i)));
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keywords); ++i) {
+        PyObject* name = Py_NewRef(PyTuple_GET_ITEM(keywords, i));
+        PyUnicode_InternInPlace(&name);
+        parts->keywords.emplace_back(name);
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources); ++i) {
+        parts->sources.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(sources, i))));
+        parts->defaults.push_back(Owned::share(PyTuple_GET_ITEM(defaults, i)));
+    }
+    parts->state = Owned::share(state);
+    parts->values = Owned::share(values);
+    parts->constant = Owned::share(constant);
+    parts->nodes = nodes;
+    parts->with_gradients = with_gradients != 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
+        PyObject *function, *arguments;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyTuple_Type,
+                              &arguments)) {
+            return nullptr;
+        }
+        ProgramParts::Tap tap;
+        tap.function = Owned::share(function);
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(arguments); ++k) {
+            tap.arguments.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(arguments, k))));
+        }
+        parts->taps.push_back(std::move(tap));
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(required); ++i) {
+        parts->required.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(required, i))));
+    }
+    if (parts->types.size() > MOST_OPERANDS) {
+        PyErr_SetString(PyExc_OverflowError, "too many operands");
+        return nullptr;
+    }
+    if (!read_steps(before, &parts->before) || !read_steps(after, &parts->after)) return nullptr;
+    return self.release();
+}
+
+void program_dealloc(PyObject* self) {
+    PyObject_GC_UnTrack(self);
+    delete reinterpret_cast<Program*>(self)->parts;
+    PyTypeObject* type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+int program_traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    ProgramParts* parts = reinterpret_cast<Program*>(self)->parts;
+    if (parts == nullptr) return 0;
+    auto each = [&](const std::vector<ProgramStep>& steps) {
+        for (const ProgramStep& step : steps) {
+            Py_VISIT(step.routine.get());
+            Py_VISIT(step.step.get());
+            for (const Owned& value : step.values) Py_VISIT(value.get());
+        }
+        return 0;
+    };
+    if (int stop = each(parts->before)) return stop;
+    if (int stop = each(parts->after)) return stop;
+    Py_VISIT(parts->state.get());
+    Py_VISIT(parts->values.get());
+    Py_VISIT(parts->constant.get());
+    for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
+    return 0;
+}
+
+int program_clear(PyObject* self) {
+    auto* program = reinterpret_cast<Program*>(self);
+    if (program->parts == nullptr) return 0;
+    auto* empty = new ProgramParts;
+    std::swap(program->parts, empty);
+    delete empty;
+    return 0;
+}
+
+PyType_Slot program_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(program_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(program_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(program_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(program_clear)},
+    {Py_tp_doc, const_cast<char*>("The plan of one op, in the form in which C runs it.")},
+    {0, nullptr},
+};
+PyType_Spec program_spec = {"amanda_driver_torch._native.Program", sizeof(Program), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
+
+}  // namespace
+
+bool is_program(PyObject* object) { return object != nullptr && Py_TYPE(object) == program_type; }
+
+int add_program(PyObject* module) {
+    name_strings();
+    program_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&program_spec));
+    if (program_type == nullptr) return -1;
+    return PyModule_AddObjectRef(module, "Program", reinterpret_cast<PyObject*>(program_type));
+}
+
+}  // namespace amanda

@@ -1,0 +1,253 @@
+// What stands in torch's tables meanwhile, and the tables of what it stands for. A part of
+// redirect.cpp, which alone includes it.
+#pragma once
+
+#include <array>
+
+#include "redirect.h"
+#include "thread.h"
+#include "watch.h"
+
+namespace amanda {
+
+namespace {
+
+// torch 2.13 has about 600 methods and 900 functions that are operators.
+constexpr size_t MOST = 2048;
+constexpr size_t MOST_GETTERS = 16;
+
+// Methods: their descriptors and all that is bound from them read `ml_meth` at each call.
+Definition table[MOST];
+size_t defined = 0;
+
+// Functions: objects that exist once. Their hash is made of `ml_meth` (CPython 3.10 to 3.14), so
+// redirecting that would hide them in everybody's dicts; the object's own `vectorcall` it is.
+Definition functions_table[MOST];
+size_t functions_defined = 0;
+Definition getters[MOST_GETTERS];
+size_t getters_defined = 0;
+
+// Indexing: slots of the type and of all its subtypes.
+Definition subscript, assignment;
+PyTypeObject* indexed = nullptr;
+
+// The original by its calling convention.
+
+class Method final : public Call {
+  public:
+    Method(Definition* d, PyObject* self, PyObject* args, PyObject* kwargs)
+        : Call(args == nullptr ? Operands{self, nullptr, 0, nullptr}
+                               : Operands{self, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args),
+                                          kwargs}),
+          d_(d), self_(self), args_(args), kwargs_(kwargs) {}
+
+    PyObject* original() override {
+        return reinterpret_cast<PyCFunctionWithKeywords>(d_->original)(self_, args_, kwargs_);
+    }
+    bool takes_others() const override { return d_->bound && args_ != nullptr; }
+    PyObject* original_with(PyObject* const* values) override {
+        Py_ssize_t count = PyTuple_GET_SIZE(args_);
+        PyObject* self = values[0];
+        Owned args(PyTuple_New(count)), kwargs;
+        if (!args) return nullptr;
+        for (Py_ssize_t i = 0; i < count; ++i) {
+            PyTuple_SET_ITEM(args.get(), i, Py_NewRef(values[i + 1]));
+        }
+        if (kwargs_ != nullptr) {
+            kwargs = Owned(PyDict_New());
+            PyObject *name, *value;
+            values += count + 1;
+            for (Py_ssize_t i = 0; kwargs && PyDict_Next(kwargs_, &i, &name, &value); ++values) {
+                if (PyDict_SetItem(kwargs.get(), name, *values) < 0) return nullptr;
+            }
+            if (!kwargs) return nullptr;
+        }
+        return reinterpret_cast<PyCFunctionWithKeywords>(d_->original)(self, args.get(),
+                                                                       kwargs.get());
+    }
+
+  private:
+    Definition* d_;
+    PyObject *self_, *args_, *kwargs_;
+};
+
+PyObject* call_function(Definition* d, PyObject* function, PyObject* const* args, size_t count,
+                        PyObject* names) {
+    if (d->original != nullptr) {
+        return reinterpret_cast<vectorcallfunc>(d->original)(function, args, count, names);
+    }
+    return _PyObject_MakeTpCall(PyThreadState_Get(), function, args, PyVectorcall_NARGS(count),
+                                names);
+}
+
+class Function final : public Call {
+  public:
+    Function(Definition* d, PyObject* function, PyObject* const* args, size_t count,
+             PyObject* names)
+        : Call({nullptr, args, PyVectorcall_NARGS(count), nullptr, names}),
+          d_(d), function_(function), args_(args), count_(count), names_(names) {}
+
+    PyObject* original() override { return call_function(d_, function_, args_, count_, names_); }
+    bool takes_others() const override { return true; }
+    PyObject* original_with(PyObject* const* values) override {
+        return call_function(d_, function_, values, PyVectorcall_NARGS(count_), names_);
+    }
+
+  private:
+    Definition* d_;
+    PyObject* function_;
+    PyObject* const* args_;
+    size_t count_;
+    PyObject* names_;
+};
+
+class Positional final : public Call {
+  public:
+    // `args` points to where it lies for as long as this lives.
+    Positional(Definition* d, PyObject* self, PyObject* const& args)
+        : Call(args == nullptr ? Operands{self, nullptr, 0, nullptr}
+               : d->single     ? Operands{self, &args, 1, nullptr}
+                               : Operands{self, &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args),
+                                          nullptr}),
+          d_(d), self_(self), args_(args) {}
+
+    PyObject* original() override {
+        return reinterpret_cast<PyCFunction>(d_->original)(self_, args_);
+    }
+
+  private:
+    Definition* d_;
+    PyObject *self_, *args_;
+};
+
+class Getter final : public Call {
+  public:
+    Getter(Definition* d, PyObject* self, void* closure)
+        : Call({self, nullptr, 0, nullptr}), d_(d), self_(self), closure_(closure) {}
+    PyObject* original() override {
+        return reinterpret_cast<getter>(d_->original)(self_, closure_);
+    }
+
+  private:
+    Definition* d_;
+    PyObject* self_;
+    void* closure_;
+};
+
+class Subscript final : public Call {
+  public:
+    Subscript(PyObject* self, PyObject* const& key)
+        : Call({self, &key, 1, nullptr}), self_(self), key_(key) {}
+    PyObject* original() override {
+        return reinterpret_cast<binaryfunc>(subscript.original)(self_, key_);
+    }
+
+  private:
+    PyObject *self_, *key_;
+};
+
+class Assignment final : public Call {
+  public:
+    // `rest` is key and value.
+    Assignment(PyObject* self, PyObject* const* rest)
+        : Call({self, rest, 2, nullptr}), self_(self), rest_(rest) {}
+    PyObject* original() override {
+        int failed =
+            reinterpret_cast<objobjargproc>(assignment.original)(self_, rest_[0], rest_[1]);
+        return failed < 0 ? nullptr : Py_NewRef(Py_None);
+    }
+
+  private:
+    PyObject* self_;
+    PyObject* const* rest_;
+};
+
+// What stands in torch's tables meanwhile: one function for each definition and convention.
+
+template <size_t I>
+PyObject* with_keywords(PyObject* self, PyObject* args, PyObject* kwargs) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return reinterpret_cast<PyCFunctionWithKeywords>(table[I].original)(self, args, kwargs);
+    }
+    Method call(&table[I], self, args, kwargs);
+    return operate(thread, &table[I], call);
+}
+
+template <size_t I>
+PyObject* function_of(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return call_function(&functions_table[I], function, args, count, names);
+    }
+    Function call(&functions_table[I], function, args, count, names);
+    return operate(thread, &functions_table[I], call);
+}
+
+template <size_t I>
+PyObject* positional(PyObject* self, PyObject* args) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return reinterpret_cast<PyCFunction>(table[I].original)(self, args);
+    }
+    Positional call(&table[I], self, args);
+    return operate(thread, &table[I], call);
+}
+
+template <size_t I>
+PyObject* getter_of(PyObject* self, void* closure) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return reinterpret_cast<getter>(getters[I].original)(self, closure);
+    }
+    Getter call(&getters[I], self, closure);
+    return operate(thread, &getters[I], call);
+}
+
+PyObject* get_item(PyObject* self, PyObject* key) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return reinterpret_cast<binaryfunc>(subscript.original)(self, key);
+    }
+    Subscript call(self, key);
+    return operate(thread, &subscript, call);
+}
+
+int set_item(PyObject* self, PyObject* key, PyObject* value) {
+    Thread* thread = current;
+    if (value == nullptr || thread == nullptr || thread->looks_away()) {
+        return reinterpret_cast<objobjargproc>(assignment.original)(self, key, value);
+    }
+    PyObject* rest[] = {key, value};
+    Assignment call(self, rest);
+    PyObject* result = operate(thread, &assignment, call);
+    Py_XDECREF(result);
+    return result == nullptr ? -1 : 0;
+}
+
+template <size_t... I>
+constexpr std::array<PyCFunctionWithKeywords, sizeof...(I)> all_with_keywords(
+    std::index_sequence<I...>) {
+    return {with_keywords<I>...};
+}
+template <size_t... I>
+constexpr std::array<PyCFunction, sizeof...(I)> all_positional(std::index_sequence<I...>) {
+    return {positional<I>...};
+}
+template <size_t... I>
+constexpr std::array<vectorcallfunc, sizeof...(I)> all_functions(std::index_sequence<I...>) {
+    return {function_of<I>...};
+}
+template <size_t... I>
+constexpr std::array<getter, sizeof...(I)> all_getters(std::index_sequence<I...>) {
+    return {getter_of<I>...};
+}
+
+const auto WITH_KEYWORDS = all_with_keywords(std::make_index_sequence<MOST>());
+const auto POSITIONAL = all_positional(std::make_index_sequence<MOST>());
+const auto FUNCTIONS = all_functions(std::make_index_sequence<MOST>());
+const auto GETTERS = all_getters(std::make_index_sequence<MOST_GETTERS>());
+
+}  // namespace
+
+}  // namespace amanda
