@@ -4,6 +4,7 @@ Everything else is said in pyproject.toml. Without a compiler the installation s
 `amanda_driver_torch.interceptor()` says that, and why, the interceptor in pure Python is used.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,11 +15,15 @@ FLAGS = (
     ["/std:c++17"]
     if sys.platform == "win32"
     # Frames are read through headers of CPython's that are full of C's own idioms.
-    else ["-std=c++17", "-O2", "-fvisibility=hidden", "-Wno-missing-field-initializers"]
+    else ["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", "-Wno-missing-field-initializers"]
 )
+# For a wheel that fits every Python and machine.
+PURE = os.environ.get("AMANDA_TORCH_PURE") == "1"
 
 setup(
-    ext_modules=[
+    ext_modules=[]
+    if PURE
+    else [
         Extension(
             "amanda_driver_torch._native",
             sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),

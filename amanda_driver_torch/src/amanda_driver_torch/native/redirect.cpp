@@ -82,7 +82,7 @@ const char* describe(PyObject* binding, const char* folder, Definition** found) 
         if (function->m_ml->ml_flags & (METH_O | METH_FASTCALL)) {
             return "the interpreter calls it directly";
         }
-        if (functions_defined == MOST) return "there are more operators than expected";
+        if (functions_defined == MOST_FUNCTIONS) return "there are more operators than expected";
         d.replacement = reinterpret_cast<void*>(FUNCTIONS[functions_defined]);
         *found = &functions_table[functions_defined];
     } else if (Py_IS_TYPE(binding, &PyMethodDescr_Type)) {
@@ -97,7 +97,7 @@ const char* describe(PyObject* binding, const char* folder, Definition** found) 
         }
         int convention =
             method->ml_flags & ~(METH_STATIC | METH_CLASS | METH_COEXIST);
-        if (defined == MOST) return "there are more operators than expected";
+        if (defined == MOST_METHODS) return "there are more operators than expected";
         if (convention == (METH_VARARGS | METH_KEYWORDS)) {
             d.replacement = reinterpret_cast<void*>(WITH_KEYWORDS[defined]);
         } else if (convention == METH_VARARGS || convention == METH_O ||

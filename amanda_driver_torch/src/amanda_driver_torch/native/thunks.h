@@ -13,16 +13,16 @@ namespace amanda {
 namespace {
 
 // torch 2.13 has about 600 methods and 900 functions that are operators.
-constexpr size_t MOST = 2048;
+constexpr size_t MOST_METHODS = 1024, MOST_FUNCTIONS = 1536;
 constexpr size_t MOST_GETTERS = 16;
 
 // Methods: their descriptors and all that is bound from them read `ml_meth` at each call.
-Definition table[MOST];
+Definition table[MOST_METHODS];
 size_t defined = 0;
 
 // Functions: objects that exist once. Their hash is made of `ml_meth` (CPython 3.10 to 3.14), so
 // redirecting that would hide them in everybody's dicts; the object's own `vectorcall` it is.
-Definition functions_table[MOST];
+Definition functions_table[MOST_FUNCTIONS];
 size_t functions_defined = 0;
 Definition getters[MOST_GETTERS];
 size_t getters_defined = 0;
@@ -243,9 +243,9 @@ constexpr std::array<getter, sizeof...(I)> all_getters(std::index_sequence<I...>
     return {getter_of<I>...};
 }
 
-const auto WITH_KEYWORDS = all_with_keywords(std::make_index_sequence<MOST>());
-const auto POSITIONAL = all_positional(std::make_index_sequence<MOST>());
-const auto FUNCTIONS = all_functions(std::make_index_sequence<MOST>());
+const auto WITH_KEYWORDS = all_with_keywords(std::make_index_sequence<MOST_METHODS>());
+const auto POSITIONAL = all_positional(std::make_index_sequence<MOST_METHODS>());
+const auto FUNCTIONS = all_functions(std::make_index_sequence<MOST_FUNCTIONS>());
 const auto GETTERS = all_getters(std::make_index_sequence<MOST_GETTERS>());
 
 }  // namespace
