@@ -13,6 +13,7 @@ from typing import Protocol
 from tensorflow.python.eager import record
 
 from amanda_core import Blind, Session
+from amanda_driver_tf._graph.functions import FunctionMode
 from amanda_driver_tf._state import STATE, quietly
 
 __all__ = ["Mode", "TensorFlowAttachment"]
@@ -36,11 +37,13 @@ class TensorFlowAttachment:
 
     Attributes:
         session: The session.
+        functions: The mode that calls of functions are passed to.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._modes: list[Mode] = []
+        self.functions = FunctionMode(session)
+        self._modes: list[Mode] = [self.functions]
         self._attached = False
 
     def attach(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amanda_driver_tf._attachment import TensorFlowAttachment
@@ -24,6 +24,10 @@ class _State(threading.local):
         self.quiet = 0
         #: More than 0: inside a call of a function or a run of a graph; the outermost ends a step.
         self.running = 0
+        #: What the twin of a forward function returned for the gradients: (its outputs, the rest).
+        self.carried: Any = None
+        #: That, while the gradient of the call is computed.
+        self.arriving: Any = None
 
 
 STATE = _State()

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from amanda_core import Attachment, DriverInfo, Finding, OpContext, hookimpl
+from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,6 +43,7 @@ def amanda_driver_info() -> DriverInfo:
                 "staged",
             }
         ),
+        vocabulary={**OP_TYPES, **BACKWARD_TYPES},
     )
 
 
@@ -71,3 +73,5 @@ def amanda_attach(session: Session) -> Attachment | None:
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
     """Fill in the common words for an op of TensorFlow."""
+    if context.namespace.startswith("tensorflow/"):
+        describe(context)

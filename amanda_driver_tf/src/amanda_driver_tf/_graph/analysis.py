@@ -1,0 +1,259 @@
+"""`Analysis`: contexts and plans of graph ops.
+
+Owns the facts of a graph op (site, positions, attributes, constant inputs) and which ops a tool is
+asked about. A graph's op is analysed when the graph is about to run for the first time; what the
+plans do to the graph, `weave` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
+
+from amanda_core import IPoint, OpContext, Plan, Session, Site
+from amanda_driver_tf._graph.records import Record, Records
+from amanda_driver_tf._signature import grouped, signature_of
+
+__all__ = ["Analysis", "Labels", "OpPlans", "is_accumulation", "is_container", "is_operator"]
+
+# They hold or name values and compute nothing; eager execution has no such ops.
+_SILENT = frozenset(
+    {"Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_Retval"}
+    | {"VarHandleOp", "Variable", "VariableV2", "_DeviceArg", "_DeviceRetval", "ControlTrigger"}
+)
+# What steers execution. The functions inside are looked into; the old loops' ops are wiring.
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "RemoteCall", "SymbolicGradient"})
+_CONTROL = frozenset(
+    {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
+    | {"Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"}
+    | {f"Ref{name}" for name in ("Enter", "Exit", "Merge", "NextIteration", "Switch")}
+)
+
+
+def is_container(op_type: str) -> bool:
+    """Whether an op only runs a function, or steers which ops run."""
+    return op_type in _CALLS or op_type in _CONTROL
+
+
+def is_operator(op_type: str) -> bool:
+    """Whether tools are asked about ops of a type."""
+    return op_type not in _SILENT and not is_container(op_type)
+
+
+class OpPlans(NamedTuple):
+    """What is to be done at one op.
+
+    Attributes:
+        context: Its context.
+        before: At the forward op's inputs, or the backward op's (raw view).
+        after: At its outputs.
+        aligned_before: Of a forward op, at the gradients that arrive at its outputs.
+        aligned_after: Of a forward op, at what it contributes to its inputs' gradients.
+    """
+
+    context: OpContext
+    before: Plan
+    after: Plan
+    aligned_before: Plan
+    aligned_after: Plan
+
+
+class Labels:
+    """Names of graphs that are the same in another process; resumes with the contexts.
+
+    Two graphs are one, for the ids of their ops, if they have the same name, ops and variables:
+    a function that is traced again for another shape.
+    """
+
+    def __init__(self) -> None:
+        self._labels: dict[Any, str] = {}
+        self._given: dict[str, int] = {}
+        self._graphs: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def of(self, graph: Any) -> str:
+        """The label of a graph."""
+        known = self._graphs.get(id(graph))
+        if known is not None and known[0]() is graph:
+            return known[1]
+        name = _UID.sub("", getattr(graph, "name", "") or "")
+        digest = hashlib.blake2b(digest_size=8)
+        for op in graph.get_operations():
+            digest.update(f"{op.type} {op.name}\n".encode())
+        variables = tuple(
+            id(outer) for outer in getattr(graph, "external_captures", ()) if _is_handle(outer)
+        )
+        key = (name, digest.digest(), variables)
+        label = self._labels.get(key)
+        if label is None:
+            count = self._given[name] = self._given.get(name, 0) + 1
+            label = self._labels[key] = name if count == 1 else f"{name}#{count}"
+        self._graphs[id(graph)] = (weakref.ref(graph), label)
+        return label
+
+
+# Numbers that count what was traced before.
+_UID = re.compile(r"(?<=[a-z])_\d+(?=$|_)")
+
+
+def _is_handle(tensor: Any) -> bool:
+    return tensor.dtype == dtypes.resource and not hasattr(tensor, "op_is_symbolic")
+
+
+class Analysis:
+    """Contexts and plans of the ops of all graphs of one mode and session.
+
+    Args:
+        session: The session.
+        namespace: Namespace of the contexts.
+        read: Maps a symbolic tensor that is a variable's value to that value, else to None.
+    """
+
+    def __init__(self, session: Session, namespace: str, read: Callable[[Any], Any]) -> None:
+        self.session = session
+        self._namespace = namespace
+        self._read = read
+        self._labels = session.persistent(f"{namespace}.labels", Labels)
+        self._plans: dict[int, tuple[Any, OpPlans | None]] = {}
+
+    def forget(self) -> None:
+        """Drop what was found out for one rewriting; contexts keep what must last."""
+        self._plans.clear()
+
+    def plans_of(self, op: Any, analyse: bool = True) -> OpPlans | None:
+        """The plans of an op; None for what is no operator.
+
+        Args:
+            op: The op.
+            analyse: Whether to run the analysis that is due, or take the plans as they stand.
+        """
+        known = self._plans.get(id(op))
+        if known is not None:
+            return known[1]
+        plans = None
+        if is_operator(op.type):
+            owner = self.owner(op)
+            if owner is not None or is_accumulation(op, Records.of(op.graph)):
+                plans = self._backward(op, owner, analyse)
+            else:
+                plans = self._forward(op, analyse)
+        self._plans[id(op)] = (op, plans)
+        return plans
+
+    def owner(self, op: Any) -> Record | None:
+        """The gradient that made an op."""
+        found = Records.of(op.graph)
+        return found.owner(op) if found is not None else None
+
+    def is_backward(self, op: Any) -> bool:
+        """Whether an op belongs to the backward program."""
+        return self.owner(op) is not None or is_accumulation(op, Records.of(op.graph))
+
+    def _forward(self, op: Any, analyse: bool) -> OpPlans:
+        signature = signature_of(op.type)
+        inputs = list(op.inputs)
+        if signature is not None:
+            inputs = grouped(inputs, signature.lengths(op.get_attr))
+        context = self.session.open(
+            self._site(op),
+            weakref.ref(op),
+            inputs,
+            _attributes(op),
+            input_names=signature.names if signature is not None else (),
+            constant=self._constant,
+        )
+        at = context.trigger_callback if analyse else context.plan
+        try:
+            before = at(IPoint.BEFORE_FORWARD)
+            context.fill(outputs=list(op.outputs))
+            after = at(IPoint.AFTER_FORWARD)
+            return OpPlans(
+                context,
+                before,
+                after,
+                context.plan(IPoint.BEFORE_BACKWARD),
+                context.plan(IPoint.AFTER_BACKWARD),
+            )
+        finally:
+            context.release()
+
+    def _backward(self, op: Any, owner: Record | None, analyse: bool) -> OpPlans:
+        forward = None
+        if owner is not None and is_operator(owner.forward.type):
+            plans = self.plans_of(owner.forward, analyse)
+            # The gradient of a gradient belongs to the op that the gradient is of.
+            forward = None if plans is None else (plans.context.forward or plans.context)
+        context = self.session.open(self._site(op), weakref.ref(op), forward=forward, backward=True)
+        at = context.trigger_callback if analyse else context.plan
+        try:
+            context.fill(grad_outputs=list(op.inputs))
+            before = at(IPoint.BEFORE_BACKWARD)
+            context.fill(grad_inputs=list(op.outputs))
+            after = at(IPoint.AFTER_BACKWARD)
+            return OpPlans(context, before, after, Plan(), Plan())
+        finally:
+            context.release()
+
+    def _site(self, op: Any) -> Site:
+        source, zone = _origin(op)
+        return Site(
+            key=("node", self._labels.of(op.graph), op.name),
+            op_type=op.type,
+            namespace=self._namespace,
+            name=op.name,
+            module_path=op.name.rpartition("/")[0],
+            source=source,
+            zone=zone,
+        )
+
+    def _constant(self, tensor: Any) -> Any:
+        if isinstance(tensor, list):
+            values = [self._constant(item) for item in tensor]
+            return None if any(value is None for value in values) else values
+        value = self._read(tensor)
+        return value if value is not None else tensor_util.constant_value(tensor)
+
+
+def is_accumulation(op: Any, records: Records | None) -> bool:
+    """Whether an op that no gradient function made adds up gradients."""
+    if records is None or op.type not in ("AddN", "AccumulateNV2"):
+        return False
+    return records.is_gradient(op.inputs[0])
+
+
+def _attributes(op: Any) -> Mapping[str, Any]:
+    definition = op_def_registry.get(op.type)
+    if definition is None:
+        return {}
+    found: dict[str, Any] = {}
+    for attribute in definition.attr:
+        if attribute.type not in ("func", "list(func)", "tensor", "list(tensor)"):
+            value = op.get_attr(attribute.name)
+            found[attribute.name] = value
+    return found
+
+
+# Folders of what is not the user's program.
+_MACHINERY = re.compile(r"[/\\](tensorflow|keras|tf_keras|amanda_core|amanda_driver_tf)[/\\]")
+_OPTIMIZERS = re.compile(
+    r"[/\\](keras[/\\]src[/\\]optimizers|tensorflow[/\\]python[/\\]training)[/\\]"
+)
+_UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
+
+
+def _origin(op: Any) -> tuple[str | None, str]:
+    """``file:line`` of the user's call that made an op, and the zone that it belongs to."""
+    zone = "optimizer" if _UPDATES.match(op.type) else "model"
+    source = None
+    for frame in reversed(op.traceback or ()):
+        file = frame.filename
+        if _OPTIMIZERS.search(file):
+            zone = "optimizer"
+        if not _MACHINERY.search(file) and not file.startswith("<"):
+            source = f"{file.replace(chr(92), '/').rpartition('/')[2]}:{frame.lineno}"
+            break
+    return source, zone
