@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "amanda_attach",
     "amanda_driver_info",
+    "amanda_framework_imported",
     "amanda_preflight",
     "amanda_prepare_context",
 ]
@@ -51,6 +52,14 @@ def amanda_driver_info() -> DriverInfo:
 def amanda_preflight() -> Sequence[Finding]:
     """Look for what in this environment would make results wrong."""
     return []
+
+
+@hookimpl
+def amanda_framework_imported() -> None:
+    """Listen for gradients of graphs, which are built long before they run."""
+    from amanda_driver_tf._graph import records
+
+    records.install()
 
 
 @hookimpl

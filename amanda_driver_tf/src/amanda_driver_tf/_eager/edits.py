@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tensorflow.python.framework import dtypes, indexed_slices
+from tensorflow.python.ops import gen_array_ops
 
 from amanda_core import Step
 from amanda_core.errors import EditError, UnsupportedError
@@ -62,8 +63,6 @@ def pass_straight(old: Any, new: Any) -> Any:
     if pywrap_tfe.TFE_Py_TapeSetIsEmpty() or old.dtype == dtypes.resource:
         return new
     # A tensor of its own: `new` may be known to the tapes already.
-    from tensorflow.python.ops import gen_array_ops
-
     with quietly(), record.stop_recording():
         fresh = gen_array_ops.identity(new)
     record.record_operation("AmandaEdit", [fresh], [old], _straight, _straight)

@@ -17,28 +17,28 @@ from amanda_core.errors import AmandaError, RoutineResultError, is_annotated
 from amanda_driver_tf._eager.edits import call_step, edited, isolated
 from amanda_driver_tf._eager.op_types import PASS, READ
 from amanda_driver_tf._eager.operator import Attributes, EagerOp
+from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.sites import Record
 from amanda_driver_tf._eager.symbols import ops, pywrap_tfe
 from amanda_driver_tf._eager.taped import Taped, record_on_tapes, skipped
 from amanda_driver_tf._eager.taps import tap_inputs, tap_outputs
 from amanda_driver_tf._signature import flattened, grouped, signature_of
-from amanda_driver_tf._state import quietly
+from amanda_driver_tf._state import STATE, quietly
 
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode
 
-__all__ = ["Call", "run", "tag"]
+__all__ = ["Call", "aligned_plans", "constant", "is_plain", "run", "tag"]
 
 
 class Call:
     """What `execute.execute` was called with; `run` gives the original's result on other inputs."""
 
-    __slots__ = ("_original", "attrs", "ctx", "inputs", "name", "number", "op_type")
+    __slots__ = ("attrs", "ctx", "inputs", "name", "number", "op_type")
 
     def __init__(
         self,
-        original: Any,
         op_type: str,
         number: int,
         inputs: Sequence[Any],
@@ -46,32 +46,39 @@ class Call:
         ctx: Any,
         name: str | None,
     ) -> None:
-        self._original = original
         self.op_type, self.number, self.inputs = op_type, number, inputs
         self.attrs, self.ctx, self.name = attrs, ctx, name
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Execute the op on flat inputs, unseen by the tapes."""
-        outputs = self._original(
-            self.op_type.encode(), self.number, list(inputs), self.attrs, self.ctx, self.name
-        )
+        # An op that calls the user's Python is one op.
+        place, STATE.eager = STATE.eager, None
+        try:
+            outputs = ORIGINALS.execute(
+                self.op_type.encode(), self.number, list(inputs), self.attrs, self.ctx, self.name
+            )
+        finally:
+            STATE.eager = place
         return outputs if isinstance(outputs, list) else list(outputs or ())
 
 
-def run(place: Place, record: Record, call: Call, given: Sequence[Any] | None) -> list[Any]:
+def run(
+    place: Place, record: Record, call: Call, plain: Sequence[bool], records: bool
+) -> list[Any]:
     """Execute an op as the applied tools ask for, and tell the tapes.
 
     Args:
         place: Where it runs.
         record: Its record.
         call: The call.
-        given: The arguments as the program gave them, where known.
+        plain: Which arguments were written as constants, by position, where known.
+        records: Whether its caller wants it on the tapes.
 
     Returns:
         Its outputs.
     """
     try:
-        return _Run(place, record, call, given).outputs()
+        return _Run(place, record, call, plain, records).outputs()
     except BaseException as error:
         if isinstance(error, AmandaError) or is_annotated(error):
             # Or Keras would replace it by one that it makes of the message.
@@ -85,7 +92,7 @@ class _Run:
     """The instrumented execution of one call; made anew for each."""
 
     def __init__(
-        self, place: Place, record: Record, call: Call, given: Sequence[Any] | None
+        self, place: Place, record: Record, call: Call, plain: Sequence[bool], records: bool
     ) -> None:
         self.mode: EagerMode = place.mode
         self.session: Session = place.mode.session
@@ -98,9 +105,10 @@ class _Run:
             if signature is not None
             else (None,) * len(call.inputs)
         )
-        _mark_constants(given, call.inputs)
+        self.recording = records and not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
         #: What stood there before straight-through edits; the tapes are told of these.
         self.origins = grouped(call.inputs, self.lengths)
+        _mark_constants(plain, self.origins)
         #: What the op runs on.
         self.values = list(self.origins)
         self.op = EagerOp(call.op_type, record.site.name, self.attributes, call.inputs)
@@ -141,9 +149,8 @@ class _Run:
         if before.steps:
             self._edit_inputs(before)
             self._fill_inputs(context)
-        recording = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
         if before.replacement is not None:
-            outputs = self._replace(before.replacement, context, recording)
+            outputs = self._replace(before.replacement, context)
         else:
             inputs = flattened(self.values, self.lengths)
             outputs = self.call.run(inputs)
@@ -156,7 +163,7 @@ class _Run:
         after = self._analyse(context, last)
         aligned = (_NONE, _NONE) if backward else aligned_plans(context)
         settled = not (before or after or aligned[0] or aligned[1])
-        if recording and before.replacement is None:
+        if self.recording and before.replacement is None:
             self._tell_tapes(context, outputs, aligned, settled)
         if after.steps:
             outputs = self._edit_outputs(after, outputs)
@@ -191,12 +198,12 @@ class _Run:
 
     # The op.
 
-    def _replace(self, step: Step, context: OpContext, recording: bool) -> list[Any]:
+    def _replace(self, step: Step, context: OpContext) -> list[Any]:
         """The outputs of a replacement, differentiated as written."""
         aligned = (_NONE, _NONE) if self.record.backward else aligned_plans(context)
-        own_backward = recording and aligned[0].replacement is not None
+        own_backward = self.recording and aligned[0].replacement is not None
         values = self.values
-        if recording and not own_backward and aligned[1]:
+        if self.recording and not own_backward and aligned[1]:
             values = tap_inputs(self.mode, aligned[1], values)
         with isolated(autodiff=not own_backward):
             result = step.replace(values)
@@ -214,7 +221,7 @@ class _Run:
             ]
         if own_backward:
             self._tell_tapes(context, outputs, aligned, settled=False)
-        elif recording and aligned[0]:
+        elif self.recording and aligned[0]:
             outputs = tap_outputs(self.mode, aligned[0], outputs)
         return outputs
 
@@ -238,9 +245,8 @@ class _Run:
             or (session.wants_backward and record.settled != session.epoch)
         )
         if not ours:
-            self.mode.originals.record_gradient(
-                call.op_type, origins, self.mode.paired(call.attrs, record), outputs
-            )
+            pair = (PAIR, record) if session.wants_backward else ()
+            record_gradient(call.op_type, origins, (*(call.attrs or ()), *pair), outputs)
             return
         taped = Taped(
             self.mode,
@@ -300,16 +306,14 @@ def constant(value: Any) -> Any:
     return value if source.__class__ is int and source >= 0 else None
 
 
-def _mark_constants(given: Sequence[Any] | None, inputs: Sequence[Any]) -> None:
-    # As many arguments as inputs: there are no lists of tensors among them.
-    if given is None or len(given) != len(inputs):
-        return
-    for written, tensor in zip(given, inputs, strict=True):
-        if _is_plain(written) and tensor._amanda_source is None:
-            tensor._amanda_source = 0
+def _mark_constants(plain: Sequence[bool], values: Sequence[Any]) -> None:
+    for written, value in zip(plain, values, strict=False):
+        if written and isinstance(value, ops.EagerTensor) and value._amanda_source is None:
+            value._amanda_source = 0
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether an argument was written as a constant."""
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
+        return all(is_plain(item) for item in value)
     return isinstance(value, _PLAIN_TYPES)

@@ -14,7 +14,7 @@ from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._eager import symbols
 from amanda_driver_tf._eager.frames import source_of, user_stacklevel
-from amanda_driver_tf._eager.intercept import ORIGINALS, PAIR, PATCHES
+from amanda_driver_tf._eager.intercept import PATCHES
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.places import Forward, InGradient
 from amanda_driver_tf._eager.scopes import Activation, Labels, Scopes
@@ -35,7 +35,6 @@ class EagerMode:
     Attributes:
         session: The session.
         sites: The op sites passed so far.
-        originals: What stands behind the replacements.
     """
 
     def __init__(self, attachment: TensorFlowAttachment) -> None:
@@ -47,7 +46,6 @@ class EagerMode:
             self.session.persistent("tensorflow.eager.names", dict),
             self._drop,
         )
-        self.originals = ORIGINALS
         self._between: dict[Any, Record] = {}
         self._between_names: dict[str, int] = {}
         self._applied: Applied | None = None
@@ -118,11 +116,6 @@ class EagerMode:
     def is_trainable(tensor: Any) -> bool:
         """Whether gradients flow through values of this kind."""
         return bool(backprop_util.IsTrainable(tensor))
-
-    @staticmethod
-    def paired(attrs: Any, record: Record) -> tuple[Any, ...]:
-        """Attributes that also tell a gradient function which op it belongs to."""
-        return (*(attrs or ()), PAIR, record)
 
     # Gradient functions.
 

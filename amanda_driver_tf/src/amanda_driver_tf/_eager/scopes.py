@@ -27,12 +27,14 @@ class Scope:
         call: Code of the layer's own `call`, at which its call sites may end.
     """
 
-    __slots__ = ("call", "number", "path", "root", "zone")
+    __slots__ = ("call", "first", "number", "path", "root", "zone")
 
     def __init__(
         self, number: int, root: str, path: str, call: CodeType | None = None, zone: str = ""
     ) -> None:
         self.number, self.root, self.path, self.call, self.zone = number, root, path, call, zone
+        #: The record that the last activation began with; for a short cut only.
+        self.first: Any = None
 
 
 #: Ops outside any layer.
@@ -44,11 +46,13 @@ OPTIMIZER = Scope(1, "", "", zone="optimizer")
 class Activation:
     """One call of a layer: its scope, and how often each site was passed during the call."""
 
-    __slots__ = ("counts", "scope")
+    __slots__ = ("counts", "last", "scope")
 
-    def __init__(self, scope: Scope, counts: dict[Any, int] | None = None) -> None:
+    def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.counts: dict[Any, int] = counts if counts is not None else {}
+        self.counts: dict[Any, int] = {}
+        #: Record of the op that ran last in it.
+        self.last: Any = None
 
 
 class _Known:
@@ -181,6 +185,13 @@ class Labels:
             if known == token:
                 return reference()
         return None
+
+    def unmark(self) -> None:
+        """Take the marks of this session off tensors that live on."""
+        for reference, _, _ in tuple(self._known.values()):
+            tensor = reference()
+            if tensor is not None:
+                vars(tensor).pop("_amanda_source", None)
 
     def take_dead(self) -> list[int]:
         """Tokens of tensors that are gone."""

@@ -8,13 +8,14 @@ made of names and instruction offsets, never of addresses or file paths.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 from amanda_core import OpContext, Site
 from amanda_core.identity import stable_id
 from amanda_driver_tf._eager.frames import (
+    SKIPPED,
     STOP,
     UNWATCHED,
     USER,
@@ -29,7 +30,7 @@ from amanda_driver_tf._eager.scopes import Activation, Labels, Scope, Scopes
 from amanda_driver_tf._eager.symbols import ops, resource_variable_ops
 from amanda_driver_tf._namespaces import EAGER
 
-__all__ = ["Record", "Sites", "backward_site"]
+__all__ = ["Record", "Sites", "backward_site", "handle_of"]
 
 # Frames of the user's that make up a call site within a layer's activation. Helper functions that
 # several lines call are told apart by it; three also bounds the walk.
@@ -40,6 +41,19 @@ _OCCURRENCES = 1024
 _DEPTH = 48  # frames
 
 _Found = list[tuple[Code, int]]
+_Chain = tuple[tuple[CodeType | None, int], ...]
+
+
+class Group:
+    """What is one op but for how often it was passed in one activation; compared by identity."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+
+
+_NO_GROUP = Group(None)
 
 
 class Record:
@@ -60,14 +74,19 @@ class Record:
 
     __slots__ = (
         "backward",
+        "chain",
         "children",
         "context",
         "forward",
+        "group",
         "idle",
         "marks",
         "names",
+        "next",
         "number",
+        "occurrence",
         "op_type",
+        "operands",
         "planned",
         "reads",
         "settled",
@@ -103,6 +122,12 @@ class Record:
         self.token = 0
         self.children: dict[Any, Record] = {}
         self.names: dict[str, int] = {}
+        #: The op that followed it last in its activation; for a short cut only.
+        self.next: Record | None = None
+        self.group = _NO_GROUP
+        self.chain: _Chain = ()
+        self.operands: list[tuple[int, int]] = []
+        self.occurrence = 0
         #: False for what is none of the user's model, such as reading a data set.
         self.watched = watched
         #: Whether its output is that of a function with a gradient of its own.
@@ -132,7 +157,8 @@ class Sites:
         self._names, self._drop = names, drop
         self.codes = Codes()
         self._records: dict[Any, Record] = {}
-        #: Token -> keys of the records that have its tensor as operand; they go with it.
+        self._groups: dict[Any, Group] = {}
+        #: Token -> keys of the groups that have its tensor as operand; they go with it.
         self._by_token: dict[int, list[Any]] = {}
 
     def __len__(self) -> int:
@@ -141,6 +167,7 @@ class Sites:
     def clear(self) -> None:
         """Forget all records, though not the names."""
         self._records.clear()
+        self._groups.clear()
         self._by_token.clear()
 
     def forget_paths(self, paths: Sequence[str]) -> None:
@@ -153,7 +180,7 @@ class Sites:
     def discard(self, gone: Callable[[Record], bool]) -> None:
         """Forget the records for which `gone` holds."""
         for key in [key for key, record in self._records.items() if gone(record)]:
-            del self._records[key]
+            self._groups.pop(self._records.pop(key).group.key, None)
 
     def locate(
         self,
@@ -161,7 +188,6 @@ class Sites:
         op_type: OpType,
         args: Sequence[Any],
         frame: FrameType | None,
-        boundary: int = 0,
     ) -> Record:
         """The record of the op that is being called.
 
@@ -170,69 +196,101 @@ class Sites:
             op_type: Its type.
             args: The call's arguments, inputs first.
             frame: The frame that called it.
-            boundary: Id of a code at which the call site ends, too.
         """
         scope = activation.scope
         if op_type.kind == READ:
             # A read is told by what is read: walking to its line would cost more than reading.
-            token = self._token(args[0])
+            token = self.labels.token(args[0])
             key: Any = (scope.number, op_type.name, token)
             record = self._records.get(key)
             if record is None:
-                record = self._new(key, scope, op_type, frame, [], [(0, token)], 0)
+                group = Group(key)
+                record = self._new(group, scope, frame, [], op_type, [(0, token)], 0)
                 record.token = token
+                self._records[key] = record
+            activation.last = record
             return record
-        # One flat list of numbers: this is built and hashed at every op.
-        numbers: list[Any] = [scope.number, op_type.name]
+        operands = self._operands(op_type, args, bool(scope.root))
+        # What followed last time, if it is called from the same place again, is the op.
+        last = activation.last
+        expected = last.next if last is not None else scope.first
+        if (
+            expected is None
+            or expected.op_type is not op_type
+            or expected.operands != operands
+            or not _is_called_from(frame, expected.chain)
+        ):
+            return self._look_up(activation, op_type, operands, frame)
+        group = expected.group
+        if scope.root:
+            occurrence = activation.counts.get(group, 0)
+            if occurrence != expected.occurrence:
+                return self._look_up(activation, op_type, operands, frame)
+            activation.counts[group] = occurrence + 1
+        activation.last = expected
+        return expected
+
+    def _look_up(
+        self,
+        activation: Activation,
+        op_type: OpType,
+        operands: list[tuple[int, int]],
+        frame: FrameType | None,
+    ) -> Record:
+        """The record of an op that is not the expected one."""
+        scope = activation.scope
         inside = bool(scope.root)
-        self._walk(frame, inside, scope.call, numbers, None)
-        operands = self._operands(op_type, args, inside, numbers)
+        found, chain = self._walk(frame, inside, scope.call)
+        key = (
+            scope.number,
+            op_type.name,
+            tuple((code.number, offset) for code, offset in found),
+            tuple(operands),
+        )
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(key)
         occurrence = 0
         if inside:
-            counted = tuple(numbers)
-            counts = activation.counts
-            occurrence = counts.get(counted, 0)
-            counts[counted] = occurrence + 1
-            if occurrence:
-                numbers.append(min(occurrence, _OCCURRENCES))
-        key = tuple(numbers)
-        record = self._records.get(key)
+            occurrence = activation.counts.get(group, 0)
+            activation.counts[group] = occurrence + 1
+            occurrence = min(occurrence, _OCCURRENCES)
+        record = self._records.get((key, occurrence))
         if record is None:
-            found: _Found = []
-            self._walk(frame, inside, scope.call, [], found)
-            record = self._new(
-                key, scope, op_type, frame, found, operands, min(occurrence, _OCCURRENCES)
-            )
+            record = self._new(group, scope, frame, found, op_type, operands, occurrence)
+            self._records[key, occurrence] = record
+        record.chain = chain
+        if activation.last is not None:
+            activation.last.next = record
+        else:
+            scope.first = record
+        activation.last = record
         return record
 
     # Call sites.
 
     def _walk(
-        self,
-        frame: FrameType | None,
-        inside: bool,
-        call: CodeType | None,
-        numbers: list[Any],
-        found: _Found | None,
-    ) -> None:
-        """Add the numbers and offsets of a call site's frames, innermost first."""
+        self, frame: FrameType | None, inside: bool, call: CodeType | None
+    ) -> tuple[_Found, _Chain]:
+        """The frames of a call site that count, innermost first, and all of them in short."""
         known = self.codes.known
         limit = _USER_FRAMES if inside else 1
         depth = _DEPTH
+        found: _Found = []
+        chain: list[tuple[CodeType | None, int]] = []
         while frame is not None:
             here = frame.f_code
             code = known.get(id(here)) or self.codes.add(frame)
             kind = code.kind
-            if kind:  # SKIPPED is 0.
-                if kind == STOP:
-                    break
+            if kind == SKIPPED:
+                chain.append((None, 0))
+            else:
                 offset = frame.f_lasti
-                if offset in code.precalls:
-                    offset += 4
-                numbers.append(code.number)
-                numbers.append(offset)
-                if found is not None:
-                    found.append((code, offset))
+                chain.append((here, offset))
+                if kind == STOP:
+                    chain[-1] = (here, -1)
+                    break
+                found.append((code, offset + 4 if offset in code.precalls else offset))
                 if here is call:
                     break
                 if kind == USER:
@@ -243,23 +301,14 @@ class Sites:
                 if not depth:
                     break
             frame = frame.f_back
-
-    def call_site(self, frame: FrameType | None) -> _Found:
-        """The frames of a call site up to a boundary or the user's first."""
-        found: _Found = []
-        self._walk(frame, False, None, [], found)
-        return found
+        return found, tuple(chain)
 
     # Operands.
 
-    def _token(self, value: Any) -> int:
-        held = getattr(value, "_handle", value)  # A variable, or its handle already.
-        return self.labels.token(held)
-
     def _operands(
-        self, op_type: OpType, args: Sequence[Any], inside: bool, numbers: list[Any]
+        self, op_type: OpType, args: Sequence[Any], inside: bool
     ) -> list[tuple[int, int]]:
-        """The operands that tell ops apart, as (position, token); adds them."""
+        """The operands that tell ops apart, as (position, token)."""
         found: list[tuple[int, int]] = []
         for position, value in zip(op_type.positions, args, strict=False):
             kind = type(value)
@@ -273,20 +322,13 @@ class Sites:
                 # front: what flows stands there. Constants never do.
                 elif not token or (token < 0 and (inside or not position)):
                     continue
-            elif kind in _NO_VARIABLES or not isinstance(
-                value, resource_variable_ops.BaseResourceVariable
-            ):
-                if kind not in _NO_VARIABLES:
-                    held = getattr(getattr(value, "_value", None), "_handle", None)
-                    if held is None:
-                        continue
-                    token = self.labels.token(held)
-                else:
-                    continue
+            elif kind in _NO_VARIABLES:
+                continue
             else:
-                token = self.labels.token(value._handle)
-            numbers.append(-1 - position)
-            numbers.append(token)
+                handle = handle_of(value)
+                if handle is None:
+                    continue
+                token = self.labels.token(handle)
             found.append((position, token))
         return found
 
@@ -301,11 +343,11 @@ class Sites:
 
     def _new(
         self,
-        key: Any,
+        group: Group,
         scope: Scope,
-        op_type: OpType,
         frame: FrameType | None,
         found: _Found,
+        op_type: OpType,
         operands: list[tuple[int, int]],
         occurrence: int,
     ) -> Record:
@@ -330,26 +372,21 @@ class Sites:
             source=source_of(frame),
             zone=scope.zone or zone_of(frame),
         )
-        kinds = [code.kind for code, _ in found] if found else list(self._kinds(frame))
         caller = found[0][0].label[0] if found else ""
-        record = self._records[key] = Record(
+        record = Record(
             site,
             op_type,
-            watched=UNWATCHED not in kinds,
+            watched=not any(code.kind == UNWATCHED for code, _ in found or self._around(frame)),
             marks=caller == "tensorflow.python.ops.custom_gradient",
             swallows=is_swallowing(frame),
         )
+        record.group, record.occurrence, record.operands = group, occurrence, operands
         for _, token in operands:
-            self._by_token.setdefault(abs(token), []).append(key)
+            self._by_token.setdefault(abs(token), []).append(group.key)
         return record
 
-    def _kinds(self, frame: FrameType | None) -> Iterator[int]:
-        while frame is not None:
-            kind = (self.codes.known.get(id(frame.f_code)) or self.codes.add(frame)).kind
-            if kind in (USER, STOP):
-                break
-            yield kind
-            frame = frame.f_back
+    def _around(self, frame: FrameType | None) -> _Found:
+        return self._walk(frame, False, None)[0]
 
     def _name(self, scope: Scope, op_type: str, key: Any) -> str:
         base = f"{scope.path}/{op_type}" if scope.path else op_type
@@ -362,10 +399,35 @@ class Sites:
         if not self.labels.changed:
             return
         for token in self.labels.take_dead():
-            for key in self._by_token.pop(token, ()):
-                record = self._records.pop(key, None)
-                if record is not None:
+            keys = set(self._by_token.pop(token, ()))
+            if not keys:
+                continue
+            for key, record in tuple(self._records.items()):
+                if record.group.key in keys:
+                    del self._records[key]
                     self._drop(record)
+            for one in keys:
+                self._groups.pop(one, None)
+
+
+def _is_called_from(frame: FrameType | None, chain: _Chain) -> bool:
+    """Whether a stack is the one that `chain` was taken from, where it counts."""
+    for code, offset in chain:
+        if frame is None:
+            return False
+        if code is not None and (
+            (frame.f_lasti != offset and offset >= 0) or frame.f_code is not code
+        ):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def handle_of(value: Any) -> Any:
+    """The handle of a variable of TensorFlow's or Keras', or None."""
+    if not isinstance(value, resource_variable_ops.BaseResourceVariable):
+        value = getattr(value, "_value", None)
+    return getattr(value, "_handle", None)
 
 
 def backward_site(

@@ -56,7 +56,6 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
             "TFE_Py_TapeSetIsEmpty",
             "TFE_Py_TapeSetShouldRecordBackprop",
             "TFE_Py_TapeSetRecordOperation",
-            "TFE_Py_ForwardAccumulatorPushState",
         ),
     ),
     (execute, ("execute", "quick_execute", "record_gradient", "must_record_gradient")),
@@ -119,8 +118,8 @@ def problems() -> list[str]:
     ]
     for owner, name, wanted in _SIGNATURES:
         function = getattr(owner, name, None)
-        if function is None:
-            continue
+        if function is None or function.__module__.startswith("amanda_driver_tf."):
+            continue  # The recorder of graphs, which has looked at what is below it.
         have = tuple(inspect.signature(function).parameters)
         if have != wanted:
             found.append(f"{owner.__name__}.{name} takes {have} and not {wanted}")

@@ -15,16 +15,16 @@ from amanda_core import OpContext, Plan, Step, Tool
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_tf._eager.edits import call_step, check_gradient, edited_gradient
 from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
-from amanda_driver_tf._eager.places import InGradient
+from amanda_driver_tf._eager.originals import ORIGINALS
 from amanda_driver_tf._eager.sites import Record
-from amanda_driver_tf._eager.symbols import executes_eagerly, forwardprop, pywrap_tfe, record
+from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
 from amanda_driver_tf._signature import flattened, grouped
 from amanda_driver_tf._state import STATE, quietly
 
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode
 
-__all__ = ["LEFT", "Applied", "Taped", "compute", "mark", "skipped"]
+__all__ = ["LEFT", "Applied", "Taped", "compute", "mark", "record_on_tapes", "skipped"]
 
 LEFT = (
     "A gradient was computed after `apply` was left: edits made in the forward program stay, "
@@ -119,7 +119,7 @@ class Taped:
     def forward(self, *tangents: Any) -> Any:
         """The same op in forward mode: tangents of its outputs, given those of its inputs."""
         with quietly():
-            return forwardprop._jvp_dispatch(
+            return ORIGINALS.jvp(
                 self._name, self._attrs or (), self._inputs, self._outputs, list(tangents)
             )
 
@@ -275,8 +275,6 @@ def compute(
     skip: tuple[int, ...] | None,
 ) -> list[Any]:
     """What TensorFlow's own gradient function of an op gives, one for each input."""
-    from amanda_driver_tf._eager.intercept import ORIGINALS
-
     results = ORIGINALS.gradient_function(
         name, attrs or (), len(inputs), inputs, outputs, tuple(out_grads), skip, None
     )
@@ -305,4 +303,4 @@ def record_on_tapes(
     name: str, outputs: Sequence[Any], inputs: Sequence[Any], taped: Taped
 ) -> None:
     """Let the tapes of this thread know of an execution."""
-    record.record_operation(name, list(outputs), list(inputs), taped, taped.forward)
+    ORIGINALS.record_operation(name, list(outputs), list(inputs), taped, taped.forward)

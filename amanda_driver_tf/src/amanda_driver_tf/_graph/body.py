@@ -7,7 +7,7 @@ and the graph tells only which op a node is. A body is made for one rewriting, w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tensorflow.python.framework import function_def_to_graph, op_def_registry
@@ -87,6 +87,7 @@ class Body:
         results: What a function returns, by the names in its signature.
         control_results: Names of nodes that run though nothing depends on them.
         fdef: The FunctionDef; None for a session's graph.
+        fed: Nodes that stand for tensors that are fed, by name of the op and index.
     """
 
     def __init__(self, graph: Any, fdef: Any = None) -> None:
@@ -96,6 +97,7 @@ class Body:
         self.arguments: list[Node] = []
         self.results: dict[str, Value] = {}
         self.control_results: dict[str, str] = {}
+        self.fed: dict[tuple[str, int], Node] = {}
         self._by_op: dict[int, Node] = {}
 
     def node_of(self, op: Any) -> Node | None:
@@ -153,18 +155,38 @@ class Body:
         return body
 
     @classmethod
-    def of_graph(cls, graph: Any, operations: Iterable[Any]) -> Body:
-        """The body of what a session runs: `operations` of its graph, in order of creation."""
+    def of_graph(
+        cls, graph: Any, operations: Iterable[Any], fed: Collection[tuple[str, int]] = ()
+    ) -> Body:
+        """The body of what a session runs.
+
+        Args:
+            graph: Its graph.
+            operations: What runs, in order of creation.
+            fed: Tensors whose value is given instead (name of the op, index).
+        """
         body = cls(graph)
         for op in operations:
             body._add(Node(op.name, op.type, op, op._output_types))
         for node in body.nodes:
             for tensor in node.op.inputs:
-                source = body.value_of(tensor)
-                assert source is not None, f"{tensor.name} is not among the operations"
-                node.inputs.append(source)
+                node.inputs.append(body._source(tensor, fed))
             node.controls = [op.name for op in node.op.control_inputs]
+        body.nodes = in_order(body.nodes)
         return body
+
+    def _source(self, tensor: Any, fed: Collection[tuple[str, int]]) -> Value:
+        key = (tensor.op.name, tensor.value_index)
+        if key not in fed:
+            source = self.value_of(tensor)
+            assert source is not None, f"{tensor.name} is not among the operations"
+            return source
+        node = self.fed.get(key)
+        if node is None:
+            node = Node(tensor.op.name, "Placeholder", tensor.op, tensor.op._output_types)
+            node.is_argument = True
+            self.fed[key] = node
+        return Value(node, tensor.value_index)
 
 
 def _matched(fdef: Any, graph: Any) -> tuple[list[Any], list[Any]] | None:

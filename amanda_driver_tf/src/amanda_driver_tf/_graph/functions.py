@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,7 @@ from amanda_driver_tf._graph.analysis import Analysis, OpPlans
 from amanda_driver_tf._graph.constants import Constants
 from amanda_driver_tf._graph.records import GRAPHS, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
-from amanda_driver_tf._graph.twins import Twin, Twins
+from amanda_driver_tf._graph.twins import Gradients, Twin, Twins
 from amanda_driver_tf._namespaces import FUNCTION
 from amanda_driver_tf._state import STATE
 
@@ -57,12 +58,28 @@ class _Bare(Analysis):
 
 
 class _Carried:
-    """Results of a forward twin on their way to the gradients of that very call."""
+    """Results of a forward twin on their way to the gradients of that very call.
 
-    __slots__ = ("function", "mode", "tensors", "twin")
+    Attributes:
+        mode: The mode that ran it.
+        function: The function that the twin stood for.
+        twin: The twin.
+        tensors: Its results beyond those of the function.
+        earlier: What the call itself was given, where it was a gradient's.
+    """
 
-    def __init__(self, mode: FunctionMode, function: str, twin: Twin, tensors: list[Any]) -> None:
+    __slots__ = ("earlier", "function", "mode", "tensors", "twin")
+
+    def __init__(
+        self,
+        mode: FunctionMode,
+        function: str,
+        twin: Twin,
+        tensors: list[Any],
+        earlier: _Carried | None,
+    ) -> None:
         self.mode, self.function, self.twin, self.tensors = mode, function, twin, tensors
+        self.earlier = earlier
 
 
 class FunctionMode:
@@ -113,7 +130,7 @@ class FunctionMode:
         """A call of a function."""
         session = self.session
         function = name.decode()
-        if carried is not None and function not in carried.twin.gradients:
+        if carried is not None and GRAPHS.get(function) not in carried.twin.gradients:
             carried = None
         if not session.enabled and carried is None:
             return call(name, inputs, count)
@@ -148,7 +165,7 @@ class FunctionMode:
     ) -> Any:
         if twin.takes:
             assert carried is not None
-            chosen = carried.twin.gradients[function]
+            chosen = carried.twin.gradients[GRAPHS[function]]
             inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
         elif forwardprop_util.pack_tangents(inputs).tangents:
             raise UnsupportedError(
@@ -160,7 +177,7 @@ class FunctionMode:
         if not twin.results:
             return outputs
         made, extra = outputs[:count], outputs[count:]
-        STATE.carried = (made, _Carried(self, function, twin, list(extra)))
+        STATE.carried = (made, _Carried(self, function, twin, list(extra), carried))
         return made or None
 
     # Twins.
@@ -195,14 +212,13 @@ class FunctionMode:
             rewriter = Rewriter(self.session, self._analysis, _definition, self._note_blind)
             forward = None
             if carried is not None:
-                # The forward function's twin has been written; this is what it was made of.
-                forward = rewriter.weave(carried.function, analysis=_Bare(self._analysis, True))
+                forward = self._forward(rewriter, carried)
             woven = rewriter.weave(
                 function, forward, analysis=_Bare(self._analysis, False) if silent else None
             )
             if woven is None:
                 return None
-            gradients = self._lead_out(rewriter, woven) if "__forward_" in function else {}
+            gradients = self._lead_out(rewriter, woven) if "__forward_" in function else None
             name = rewriter.write(woven)
             if rewriter.unjitted:
                 self.session.warn_once(
@@ -212,7 +228,7 @@ class FunctionMode:
             if name is None:
                 return None
             if carried is not None:
-                chosen = carried.twin.gradients[function]
+                chosen = carried.twin.gradients[GRAPHS[function]]
                 if len(chosen) != len(woven.demands):
                     raise UnsupportedError(
                         f"The gradients {function!r} need other values of the forward run than "
@@ -226,9 +242,14 @@ class FunctionMode:
             self._constants.handles = {}
             self._analysis.forget()
 
-    def _lead_out(self, rewriter: Rewriter, woven: Woven) -> dict[str, list[int]]:
+    def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
+        """What the twin that carried values was made of, woven again."""
+        earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
+        return rewriter.weave(carried.function, earlier, analysis=_Bare(self._analysis, True))
+
+    def _lead_out(self, rewriter: Rewriter, woven: Woven) -> Gradients:
         """Have a forward function return what the functions of its gradients will ask for."""
-        found: dict[str, list[int]] = {}
+        found: Gradients = weakref.WeakKeyDictionary()
         for child in children_of(woven.body.graph):
             gradient = name_of(child)
             if not context.context().has_function(gradient):
@@ -243,7 +264,7 @@ class FunctionMode:
                     index = woven.led_out[value] = len(woven.results)
                     woven.results.append(value)
                 places.append(index)
-            found[gradient] = places
+            found[child] = places
         return found
 
     def _note_blind(self, what: str, why: str) -> None:

@@ -15,6 +15,7 @@ from tensorflow.python.framework import ops
 
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.nodes import Argument, Plain
+from amanda_driver_tf._graph.records import Records
 from amanda_driver_tf._graph.weave import Foreign, Seen
 
 if TYPE_CHECKING:
@@ -81,9 +82,10 @@ class Link(Foreign):
 
 def _captures(backward: Any, forward: Any) -> dict[tuple[int, int], Any]:
     """Tensor of the gradient's graph -> the forward tensor that it stands for."""
+    noted = Records.of(backward)
     found = {
-        (id(inner.op), inner.value_index): outer
-        for outer, inner in getattr(backward, "captures", ())
+        inner: outer
+        for inner, outer in (noted.captured if noted is not None else {}).items()
         if getattr(outer, "graph", None) is forward
     }
     indirect = getattr(backward, "_indirect_captures", None)

@@ -9,6 +9,7 @@ two extents of `apply` must be known in the second. They change nothing of what 
 from __future__ import annotations
 
 import bisect
+import re
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -44,6 +45,11 @@ _ATTRIBUTE = "_amanda_records"
 _CHILDREN = "_amanda_gradients"
 _NAME = "_amanda_name"
 _HEARD = "_amanda_heard"
+_READ = "_amanda_names_read"
+
+# What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
+_OF_GRADIENTS = re.compile(r"^(?:.*?/)?gradients(?:_\d+)?/(.+)_grad(?:_\d+)?/")
+_OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
 _MARK = "_amanda_op"
 
 
@@ -76,6 +82,8 @@ class Record:
         start: The gradient's ops are those of its graph with ids from here on ...
         stop: ... to before here.
         run: The differentiation that it is part of.
+
+    Without gradients and extent it was read from names.
     """
 
     __slots__ = (
@@ -108,15 +116,32 @@ class Record:
         self.start, self.stop = extent
         self.run = run
 
+    @property
+    def is_named(self) -> bool:
+        """Whether only the pairing is known, from names."""
+        return self.stop == 0
+
 
 class Records:
-    """What was noted of one graph: gradient ops in it, in order of their creation."""
+    """What was noted of one graph: gradient ops in it, in order of their creation.
 
-    def __init__(self) -> None:
+    Attributes:
+        records: The gradients.
+        runs: The differentiations.
+        captured: Placeholder (its op's id and its index) -> the tensor that it stands for.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._reference = weakref.ref(graph)
+        self._read_until = -1
+        self._names: frozenset[str] = frozenset()
+        self._unpaired = False
+        self.captured: dict[tuple[int, int], Any] = {}
         self.records: list[Record] = []
         self.runs: list[Run] = []
         self._starts: list[int] = []
         self._around: list[int] = []
+        self._named: dict[str, Record] = {}
         self._contributed = 0
         self._contributions: dict[tuple[int, int], list[tuple[Record, int]]] = {}
         self._sorted: list[Record] = []
@@ -124,20 +149,105 @@ class Records:
     @classmethod
     def of(cls, graph: Any) -> Records | None:
         """The records of a graph, or None where no gradient was built in it."""
-        return getattr(graph, _ATTRIBUTE, None)
+        found: Records | None = getattr(graph, _ATTRIBUTE, None)
+        if found is None and not hasattr(graph, _READ):
+            setattr(graph, _READ, True)
+            names = [op.name for op in graph.get_operations()]
+            if any(_OF_GRADIENTS.search(name) or _OF_TAPES.search(name) for name in names):
+                found = cls.made(graph)
+        return found
 
     @classmethod
     def made(cls, graph: Any) -> Records:
         """The records of a graph, made if there were none."""
-        found = cls.of(graph)
+        found: Records | None = getattr(graph, _ATTRIBUTE, None)
         if found is None:
-            found = cls()
+            found = cls(graph)
             setattr(graph, _ATTRIBUTE, found)
         return found
 
     def add(self, made: Record) -> None:
         """Note one more gradient."""
         self.records.append(made)
+
+    def contributions(self) -> dict[tuple[int, int], list[tuple[Record, int]]]:
+        """Tensor (its op's id and its index) -> the gradients that it is, with their positions."""
+        if self._contributed != len(self.records):
+            self._contributed = len(self.records)
+            self._contributions = {}
+            for found in self.records:
+                for position, gradient in enumerate(found.in_grads):
+                    for tensor in components(gradient):
+                        key = (id(tensor.op), tensor.value_index)
+                        self._contributions.setdefault(key, []).append((found, position))
+        return self._contributions
+
+    def of_op(self, op: Any) -> list[Record]:
+        """The gradients of an op."""
+        return [found for found in self.records if found.forward is op]
+
+    def is_gradient(self, tensor: Any) -> bool:
+        """Whether a tensor is what some gradient function returned."""
+        return (id(tensor.op), tensor.value_index) in self.contributions()
+
+    def owner(self, op: Any) -> Record | None:
+        """The innermost gradient whose function made `op`."""
+        if len(self._sorted) != len(self.records):
+            self._sorted = sorted(self.records, key=lambda r: (r.start, -r.stop))
+            self._starts = [found.start for found in self._sorted]
+            self._around = _enclosing(self._sorted)
+        number = op._id
+        index = bisect.bisect_right(self._starts, number) - 1
+        # Extents nest; an inner one that ended before does not hold the op, one around it may.
+        while index >= 0:
+            found = self._sorted[index]
+            if number < found.stop:
+                return found
+            index = self._around[index]
+        return self._named_owner(op)
+
+    def read_from_names(self) -> frozenset[str]:
+        """Names of the ops of which only the pairing with their gradients' ops is known."""
+        self._read()
+        return self._names
+
+    def has_unpaired(self) -> bool:
+        """Whether there are gradients' ops of which not even that is known."""
+        self._read()
+        return self._unpaired
+
+    def _read(self) -> None:
+        graph = self._reference()
+        count = ops.Graph.num_operations(graph)
+        if self._read_until == count:
+            return
+        self._read_until = count
+        named: set[str] = set()
+        self._unpaired = False
+        for op in graph.get_operations():
+            owner = self.owner(op)
+            if owner is None:
+                self._unpaired = self._unpaired or bool(_OF_TAPES.search(op.name))
+            elif owner.is_named:
+                named.add(owner.forward.name)
+        self._names = frozenset(named)
+
+    def _named_owner(self, op: Any) -> Record | None:
+        """By name, for what was built before the recorder listened, or read from a file."""
+        match = _OF_GRADIENTS.search(op.name)
+        if match is None:
+            return None
+        name = match.group(1)
+        if name not in self._named:
+            try:
+                forward = op.graph.get_operation_by_name(name)
+            except KeyError:
+                return None
+            none: tuple[Any, ...] = ()
+            self._named[name] = Record(
+                forward, forward.inputs, forward.outputs, none, frozenset(), none, (0, 0), None
+            )
+        return self._named[name]
 
     def contributions(self) -> dict[tuple[int, int], list[tuple[Record, int]]]:
         """Tensor (its op's id and its index) -> the gradients that it is, with their positions."""
@@ -269,6 +379,7 @@ def install() -> None:
     gradients_util._GradientsHelper = _run_of_gradients(gradients_util._GradientsHelper)
     gradients_util._AggregatedGrads = _collecting(gradients_util._AggregatedGrads)
     gradients_util._MaybeCompile = _recording(gradients_util._MaybeCompile)
+    gradients_util._LogOpGradients = _completing(gradients_util._LogOpGradients)
     imperative_grad.imperative_grad = _run_of_tape(imperative_grad.imperative_grad)
     execute.record_gradient = _marking(execute.record_gradient)
     backprop._gradient_function = _of_tape(backprop._gradient_function)
@@ -328,7 +439,12 @@ def _in_run(sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
     finally:
         _THREAD.runs.pop()
     run.results = tuple(_flat(results))
-    Records.made(ops.get_default_graph()).runs.append(run)
+    graph = ops.get_default_graph()
+    found = Records.made(graph)
+    found.runs.append(run)
+    for outer, inner in getattr(graph, "captures", ()):
+        # Noted now: branches forget what they captured once they are built.
+        found.captured.setdefault((id(inner.op), inner.value_index), outer)
     return results
 
 
@@ -360,6 +476,19 @@ def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return _MaybeCompile
+
+
+def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of gated gradients: what is passed on is another tensor than the gradient function made."""
+
+    def _LogOpGradients(op: Any, out_grads: Any, in_grads: Any) -> Any:  # noqa: N802
+        found = Records.made(ops.get_default_graph()).records
+        if found and found[-1].forward is op:
+            found[-1].in_grads = tuple(in_grads)
+            found[-1].stop = _next_id(ops.get_default_graph())
+        return original(op, out_grads, in_grads)
+
+    return _LogOpGradients
 
 
 def _is_missing(gradient: Any) -> bool:

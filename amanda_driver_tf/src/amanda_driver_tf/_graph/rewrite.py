@@ -7,7 +7,7 @@ names under which what was woven is made known to TensorFlow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorflow.core.framework import types_pb2
@@ -94,12 +94,14 @@ class Rewriter:
 
     Attributes:
         written: What must live as long as the functions that were written.
+        add: Makes a FunctionDef known to whatever runs it.
         unjitted: Whether some function was taken out of XLA's hands.
     """
 
     def __init__(self, session: Session, analysis: Analysis, definition: Any, blind: Any) -> None:
         self.session = session
         self.written = Written()
+        self.add: Callable[[Any], object] = add_function
         self.unjitted = False
         self._analysis, self._definition, self._blind = analysis, definition, blind
         self._stack: list[str] = []
@@ -303,7 +305,7 @@ class Rewriter:
             self.unjitted = unjit(fdef.attr) or self.unjitted
             for definition in fdef.node_def:
                 unjit(definition.attr)
-        add_function(fdef)
+        self.add(fdef)
         self.written.names.append(name)
         return name
 

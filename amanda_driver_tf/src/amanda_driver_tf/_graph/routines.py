@@ -18,7 +18,15 @@ from amanda_core.plan import Step
 from amanda_driver_tf import _pywrap
 from amanda_driver_tf._signature import flattened
 
-__all__ = ["Flat", "Layout", "fold", "replaced", "replaced_backward", "vector_jacobian"]
+__all__ = [
+    "Flat",
+    "Layout",
+    "fold",
+    "only_watching",
+    "replaced",
+    "replaced_backward",
+    "vector_jacobian",
+]
 
 #: A function over flat tensors.
 Flat = Callable[[list[Any]], list[Any]]
@@ -111,6 +119,22 @@ def fold(steps: Sequence[Step], layout: Layout, dtypes_of: Sequence[int], frozen
                             fix="Edit the outputs of the op, or another op's inputs",
                         )
         return list(new)
+
+    return run
+
+
+def only_watching(flat: Flat, step: Step, fix: str) -> Flat:
+    """A fold that must not change anything, as nobody knows which gradients to adapt."""
+
+    def run(values: list[Any]) -> list[Any]:
+        new = flat(values)
+        if any(a is not b for a, b in zip(new, values, strict=True)):
+            raise UnsupportedError(
+                "A value was edited in a graph whose gradients were built before Amanda listened",
+                where=step.where,
+                fix=fix,
+            )
+        return new
 
     return run
 

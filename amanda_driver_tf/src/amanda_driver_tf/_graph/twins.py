@@ -15,7 +15,10 @@ from tensorflow.python.eager import context
 from amanda_driver_tf._graph.records import GRAPHS
 from amanda_driver_tf._graph.write import Written
 
-__all__ = ["Twin", "Twins"]
+__all__ = ["Gradients", "Twin", "Twins"]
+
+#: Graph of a function of gradients -> indices among the new results of its forward function.
+Gradients = weakref.WeakKeyDictionary[Any, list[int]]
 
 # How many epochs keep their twin of one function.
 _EPOCHS_KEPT = 4
@@ -27,7 +30,7 @@ class Twin:
     Attributes:
         name: Name of the function that runs instead.
         results: How many results it has behind the original's.
-        gradients: Name of a function of gradients -> which of these results that one takes.
+        gradients: Graph of a function of gradients -> which of these results that one takes.
         takes: Whether it takes results of the forward function's twin as arguments.
     """
 
@@ -36,12 +39,12 @@ class Twin:
         name: bytes,
         written: Written,
         results: int = 0,
-        gradients: dict[str, list[int]] | None = None,
+        gradients: Gradients | None = None,
         takes: bool = False,
     ) -> None:
         self.name = name
         self.results = results
-        self.gradients = gradients or {}
+        self.gradients: Gradients = gradients if gradients is not None else weakref.WeakKeyDictionary()
         self.takes = takes
         self._written = written
         finalizer = weakref.finalize(self, _remove, tuple(written.names))

@@ -22,11 +22,12 @@ from amanda_driver_tf._graph.routines import (
     Flat,
     Layout,
     fold,
+    only_watching,
     replaced,
     replaced_backward,
     vector_jacobian,
 )
-from amanda_driver_tf._graph.staging import trace
+from amanda_driver_tf._graph.staging import trace, trace_gradient
 from amanda_driver_tf._signature import signature_of
 
 __all__ = ["Foreign", "Seen", "Weaver"]
@@ -36,6 +37,9 @@ _Key = tuple[int, int]
 
 def _key(tensor: Any) -> _Key:
     return id(tensor.op), tensor.value_index
+
+
+_IMPORT_FIRST = "Import amanda before the graph is built, or trace the function again"
 
 
 class Seen:
@@ -112,6 +116,7 @@ class Weaver:
         self._visible: dict[Value, Value] = {}
         self._seen: dict[int, Seen] = {}
         self._done: set[int] = set()
+        self._ambiguous: set[int] = set()
         self._out: dict[int, list[list[Value] | None]] = {}
         self._in: dict[int, list[list[Value] | None]] = {}
         self._find_targets()
@@ -123,7 +128,7 @@ class Weaver:
         for node in self.body.nodes:
             self._visit(node)
         for name, value in self.body.results.items():
-            new = self._read(value, None)
+            new = self.final(value)
             if new != value:
                 self.body.results[name] = new
                 self.changed = True
@@ -135,6 +140,10 @@ class Weaver:
             node = self.body.node_of(op)
             known = Seen(op, node.inputs, node.outputs()) if node is not None else None
         return known
+
+    def final(self, value: Value) -> Value:
+        """What is handed out where a value is fetched or returned."""
+        return self._read(value, None)
 
     def visible(self, value: Value) -> Value:
         """What an ordinary reader of a value gets."""
@@ -188,6 +197,8 @@ class Weaver:
             self._backward(node, plans, inputs)
         else:
             self._forward(node, plans, inputs)
+        if plans is not None and not (plans.before or plans.after):
+            self._refuse_unread(node, plans)
 
     def _wire(self, node: Node, inputs: list[Value]) -> None:
         if inputs != node.inputs:
@@ -201,6 +212,7 @@ class Weaver:
 
     def _forward(self, node: Node, plans: OpPlans, inputs: list[Value]) -> None:
         self._refuse_old_loops(node, plans)
+        self._refuse_unread(node, plans)
         layout = self._layout(node)
         outputs = node.outputs()
         seen = Seen(node.op, inputs, outputs)
@@ -254,7 +266,10 @@ class Weaver:
             # The positions that the steps speak of are those of the whole.
             given = [values[index] for index in selected]
             dtypes = [value.dtype for value in given]
-            flat = fold(group, inner, dtypes, [is_ref(dtype) for dtype in dtypes])
+            frozen = [is_ref(dtype) for dtype in dtypes]
+            flat = fold(group, inner, dtypes, frozen)
+            if differentiated is not None and self._records and self._records.has_unpaired():
+                flat = only_watching(flat, group[0], _IMPORT_FIRST)
             if differentiated is not None and group[0].action.autodiff:
                 differentiated.append((flat, given, selected))
             made = self._insert(name, flat, given, dtypes, group[0], node, behind)
@@ -299,6 +314,26 @@ class Weaver:
                 fix="Call tf.compat.v1.enable_control_flow_v2() before the graph is built",
             )
 
+    def _refuse_unread(self, node: Node, plans: OpPlans) -> None:
+        """Refuse what needs more of a gradient than its ops' names tell."""
+        if self._records is None:
+            return
+        steps = [*plans.before.steps, *plans.after.steps]
+        needs_gradient = (
+            plans.aligned_before
+            or plans.aligned_after
+            or plans.before.replacement
+            or any(step.action.autodiff for step in steps)
+        )
+        if needs_gradient and (
+            node.op.name in self._records.read_from_names() or self._records.has_unpaired()
+        ):
+            raise UnsupportedError(
+                "The gradient of this op was built before Amanda was imported, or read from a file",
+                where=plans.context.where,
+                fix=_IMPORT_FIRST,
+            )
+
     # Which version a reader gets.
 
     def _read(self, value: Value, owner: Record | None) -> Value:
@@ -322,19 +357,41 @@ class Weaver:
                 if _key(arriving) == key:
                     arrived = self._arriving(owner)[position]
                     return arrived[part] if arrived is not None else self.visible(value)
-        if owner.start <= value.node.op._id < owner.stop:
+        if self._owner(value.node.op) is owner:
             return self.visible(value)
-        seen = self._seen.get(id(owner.forward))
-        version = _version(value.node.op.outputs[value.index], owner, seen) if seen else None
+        forward = self.body.node_of(owner.forward)
+        if forward is not None:
+            self._visit(forward)
+        seen = self.seen(owner.forward)
+        version = self._version(value.node.op.outputs[value.index], owner, seen) if seen else None
         return version if version is not None else self.visible(value)
 
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
         seen = self._foreign.seen(owner.forward)
-        wanted = _version(tensor, owner, seen) if seen is not None else None
+        wanted = self._version(tensor, owner, seen) if seen is not None else None
         if wanted is None or self._foreign.carries(tensor, wanted):
             return self.visible(value)
         self.changed = True
         return self._foreign.bring(wanted)
+
+    def _version(self, tensor: Any, owner: Record, seen: Seen) -> Value | None:
+        """The version of a tensor that the op of a gradient saw; None if that has not to do with it."""
+        forward, key = owner.forward, _key(_source(tensor))
+        versions = [
+            seen.inputs[index]
+            for index, read in enumerate(forward.inputs)
+            if index < len(seen.inputs) and _key(_source(read)) == key
+        ]
+        if any(version != versions[0] for version in versions):
+            # One tensor at several positions, edited differently: the gradient's ops do not say
+            # which one they mean. The op is differentiated once more for it.
+            self._ambiguous.add(id(owner))
+        if versions:
+            return versions[0]
+        for index, made in enumerate(forward.outputs[: len(seen.outputs)]):
+            if _key(made) == _key(tensor):
+                return seen.outputs[index]
+        return None
 
     def carries(self, tensor: Any, wanted: Value) -> bool:
         """Whether an ordinary reader of a tensor gets the version that is wanted."""
@@ -463,6 +520,8 @@ class Weaver:
             made = self._through(owner, *seen.replacement, arrived)
         else:
             made = [self._returned(owner, gradient) for gradient in owner.in_grads]
+            if id(owner) in self._ambiguous and seen is not None:
+                made = self._differentiate_op(owner, seen, arrived)
         for flat, given, selected in reversed(seen.before if seen is not None else []):
             made = self._differentiate(owner, flat, given, selected, made)
         if plans is not None:
@@ -490,12 +549,11 @@ class Weaver:
         return plans if plans is not None and plans.context.is_forward() else None
 
     def _seen_of(self, owner: Record) -> Seen | None:
-        mine = self._seen.get(id(owner.forward))
-        if mine is not None or owner.forward.graph is self.body.graph:
-            return mine
+        if owner.forward.graph is self.body.graph:
+            return self.seen(owner.forward)
         seen = self._foreign.seen(owner.forward)
         if seen is None or not (seen.before or seen.after or seen.replacement):
-            return None
+            return seen
         brought = Seen(seen.op, seen.inputs, seen.outputs)
         bring = self._foreign.bring
         brought.before = [(f, [bring(v) for v in given], s) for f, given, s in seen.before]
@@ -576,6 +634,28 @@ class Weaver:
         for index, value in zip(wanted, made, strict=True):
             result[index] = [value]
         return result
+
+    def _differentiate_op(
+        self, owner: Record, seen: Seen, arrived: list[list[Value] | None]
+    ) -> list[list[Value] | None]:
+        """The gradient of an op as it ran, by its own gradient function called once more."""
+        ahead = [i for i, parts in enumerate(arrived) if parts is not None and len(parts) == 1]
+        wanted = [i for i, gradient in enumerate(owner.in_grads) if gradient is not None]
+        inputs = [self._here(owner, value) for value in seen.inputs]
+        values = [*inputs, *((arrived[index] or [])[0] for index in ahead)]
+        name = f"{owner.forward.name}/gradient"
+        function = trace_gradient(name, owner.forward, ahead, wanted, values)
+        dtypes = [inputs[index].dtype for index in wanted]
+        made = self.add(Inlined(name, function, values, dtypes))
+        result: list[list[Value] | None] = [None] * len(owner.in_grads)
+        for index, value in zip(wanted, made, strict=True):
+            result[index] = [value]
+        return result
+
+    def _here(self, owner: Record, value: Value) -> Value:
+        if owner.forward.graph is self.body.graph:
+            return value
+        return self._foreign.bring(value)
 
     def _differentiate(
         self,
@@ -661,28 +741,6 @@ def _key_of(owner: Record, position: int) -> _Key | None:
     if position >= len(owner.inputs) or not _is_graph_tensor(owner.inputs[position]):
         return None
     return _key(owner.inputs[position])
-
-
-def _version(tensor: Any, owner: Record, seen: Seen) -> Value | None:
-    """The version of a tensor that the op of a gradient saw; None if it has nothing to do with it."""
-    forward, key = owner.forward, _key(_source(tensor))
-    versions = [
-        seen.inputs[index]
-        for index, read in enumerate(forward.inputs)
-        if index < len(seen.inputs) and _key(_source(read)) == key
-    ]
-    if any(version != versions[0] for version in versions):
-        raise UnsupportedError(
-            f"{forward.name!r} reads one tensor at several positions, which were edited "
-            "differently, and its gradient does not say which one it means",
-            fix="Edit the tensor where it is made, or all positions alike",
-        )
-    if versions:
-        return versions[0]
-    for index, made in enumerate(forward.outputs[: len(seen.outputs)]):
-        if _key(made) == _key(tensor):
-            return seen.outputs[index]
-    return None
 
 
 def _source(tensor: Any) -> Any:
