@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amanda_driver_tf._attachment import TensorFlowAttachment
     from amanda_driver_tf._eager.places import Place
+    from amanda_driver_tf._eager.recompute import FirstRun
     from amanda_driver_tf._eager.sites import Record
 
 __all__ = ["STATE", "quietly"]
@@ -32,6 +33,8 @@ class _State(threading.local):
         self.handed: list[tuple[str, int, Record, tuple[bool, ...]]] = []
         #: Whether the tapes know of the eager op that has just run.
         self.told = False
+        #: The first run of a recomputed function that has just ended.
+        self.first_run: FirstRun | None = None
         #: What the twin of a forward function returned for the gradients: (its outputs, the rest).
         self.carried: Any = None
         #: That, while the gradient of the call is computed.

@@ -430,7 +430,9 @@ def close(actual: Any, expected: Any) -> None:
     def near(found: Any, wanted: Any) -> None:
         if np.issubdtype(wanted.dtype, np.floating):
             assert np.isfinite(wanted).all(), "the expectation is not finite"
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+            fine = wanted.dtype == np.float64
+            rtol, atol = (1e-9, 1e-10) if fine else (1e-5, 1e-6)
+            np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
         else:
             np.testing.assert_array_equal(found, wanted)
 
@@ -453,10 +455,10 @@ def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> 
     compare(one, other)
 
 
-def values(*shapes: Sequence[int], seed: int = 0) -> list[Any]:
+def values(*shapes: Sequence[int], dtype: Any = tf.float64) -> list[Any]:
     """Random tensors, the same for the same shapes."""
-    random = np.random.default_rng(seed)
-    return [tf.constant(random.normal(size=shape), tf.float32) for shape in shapes]
+    random = np.random.default_rng(0)
+    return [tf.constant(random.normal(size=shape), dtype) for shape in shapes]
 
 
 @contextmanager

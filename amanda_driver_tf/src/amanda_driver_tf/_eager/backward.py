@@ -15,6 +15,7 @@ from amanda_driver_tf._eager.edits import call_step, edited_gradient
 from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR
 from amanda_driver_tf._eager.places import Between, Place
+from amanda_driver_tf._eager.recompute import Recompute, first_run_of
 from amanda_driver_tf._eager.sites import Record
 from amanda_driver_tf._eager.symbols import executes_eagerly
 from amanda_driver_tf._eager.taped import LEFT, mark
@@ -136,9 +137,7 @@ class CustomGradient:
                 return self._function(*grads)
             finally:
                 STATE.eager = place
-        folded = [
-            self._fold(plan, grad) for plan, grad in zip(self._plans, grads, strict=True)
-        ]
+        folded = [self._fold(plan, grad) for plan, grad in zip(self._plans, grads, strict=True)]
         results = self._mode.in_gradient(self._record, None, lambda: self._function(*folded))
         mark(results if isinstance(results, (list, tuple)) else [results], self._record)
         return results
@@ -159,7 +158,7 @@ BOUNDARY.add(CustomGradient.__call__.__code__)
 def _plan_of(record: Record | None) -> Plan | None:
     context = record.context if record is not None else None
     plan = context.plan(IPoint.BEFORE_BACKWARD) if context is not None else None
-    return plan if plan else None
+    return plan or None
 
 
 def record_operation(
@@ -171,7 +170,10 @@ def record_operation(
 ) -> None:
     """What is put on tapes by itself; of interest are functions with a gradient of their own."""
     place = STATE.eager
-    if place is not None and output_tensors and executes_eagerly():
+    first = first_run_of(op_type)
+    if first is not None:
+        backward_function = Recompute(first, backward_function)
+    elif place is not None and output_tensors and executes_eagerly():
         sources = [getattr(tensor, "_amanda_source", None) for tensor in output_tensors]
         records = [s if isinstance(s, Record) and s.marks else None for s in sources]
         if any(record is not None for record in records):
@@ -179,5 +181,3 @@ def record_operation(
     ORIGINALS.record_operation(
         op_type, output_tensors, input_tensors, backward_function, forward_function
     )
-
-

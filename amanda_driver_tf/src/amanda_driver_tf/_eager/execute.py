@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tensorflow.python.framework import dtypes
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import AmandaError, RoutineResultError, is_annotated
@@ -191,6 +192,7 @@ class _Run:
     def _edit_inputs(self, plan: Plan) -> None:
         for step in plan.steps:
             for position, new in call_step(step, self.values):
+                self.mode.edits += 1
                 old = self.values[position]
                 self.values[position] = edited(old, new, step)
                 if step.action.autodiff:
@@ -201,6 +203,7 @@ class _Run:
     def _replace(self, step: Step, context: OpContext) -> list[Any]:
         """The outputs of a replacement, differentiated as written."""
         aligned = (_NONE, _NONE) if self.record.backward else aligned_plans(context)
+        self.mode.edits += 1
         own_backward = self.recording and aligned[0].replacement is not None
         values = self.values
         if self.recording and not own_backward and aligned[1]:
@@ -269,6 +272,7 @@ class _Run:
         outputs = list(outputs)
         for step in plan.steps:
             for position, new in call_step(step, outputs):
+                self.mode.edits += 1
                 outputs[position] = edited(outputs[position], new, step)
         return outputs
 
@@ -303,7 +307,8 @@ def constant(value: Any) -> Any:
     if not isinstance(value, ops.EagerTensor):
         return value
     source = value._amanda_source
-    return value if source.__class__ is int and source >= 0 else None
+    known = source.__class__ is int and source >= 0 and value.dtype != dtypes.resource
+    return value if known else None
 
 
 def _mark_constants(plain: Sequence[bool], values: Sequence[Any]) -> None:

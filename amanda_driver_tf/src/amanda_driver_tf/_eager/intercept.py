@@ -15,12 +15,13 @@ from types import FrameType
 from typing import Any
 
 from amanda_core.threads import THREAD
-from amanda_driver_tf._eager import backward, keras_calls
+from amanda_driver_tf._eager import backward, keras_calls, recompute
 from amanda_driver_tf._eager.execute import Call, is_plain, run, tag
 from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type_of
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.patches import Patch
 from amanda_driver_tf._eager.places import Forward, Place
+from amanda_driver_tf._eager.scopes import TOKENS
 from amanda_driver_tf._eager.sites import Record, handle_of
 from amanda_driver_tf._eager.symbols import (
     backprop,
@@ -84,6 +85,7 @@ class _Patches:
         # A missing attribute would go through `Tensor.__getattr__`, which is slow.
         _EagerTensor._amanda_source = None
         self._undo.append(lambda: delattr(_EagerTensor, "_amanda_source"))
+        self._undo.append(TOKENS.release)
         # The registered functions are put back after the attributes, so undone before them.
         self._undo.append(_register)
         for owner, name, replacement in (
@@ -93,6 +95,7 @@ class _Patches:
             (backprop, "_gradient_function", backward.gradient_function),
             (forwardprop, "_jvp_dispatch", backward.jvp),
             (record, "record_operation", backward.record_operation),
+            (record, "stop_recording", recompute.stop_recording),
             (imperative_grad, "imperative_grad", _differentiate(imperative_grad.imperative_grad)),
             (tape, "watch", _watch(tape.watch)),
         ):
@@ -116,12 +119,7 @@ PATCHES = _Patches()
 def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
     """Stands for `TFE_Py_FastPathExecute`, through which every op comes first."""
     place = STATE.eager
-    if (
-        place is None
-        or STATE.quiet
-        or THREAD.routine_depth
-        or not place.mode.control.enabled
-    ):
+    if place is None or STATE.quiet or THREAD.routine_depth or not place.mode.control.enabled:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
     op_type = op_type_of(op_name)
     frame = sys._getframe(1)
@@ -302,7 +300,7 @@ def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
             and tensor._amanda_source is None
         ):
             # What is watched and does not stand in front is a weight, kept as a plain tensor.
-            tensor._amanda_source = -place.mode.sites.labels.token(tensor)
+            tensor._amanda_source = -TOKENS.of(tensor)
         original(tape, tensor)
 
     return watch

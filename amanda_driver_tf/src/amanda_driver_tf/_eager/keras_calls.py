@@ -71,8 +71,7 @@ def _watching() -> Forward | None:
 
 
 def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         place = _watching()
         if place is None or (args and _is_symbolic(args[0])):
             return original(self, *args, **kwargs)
@@ -97,10 +96,14 @@ def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
             if session.watches_scopes:
                 session.leave_scope(path)
 
-    # AutoGraph would convert what is called while a function is traced.
-    __call__.autograph_info__ = {}  # type: ignore[attr-defined]
     BOUNDARY.add(__call__.__code__)
-    return __call__
+    return _left_alone(functools.update_wrapper(__call__, original))
+
+
+def _left_alone(function: Any) -> Callable[..., Any]:
+    # AutoGraph would convert what is called while a function is traced.
+    function.autograph_info__ = {}
+    return function  # type: ignore[no-any-return]
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -128,5 +131,4 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         place.mode.session.end_step()
         return result
 
-    apply.autograph_info__ = {}  # type: ignore[attr-defined]
-    return apply
+    return _left_alone(apply)

@@ -35,6 +35,7 @@ class EagerMode:
     Attributes:
         session: The session.
         sites: The op sites passed so far.
+        edits: Number of values edited and ops replaced so far.
     """
 
     def __init__(self, attachment: TensorFlowAttachment) -> None:
@@ -46,6 +47,7 @@ class EagerMode:
             self.session.persistent("tensorflow.eager.names", dict),
             self._drop,
         )
+        self.edits = 0
         self._between: dict[Any, Record] = {}
         self._between_names: dict[str, int] = {}
         self._applied: Applied | None = None
@@ -75,12 +77,9 @@ class EagerMode:
         self._started = False
         STATE.eager = None
         STATE.handed.clear()
-        try:
-            self.sites.labels.unmark()
-        finally:
-            PATCHES.release()
-            self.sites.clear()
-            self._between.clear()
+        self.sites.clear()
+        self._between.clear()
+        PATCHES.release()
 
     def coverage(self) -> Sequence[Blind]:
         """What is not seen, and why."""
@@ -135,9 +134,7 @@ class EagerMode:
         if again is None:
             again = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
         settled = record.settled_again if again else record.settled
-        loud = session.wants_backward and not (
-            caching and settled == epoch and record.skip == skip
-        )
+        loud = session.wants_backward and not (caching and settled == epoch and record.skip == skip)
         place = InGradient(self, record) if loud and executes_eagerly() else None
         before, STATE.eager = STATE.eager, place
         try:

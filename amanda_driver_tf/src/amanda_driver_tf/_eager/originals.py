@@ -29,6 +29,7 @@ class _Originals:
         self.gradient_function: Any = backprop._gradient_function
         self.jvp: Any = forwardprop._jvp_dispatch
         self.record_operation: Any = record.record_operation
+        self.stop_recording: Any = record.stop_recording
 
 
 ORIGINALS = _Originals()

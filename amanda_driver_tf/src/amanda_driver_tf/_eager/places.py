@@ -11,15 +11,17 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from amanda_driver_tf._eager.frames import STOP, source_of
-from amanda_driver_tf._eager.op_types import OpType
-from amanda_driver_tf._eager.scopes import OUTSIDE, Activation
-from amanda_driver_tf._eager.sites import Record, backward_site
+from amanda_driver_tf._eager.op_types import READ, OpType
+from amanda_driver_tf._eager.scopes import OUTSIDE, TOKENS, Activation
+from amanda_driver_tf._eager.sites import Operands, Record, backward_site, operands_of
+from amanda_driver_tf._eager.symbols import ops
 
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode
 
 __all__ = ["Between", "Forward", "InGradient", "Place"]
 
+_EagerTensor = ops.EagerTensor
 # Ops of one call site in one gradient function beyond this share an id.
 _OCCURRENCES = 1024
 
@@ -58,8 +60,47 @@ class Forward(Place):
         self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
     ) -> Record | None:
         """The record of an op of the forward program."""
-        record = self.mode.sites.locate(self.activations[-1], op_type, args, frame)
-        return record if record.watched else None
+        # All in one function: this runs at every op.
+        activation = self.activations[-1]
+        scope = activation.scope
+        if op_type.kind == READ:
+            value = args[0]
+            token = value._amanda_source
+            if token.__class__ is not int:
+                token = TOKENS.of(value)
+            return self.mode.sites.read(activation, op_type, token, frame)
+        operands: Operands = ()
+        for value in args[: op_type.count]:
+            if type(value) is not _EagerTensor or value._amanda_source is not None:
+                operands = operands_of(op_type, args, bool(scope.root))
+                break
+        else:
+            if op_type.handles:
+                operands = operands_of(op_type, args, bool(scope.root))
+        # What followed last time, if it is called from the same place again, is the op.
+        last = activation.last
+        expected: Record | None = last.next if last is not None else scope.first
+        if expected is None or expected.op_type is not op_type or expected.operands != operands:
+            found = self.mode.sites.look_up(activation, op_type, operands, frame)
+            return found if found.watched else None
+        here = frame
+        for code, offset in expected.chain:
+            if here is None or (
+                code is not None
+                and ((here.f_lasti != offset and offset >= 0) or here.f_code is not code)
+            ):
+                found = self.mode.sites.look_up(activation, op_type, operands, frame)
+                return found if found.watched else None
+            here = here.f_back
+        if scope.root:
+            group, counts = expected.group, activation.counts
+            occurrence = counts.get(group, 0)
+            if occurrence != expected.occurrence:
+                found = self.mode.sites.look_up(activation, op_type, operands, frame)
+                return found if found.watched else None
+            counts[group] = occurrence + 1
+        activation.last = expected
+        return expected if expected.watched else None
 
 
 class InGradient(Place):
@@ -149,4 +190,3 @@ def _walk(mode: EagerMode, frame: FrameType | None) -> list[tuple[Any, int]]:
             found.append((code, offset + 4 if offset in code.precalls else offset))
         frame = frame.f_back
     return found
-

@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
-__all__ = ["OPTIMIZER", "OUTSIDE", "Activation", "Labels", "Scope", "Scopes"]
-
-# Of the whole process: a tensor may be seen by the sessions of two threads.
-_TOKENS = itertools.count(1)
+__all__ = ["OPTIMIZER", "OUTSIDE", "TOKENS", "Activation", "Labels", "Scope", "Scopes"]
 
 
 class Scope:
@@ -53,6 +50,12 @@ class Activation:
         self.counts: dict[Any, int] = {}
         #: Record of the op that ran last in it.
         self.last: Any = None
+
+    def copy(self) -> Activation:
+        """The activation as it stands, to be resumed by a recomputation."""
+        other = Activation(self.scope)
+        other.counts = dict(self.counts)
+        return other
 
 
 class _Known:
@@ -153,73 +156,80 @@ def _variables(layer: Any) -> Iterator[tuple[Any, str]]:
             yield held, str(variable.path)
 
 
-class Labels:
-    """Numbers for tensors that tell ops apart (handles of variables, watched tensors).
+class _Tokens:
+    """Numbers of tensors (handles of variables, watched tensors), the same in all sessions.
 
-    Given by first use; a number is free again once its tensor is gone, so that a program that makes
-    its weights anew in every iteration does not make its ops anew.
+    A tensor carries its own, so that finding it costs no more than an attribute.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
-        self._taken: set[int] = set()
-        self._dead: list[int] = []
+        self._next = itertools.count(1)
+        self._known: dict[int, weakref.ref[Any]] = {}
+        #: How many tensors with a token have died.
+        self.deaths = 0
 
-    def token(self, tensor: Any) -> int:
+    def of(self, tensor: Any) -> int:
         """A number above 0 that is never given again in this process."""
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        return self._add(tensor)[0]
+        source = tensor._amanda_source
+        if source.__class__ is int and source:
+            return abs(source)
+        token = next(self._next)
+        known = self._known
+
+        def forget(_: weakref.ref[Any]) -> None:
+            known.pop(token, None)
+            self.deaths += 1
+
+        known[token] = weakref.ref(tensor, forget)
+        tensor._amanda_source = token
+        return token
+
+    def find(self, token: int) -> Any:
+        """The tensor of a token, or None."""
+        reference = self._known.get(token)
+        return reference() if reference is not None else None
+
+    def release(self) -> None:
+        """Take the tokens off all tensors that live on."""
+        for reference in tuple(self._known.values()):
+            tensor = reference()
+            if tensor is not None:
+                vars(tensor).pop("_amanda_source", None)
+        self._known.clear()
+        self.deaths += 1
+
+
+TOKENS = _Tokens()
+
+
+class Labels:
+    """Numbers for tensors that tell ops apart where they have no name.
+
+    Given by first use in a session; a number is free again once its tensor is gone, so that a
+    program that makes its weights anew in every iteration does not make its ops anew.
+    """
+
+    def __init__(self) -> None:
+        #: id of a tensor -> the tensor, its token then, and its number.
+        self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        self._deaths = -1
 
     def number(self, tensor: Any) -> int:
         """The tensor's number among those alive, from 0."""
         known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[2]
-        return self._add(tensor)[1]
-
-    def find(self, token: int) -> Any:
-        """The tensor of a token, or None."""
-        for reference, known, _ in tuple(self._known.values()):
-            if known == token:
-                return reference()
-        return None
-
-    def unmark(self) -> None:
-        """Take the marks of this session off tensors that live on."""
-        for reference, _, _ in tuple(self._known.values()):
-            tensor = reference()
-            if tensor is not None:
-                vars(tensor).pop("_amanda_source", None)
-
-    def take_dead(self) -> list[int]:
-        """Tokens of tensors that are gone."""
-        dead, self._dead = self._dead, []
-        return dead
+        if known is None or known[0]() is not tensor:
+            taken = {number for reference, _, number in self._known.values() if reference()}
+            number = next(number for number in itertools.count() if number not in taken)
+            known = (weakref.ref(tensor), TOKENS.of(tensor), number)
+            self._known[id(tensor)] = known
+        return known[2]
 
     @property
     def changed(self) -> bool:
-        """Whether `take_dead` has something to give."""
-        return bool(self._dead)
+        """Whether tensors with tokens have died since `take_dead`."""
+        return self._deaths != TOKENS.deaths
 
-    def _add(self, tensor: Any) -> tuple[int, int]:
-        number = 0
-        while number in self._taken:
-            number += 1
-        self._taken.add(number)
-        token, key = next(_TOKENS), id(tensor)
-        held = weakref.ref(self)
-
-        def forget(dead: weakref.ref[Any]) -> None:
-            labels = held()
-            if labels is None:
-                return
-            known = labels._known.get(key)
-            if known is not None and known[0] is dead:
-                del labels._known[key]
-            labels._taken.discard(number)
-            labels._dead.append(token)
-
-        self._known[key] = (weakref.ref(tensor, forget), token, number)
-        return token, number
+    def take_dead(self) -> None:
+        """Forget the tensors that are gone."""
+        self._deaths = TOKENS.deaths
+        self._known = {key: known for key, known in self._known.items() if known[0]() is not None}

@@ -7,7 +7,6 @@ made of names and instruction offsets, never of addresses or file paths.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -25,12 +24,12 @@ from amanda_driver_tf._eager.frames import (
     source_of,
     zone_of,
 )
-from amanda_driver_tf._eager.op_types import READ, OpType
-from amanda_driver_tf._eager.scopes import Activation, Labels, Scope, Scopes
+from amanda_driver_tf._eager.op_types import OpType
+from amanda_driver_tf._eager.scopes import TOKENS, Activation, Labels, Scope, Scopes
 from amanda_driver_tf._eager.symbols import ops, resource_variable_ops
 from amanda_driver_tf._namespaces import EAGER
 
-__all__ = ["Record", "Sites", "backward_site", "handle_of"]
+__all__ = ["Operands", "Record", "Sites", "backward_site", "handle_of", "operands_of"]
 
 # Frames of the user's that make up a call site within a layer's activation. Helper functions that
 # several lines call are told apart by it; three also bounds the walk.
@@ -40,7 +39,10 @@ _USER_FRAMES = 3
 _OCCURRENCES = 1024
 _DEPTH = 48  # frames
 
+#: The operands that tell ops apart, as (position, token).
+Operands = tuple[tuple[int, int], ...]
 _Found = list[tuple[Code, int]]
+#: The frames of a call site as they lie; None for one that does not count, -1 for any offset.
 _Chain = tuple[tuple[CodeType | None, int], ...]
 
 
@@ -53,6 +55,7 @@ class Group:
         self.key = key
 
 
+_EagerTensor = ops.EagerTensor
 _NO_GROUP = Group(None)
 
 
@@ -113,7 +116,7 @@ class Record:
         self.forward, self.backward = forward, backward
         self.context: OpContext | None = None
         #: Tells it apart from all others, in every process.
-        self.number = stable_id((forward.number if forward is not None else 0, site.key))
+        self.number: int = stable_id((forward.number if forward is not None else 0, site.key))
         self.idle = self.settled = self.settled_again = self.planned = 0
         self.reads: tuple[Record, ...] = ()
         #: For which inputs left out of account it was settled.
@@ -126,7 +129,7 @@ class Record:
         self.next: Record | None = None
         self.group = _NO_GROUP
         self.chain: _Chain = ()
-        self.operands: list[tuple[int, int]] = []
+        self.operands: Operands = ()
         self.occurrence = 0
         #: False for what is none of the user's model, such as reading a data set.
         self.watched = watched
@@ -182,62 +185,36 @@ class Sites:
         for key in [key for key, record in self._records.items() if gone(record)]:
             self._groups.pop(self._records.pop(key).group.key, None)
 
-    def locate(
+    def read(
+        self, activation: Activation, op_type: OpType, token: int, frame: FrameType | None
+    ) -> Record:
+        """The record of a read of a variable."""
+        # A read is told by what is read: walking to its line would cost more than reading.
+        key: Any = (activation.scope.number, op_type.name, token)
+        record = self._records.get(key)
+        if record is None:
+            operands = ((0, token),)
+            record = self._new(Group(key), activation.scope, frame, [], op_type, operands, 0)
+            record.token = token
+            self._records[key] = record
+        activation.last = record
+        return record
+
+    def look_up(
         self,
         activation: Activation,
         op_type: OpType,
-        args: Sequence[Any],
+        operands: Operands,
         frame: FrameType | None,
     ) -> Record:
-        """The record of the op that is being called.
+        """The record of an op, found by its call site.
 
         Args:
-            activation: Where.
+            activation: Where it is called.
             op_type: Its type.
-            args: The call's arguments, inputs first.
+            operands: What tells it apart from others at one site, from `operands_of`.
             frame: The frame that called it.
         """
-        scope = activation.scope
-        if op_type.kind == READ:
-            # A read is told by what is read: walking to its line would cost more than reading.
-            token = self.labels.token(args[0])
-            key: Any = (scope.number, op_type.name, token)
-            record = self._records.get(key)
-            if record is None:
-                group = Group(key)
-                record = self._new(group, scope, frame, [], op_type, [(0, token)], 0)
-                record.token = token
-                self._records[key] = record
-            activation.last = record
-            return record
-        operands = self._operands(op_type, args, bool(scope.root))
-        # What followed last time, if it is called from the same place again, is the op.
-        last = activation.last
-        expected = last.next if last is not None else scope.first
-        if (
-            expected is None
-            or expected.op_type is not op_type
-            or expected.operands != operands
-            or not _is_called_from(frame, expected.chain)
-        ):
-            return self._look_up(activation, op_type, operands, frame)
-        group = expected.group
-        if scope.root:
-            occurrence = activation.counts.get(group, 0)
-            if occurrence != expected.occurrence:
-                return self._look_up(activation, op_type, operands, frame)
-            activation.counts[group] = occurrence + 1
-        activation.last = expected
-        return expected
-
-    def _look_up(
-        self,
-        activation: Activation,
-        op_type: OpType,
-        operands: list[tuple[int, int]],
-        frame: FrameType | None,
-    ) -> Record:
-        """The record of an op that is not the expected one."""
         scope = activation.scope
         inside = bool(scope.root)
         found, chain = self._walk(frame, inside, scope.call)
@@ -245,7 +222,7 @@ class Sites:
             scope.number,
             op_type.name,
             tuple((code.number, offset) for code, offset in found),
-            tuple(operands),
+            operands,
         )
         group = self._groups.get(key)
         if group is None:
@@ -268,6 +245,11 @@ class Sites:
         return record
 
     # Call sites.
+
+    def ends_at(self, frame: FrameType | None, scope: Scope) -> tuple[bool, CodeType | None]:
+        """Whether a call site has frames that count, and the code at which it ends."""
+        found, chain = self._walk(frame, bool(scope.root), scope.call)
+        return bool(found), chain[-1][0] if chain else None
 
     def _walk(
         self, frame: FrameType | None, inside: bool, call: CodeType | None
@@ -303,39 +285,10 @@ class Sites:
             frame = frame.f_back
         return found, tuple(chain)
 
-    # Operands.
-
-    def _operands(
-        self, op_type: OpType, args: Sequence[Any], inside: bool
-    ) -> list[tuple[int, int]]:
-        """The operands that tell ops apart, as (position, token)."""
-        found: list[tuple[int, int]] = []
-        for position, value in zip(op_type.positions, args, strict=False):
-            kind = type(value)
-            if kind is ops.EagerTensor:
-                token = value._amanda_source
-                if token.__class__ is not int:
-                    if position not in op_type.handles:
-                        continue
-                    token = self.labels.token(value)
-                # Watched tensors count only where no activation counts occurrences, and not in
-                # front: what flows stands there. Constants never do.
-                elif not token or (token < 0 and (inside or not position)):
-                    continue
-            elif kind in _NO_VARIABLES:
-                continue
-            else:
-                handle = handle_of(value)
-                if handle is None:
-                    continue
-                token = self.labels.token(handle)
-            found.append((position, token))
-        return found
-
     def _operand_label(self, scope: Scope, position: int, token: int) -> tuple[Any, ...]:
-        tensor = self.labels.find(abs(token))
+        tensor = TOKENS.find(abs(token))
         if tensor is None:
-            return (position,)  # Met in another session.
+            return (position,)
         name = self.scopes.variable_name(scope, tensor) if token > 0 else None
         return (position, name if name is not None else self.labels.number(tensor))
 
@@ -348,7 +301,7 @@ class Sites:
         frame: FrameType | None,
         found: _Found,
         op_type: OpType,
-        operands: list[tuple[int, int]],
+        operands: Operands,
         occurrence: int,
     ) -> Record:
         self._purge()
@@ -398,10 +351,9 @@ class Sites:
         """Forget the ops of variables that are gone: their names are free for others."""
         if not self.labels.changed:
             return
-        for token in self.labels.take_dead():
-            keys = set(self._by_token.pop(token, ()))
-            if not keys:
-                continue
+        self.labels.take_dead()
+        for token in [token for token in self._by_token if TOKENS.find(token) is None]:
+            keys = set(self._by_token.pop(token))
             for key, record in tuple(self._records.items()):
                 if record.group.key in keys:
                     del self._records[key]
@@ -410,17 +362,30 @@ class Sites:
                 self._groups.pop(one, None)
 
 
-def _is_called_from(frame: FrameType | None, chain: _Chain) -> bool:
-    """Whether a stack is the one that `chain` was taken from, where it counts."""
-    for code, offset in chain:
-        if frame is None:
-            return False
-        if code is not None and (
-            (frame.f_lasti != offset and offset >= 0) or frame.f_code is not code
-        ):
-            return False
-        frame = frame.f_back
-    return True
+def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
+    """The operands of a call that tell it apart; `inside` a layer or not."""
+    found: Operands = ()
+    for position, value in zip(op_type.positions, args, strict=False):
+        kind = type(value)
+        if kind is _EagerTensor:
+            token = value._amanda_source
+            if token.__class__ is not int:
+                if position not in op_type.handles:
+                    continue
+                token = TOKENS.of(value)
+            # Watched tensors count only where no activation counts occurrences, and not in front:
+            # what flows stands there. Constants never do.
+            elif not token or (token < 0 and (inside or not position)):
+                continue
+        elif kind in _NO_VARIABLES:
+            continue
+        else:
+            handle = handle_of(value)
+            if handle is None:
+                continue
+            token = TOKENS.of(handle)
+        found = (*found, (position, token))
+    return found
 
 
 def handle_of(value: Any) -> Any:

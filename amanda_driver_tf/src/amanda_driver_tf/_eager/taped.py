@@ -124,9 +124,7 @@ class Taped:
             )
 
     def _compute(self, out_grads: Sequence[Any]) -> list[Any]:
-        return compute(
-            self._name, self._attrs, self._inputs, self._outputs, out_grads, self._skip
-        )
+        return compute(self._name, self._attrs, self._inputs, self._outputs, out_grads, self._skip)
 
     def _plain(self, out_grads: Sequence[Any]) -> list[Any]:
         place, STATE.eager = STATE.eager, None
@@ -156,9 +154,7 @@ class Taped:
                 self._refuse_replacement()
             results = self._replaced(self._before.replacement, grads)
         else:
-            results = self._mode.in_gradient(
-                self._record, self._skip, lambda: self._compute(grads)
-            )
+            results = self._mode.in_gradient(self._record, self._skip, lambda: self._compute(grads))
         if self._after.steps:
             folded = self._fold(self._after, grouped(results, self._lengths))
             results = flattened(folded, self._lengths)
@@ -299,8 +295,6 @@ def mark(results: Sequence[Any], record: Record) -> None:
                 return
 
 
-def record_on_tapes(
-    name: str, outputs: Sequence[Any], inputs: Sequence[Any], taped: Taped
-) -> None:
+def record_on_tapes(name: str, outputs: Sequence[Any], inputs: Sequence[Any], taped: Taped) -> None:
     """Let the tapes of this thread know of an execution."""
     ORIGINALS.record_operation(name, list(outputs), list(inputs), taped, taped.forward)

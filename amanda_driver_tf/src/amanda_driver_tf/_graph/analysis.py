@@ -7,6 +7,7 @@ plans do to the graph, `weave` says.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import weakref
@@ -136,9 +137,8 @@ class Analysis:
             return known[1]
         plans = None
         if is_operator(op.type):
-            owner = self.owner(op)
-            if owner is not None or is_accumulation(op, Records.of(op.graph)):
-                plans = self._backward(op, owner, analyse)
+            if self.is_backward(op):
+                plans = self._backward(op, self.owner(op), analyse)
             else:
                 plans = self._forward(op, analyse)
         self._plans[id(op)] = (op, plans)
@@ -151,7 +151,13 @@ class Analysis:
 
     def is_backward(self, op: Any) -> bool:
         """Whether an op belongs to the backward program."""
-        return self.owner(op) is not None or is_accumulation(op, Records.of(op.graph))
+        found = Records.of(op.graph)
+        if found is None:
+            return False
+        owner = found.owner(op)
+        if owner is None:
+            return is_accumulation(op, found)
+        return not found.is_recomputed(op, owner)
 
     def _forward(self, op: Any, analyse: bool) -> OpPlans:
         signature = signature_of(op.type)
@@ -165,6 +171,7 @@ class Analysis:
             _attributes(op),
             input_names=signature.names if signature is not None else (),
             constant=self._constant,
+            recomputed=self.owner(op) is not None,
         )
         at = context.trigger_callback if analyse else context.plan
         try:
@@ -222,7 +229,7 @@ def is_accumulation(op: Any, records: Records | None) -> bool:
     """Whether an op that no gradient function made adds up gradients."""
     if records is None or op.type not in ("AddN", "AccumulateNV2"):
         return False
-    return records.is_gradient(op.inputs[0])
+    return any(records.is_gradient(tensor) for tensor in op.inputs)
 
 
 def _attributes(op: Any) -> Mapping[str, Any]:
@@ -245,15 +252,21 @@ _OPTIMIZERS = re.compile(
 _UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
 
 
+@functools.cache
+def _folder(file: str) -> tuple[bool, bool]:
+    """Whether a source file is not the user's, and whether it is an optimizer's."""
+    machinery = bool(_MACHINERY.search(file)) or file.startswith("<")
+    return machinery, bool(_OPTIMIZERS.search(file))
+
+
 def _origin(op: Any) -> tuple[str | None, str]:
     """``file:line`` of the user's call that made an op, and the zone that it belongs to."""
     zone = "optimizer" if _UPDATES.match(op.type) else "model"
-    source = None
     for frame in reversed(op.traceback or ()):
-        file = frame.filename
-        if _OPTIMIZERS.search(file):
+        machinery, optimizer = _folder(frame.filename)
+        if optimizer:
             zone = "optimizer"
-        if not _MACHINERY.search(file) and not file.startswith("<"):
-            source = f"{file.replace(chr(92), '/').rpartition('/')[2]}:{frame.lineno}"
-            break
-    return source, zone
+        if not machinery:
+            file = frame.filename.replace("\\", "/").rpartition("/")[2]
+            return f"{file}:{frame.lineno}", zone
+    return None, zone

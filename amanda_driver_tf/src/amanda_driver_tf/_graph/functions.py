@@ -22,7 +22,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph import records
 from amanda_driver_tf._graph.analysis import Analysis, OpPlans
 from amanda_driver_tf._graph.constants import Constants
-from amanda_driver_tf._graph.records import GRAPHS, children_of, name_of
+from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
 from amanda_driver_tf._graph.twins import Gradients, Twin, Twins
 from amanda_driver_tf._namespaces import FUNCTION
@@ -47,9 +47,13 @@ class _Bare(Analysis):
     def __init__(self, analysis: Analysis, aligned: bool) -> None:
         self._whole, self._aligned = analysis, aligned
 
+    def is_backward(self, op: Any) -> bool:
+        """Whether an op belongs to the backward program."""
+        return self._whole.is_backward(op)
+
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
         """The plans of a forward op, None for others."""
-        if self._whole.is_backward(op):
+        if self.is_backward(op):
             return None
         plans = self._whole.plans_of(op, analyse=False)
         if plans is None or self._aligned:
@@ -174,8 +178,9 @@ class FunctionMode:
                 fix="Leave the accumulator out, or use a tf.GradientTape",
             )
         outputs = call(twin.name, inputs, count + twin.results)
-        if not twin.results:
+        if not twin.gradients:
             return outputs
+        outputs = outputs or []
         made, extra = outputs[:count], outputs[count:]
         STATE.carried = (made, _Carried(self, function, twin, list(extra), carried))
         return made or None
@@ -202,6 +207,13 @@ class FunctionMode:
     ) -> Twin | None:
         definition = context.context().get_function_def(function)
         graph = GRAPHS.get(function)
+        kept = Records.of(graph) if graph is not None else None
+        if silent and kept is not None and kept.recomputes():
+            raise UnsupportedError(
+                f"The gradient {function!r} runs forward ops again, which were edited by tools that "
+                "are not active now",
+                fix="Compute the gradient inside amanda.apply",
+            )
         if graph is not None:
             self._constants.handles = {
                 id(placeholder.op): value
@@ -257,6 +269,9 @@ class FunctionMode:
             asked = rewriter.weave(gradient, woven, analysis=_Bare(self._analysis, True))
             if asked is None:
                 continue
+            kept = Records.of(child)
+            if not asked.demands and (kept is None or not kept.recomputes()):
+                continue  # It reads nothing that was edited.
             places = []
             for value in asked.demands:
                 index = woven.led_out.get(value)

@@ -142,6 +142,8 @@ class Records:
         self._starts: list[int] = []
         self._around: list[int] = []
         self._named: dict[str, Record] = {}
+        self._by_forward_until = 0
+        self._by_forward: dict[int, list[Record]] = {}
         self._contributed = 0
         self._contributions: dict[tuple[int, int], list[tuple[Record, int]]] = {}
         self._sorted: list[Record] = []
@@ -205,6 +207,28 @@ class Records:
                 return found
             index = self._around[index]
         return self._named_owner(op)
+
+    def is_recomputed(self, op: Any, owner: Record) -> bool:
+        """Whether a gradient runs a forward op again, and differentiates it itself."""
+        if self._by_forward_until != len(self.records):
+            self._by_forward_until = len(self.records)
+            self._by_forward = {}
+            for found in self.records:
+                self._by_forward.setdefault(id(found.forward), []).append(found)
+        return any(
+            owner.start <= found.start and found.stop <= owner.stop
+            for found in self._by_forward.get(id(op), ())
+        )
+
+    def recomputes(self) -> bool:
+        """Whether some gradient runs forward ops again."""
+        graph = self._reference()
+        for found in self.records:
+            if found.forward.graph is graph:
+                owner = self.owner(found.forward)
+                if owner is not None and self.is_recomputed(found.forward, owner):
+                    return True
+        return False
 
     def read_from_names(self) -> frozenset[str]:
         """Names of the ops of which only the pairing with their gradients' ops is known."""

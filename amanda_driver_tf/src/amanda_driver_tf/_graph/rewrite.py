@@ -216,22 +216,24 @@ class Rewriter:
         op, _, place = ahead
         forward_node = place.body.node_of(op)
         assert forward_node is not None
-        demanding = [
-            (position, function)
-            for position, function in enumerate(inner)
-            if function is not None and function.demands
-        ]
-        for position, function in demanding:
-            for number, value in enumerate(function.demands):
+        own = [list(function.arguments) if function is not None else [] for function in inner]
+        for function in inner:
+            if function is not None:
+                function.arguments.clear()
+        for position, function in enumerate(inner):
+            if function is None:
+                continue
+            for argument, value in zip(own[position], function.demands, strict=True):
                 result = self._lead_out(place, forward_node, position, value)
                 if place is not woven:
                     assert link is not None
                     result = link.bring(result)
                 node.inputs.append(result)
-                argument = function.arguments[number]
-                # All functions of one op have the same arguments.
+                # All functions of one op have the same arguments, in the order of its inputs.
                 for other in inner:
-                    if other is not None and other is not function:
+                    if other is function:
+                        other.arguments.append(argument)
+                    elif other is not None:
                         other.arguments.append(Argument("version", argument.dtypes[0]))
                 if node.op_type in _LOOPS:
                     node.dtypes = (*node.dtypes, argument.dtypes[0])

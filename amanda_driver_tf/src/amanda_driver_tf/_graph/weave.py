@@ -181,6 +181,8 @@ class Weaver:
 
     def _weave_node(self, node: Node) -> None:
         owner = self._owner(node.op)
+        if owner is not None and not self._analysis.is_backward(node.op):
+            owner = None  # Run again by the gradient: a forward op like any other.
         if owner is None and is_accumulation(node.op, self._records):
             inputs = self._accumulated(node)
         else:
