@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
@@ -393,6 +394,61 @@ def test_backward_words_do_not_depend_on_what_a_rule_wrote(session: Session, oth
     site = Site(0, "Conv2D", "tensorflow/2.21.0/graph", "Conv2D")
     backward = session.open(site, None, forward=forward, backward=True)
     assert backward["backward_type"] == "conv_transpose2d_backward"
+
+
+# Real models.
+
+
+def applications(name: str) -> Any:
+    build = getattr(keras.applications, name)
+    return build(weights=None, input_shape=(32, 32, 3), classes=4)
+
+
+def layers() -> Any:
+    """What the applications do not have."""
+    of = keras.layers
+    x = y = keras.Input((12,), dtype="int32")
+    y = of.Embedding(9, 8)(y)
+    y = of.LayerNormalization()(of.MultiHeadAttention(2, 4)(y, y) + y)
+    y = of.Bidirectional(of.LSTM(4, return_sequences=True))(of.GRU(8, return_sequences=True)(y))
+    y = of.Conv1DTranspose(4, 3)(of.Conv1D(4, 3)(of.UpSampling1D(2)(y)))
+    y = of.GroupNormalization(2)(of.Reshape((-1, 2, 4))(y))
+    y = of.SeparableConv2D(4, 3, padding="same")(of.Conv2DTranspose(4, 3)(y))
+    y = of.PReLU()(of.UnitNormalization()(of.GaussianNoise(0.1)(of.SpatialDropout2D(0.1)(y))))
+    return keras.Model(x, of.Dense(3, activation="gelu")(of.GlobalMaxPooling2D()(y)))
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: applications("MobileNetV3Small"), {"conv2d", "mean", "rsqrt", "softmax"}),
+        (lambda: applications("VGG16"), {"conv2d", "max_pool2d", "matmul", "relu"}),
+        (
+            layers,
+            {"embedding", "einsum", "softmax", "conv2d", "conv_transpose2d", "tanh", "sigmoid"}
+            | {"random", "max", "erfc", "where", "reshape", "concat", "split", "flip"},
+        ),
+    ],
+    ids=["MobileNetV3Small", "VGG16", "layers"],
+)
+def test_the_operators_of_models_have_words(
+    session: Session, build: Callable[[], Any], expected: set[str]
+) -> None:
+    with amanda.disabled():
+        model = build()
+        spec = tf.TensorSpec([2, *model.input_shape[1:]], model.input.dtype)
+        graph = tf.function(lambda x: model(x, training=True)).get_concrete_function(spec).graph
+    bodies = [graph, *(f.graph for f in graph._functions.values() if hasattr(f, "graph"))]
+    words: set[str] = set()
+    missing: set[str] = set()
+    for op in (op for body in bodies for op in body.get_operations()):
+        word = opened(session, op)["type"] if signature_of(op.type) is not None else None
+        (missing if word is None else words).add(word or op.type)
+    assert words >= expected, words
+    reasons = without_words()
+    # Of what computes something: half of a variance.
+    plain = {"variables", "control flow", "state", "sizes"}
+    assert {t for t in missing if not reasons[t].startswith(tuple(plain))} <= {"SquaredDifference"}
 
 
 # The tables.

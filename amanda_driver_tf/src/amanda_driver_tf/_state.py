@@ -37,6 +37,8 @@ class _State(threading.local):
         self.first_run: FirstRun | None = None
         #: What the twin of a forward function returned for the gradients: (its outputs, the rest).
         self.carried: Any = None
+        #: Whether a forward accumulator follows the call of a function that is being prepared.
+        self.tangents = False
         #: That, while the gradient of the call is computed.
         self.arriving: Any = None
 

@@ -57,9 +57,9 @@ def amanda_preflight() -> Sequence[Finding]:
 @hookimpl
 def amanda_framework_imported() -> None:
     """Listen for gradients of graphs, which are built long before they run."""
-    from amanda_driver_tf._graph import records
+    from amanda_driver_tf._graph import recorder
 
-    records.install()
+    recorder.install()
 
 
 @hookimpl

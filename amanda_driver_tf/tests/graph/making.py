@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
 import amanda
 from amanda import OpContext, Tool
@@ -274,7 +275,8 @@ def build(
                 inputs.append(v1.placeholder(array.dtype, array.shape, f"in{index}"))
                 feeds[inputs[-1]] = array
             else:
-                inputs.append(v1.Variable(array, name=f"in{index}", use_resource=kind == "resource"))
+                resource = kind == "resource"
+                inputs.append(v1.Variable(array, name=f"in{index}", use_resource=resource))
         result = program(Ops(edits), *inputs)
         gradients = v1.gradients(result, inputs, **how)
         init = v1.global_variables_initializer()
@@ -351,7 +353,7 @@ def _differ(these: Sequence[Any], those: Sequence[Any]) -> bool:
 
 def dense(value: Any) -> Any:
     """An array; of slices, what they add up to."""
-    if isinstance(value, v1.IndexedSlicesValue):
+    if isinstance(value, IndexedSlicesValue):
         rows = int(max(value.indices)) + 1 if value.dense_shape is None else value.dense_shape[0]
         full = np.zeros((int(rows), *value.values.shape[1:]), value.values.dtype)
         np.add.at(full, value.indices, value.values)
@@ -378,7 +380,7 @@ def close(actual: Any, expected: Any) -> None:
 
 
 def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> None:
-    if isinstance(expected, (list, tuple)) and not isinstance(expected, v1.IndexedSlicesValue):
+    if isinstance(expected, (list, tuple)) and not isinstance(expected, IndexedSlicesValue):
         assert len(actual) == len(expected)
         for one, other in zip(actual, expected, strict=True):
             _compare(one, other, compare)

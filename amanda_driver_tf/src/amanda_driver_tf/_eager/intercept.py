@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from amanda_core.errors import UnsupportedError
 from amanda_core.threads import THREAD
 from amanda_driver_tf._eager import backward, keras_calls, recompute
 from amanda_driver_tf._eager.execute import Call, is_plain, run, tag
@@ -24,12 +25,14 @@ from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.scopes import TOKENS
 from amanda_driver_tf._eager.sites import Record, handle_of
 from amanda_driver_tf._eager.symbols import (
+    CHECKED,
     backprop,
     core,
     execute,
     forwardprop,
     imperative_grad,
     ops,
+    problems,
     pywrap_tfe,
     record,
     tape,
@@ -55,13 +58,12 @@ class _Patches:
         self._lock = threading.RLock()
         self._undo: list[Callable[[], None]] = []
 
-    @property
-    def installed(self) -> bool:
-        """Whether the replacements stand there now."""
-        return bool(self._count)
-
     def acquire(self) -> None:
-        """Install the replacements, unless they are."""
+        """Install the replacements, unless they are.
+
+        Raises:
+            UnsupportedError: TensorFlow is not what they were written for.
+        """
         with self._lock:
             self._count += 1
             if self._count > 1:
@@ -81,6 +83,12 @@ class _Patches:
                     self._undo.pop()()
 
     def _install(self) -> None:
+        found = problems()
+        if found:
+            raise UnsupportedError(
+                f"The eager mode does not know this TensorFlow: {'; '.join(found)}",
+                fix=f"Use TensorFlow {' or '.join(CHECKED)}",
+            )
         ORIGINALS.find()
         # A missing attribute would go through `Tensor.__getattr__`, which is slow.
         _EagerTensor._amanda_source = None

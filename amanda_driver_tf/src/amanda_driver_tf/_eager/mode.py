@@ -11,8 +11,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from amanda_core import Blind, Session
-from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._eager import symbols
 from amanda_driver_tf._eager.frames import source_of, user_stacklevel
 from amanda_driver_tf._eager.intercept import PATCHES
 from amanda_driver_tf._eager.op_types import OpType
@@ -59,13 +57,6 @@ class EagerMode:
         Raises:
             UnsupportedError: TensorFlow is not what this mode was written for.
         """
-        if not PATCHES.installed:
-            problems = symbols.problems()
-            if problems:
-                raise UnsupportedError(
-                    f"The eager mode does not know this TensorFlow: {'; '.join(problems)}",
-                    fix=f"Use TensorFlow {' or '.join(symbols.CHECKED)}",
-                )
         PATCHES.acquire()
         self._started = True
         STATE.eager = Forward(self)

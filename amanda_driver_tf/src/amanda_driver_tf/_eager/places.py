@@ -79,7 +79,9 @@ class Forward(Place):
                 operands = operands_of(op_type, args, bool(scope.root))
         # What followed last time, if it is called from the same place again, is the op.
         last = activation.last
-        expected: Record | None = last.next if last is not None else scope.first
+        expected: Record | None = (
+            last.next if last is not None else self.mode.sites.firsts.get(scope.number)
+        )
         if expected is None or expected.op_type is not op_type or expected.operands != operands:
             found = self.mode.sites.look_up(activation, op_type, operands, frame)
             return found if found.watched else None

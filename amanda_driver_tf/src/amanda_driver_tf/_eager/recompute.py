@@ -167,5 +167,3 @@ def first_run_of(op_type: str) -> FirstRun | None:
         return None
     STATE.first_run = None
     return first
-
-

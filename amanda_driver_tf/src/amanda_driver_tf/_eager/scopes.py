@@ -24,14 +24,12 @@ class Scope:
         call: Code of the layer's own `call`, at which its call sites may end.
     """
 
-    __slots__ = ("call", "first", "number", "path", "root", "zone")
+    __slots__ = ("call", "number", "path", "root", "zone")
 
     def __init__(
         self, number: int, root: str, path: str, call: CodeType | None = None, zone: str = ""
     ) -> None:
         self.number, self.root, self.path, self.call, self.zone = number, root, path, call, zone
-        #: The record that the last activation began with; for a short cut only.
-        self.first: Any = None
 
 
 #: Ops outside any layer.
@@ -218,7 +216,9 @@ class Labels:
         """The tensor's number among those alive, from 0."""
         known = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor:
-            taken = {number for reference, _, number in self._known.values() if reference()}
+            # A tensor itself may not be asked whether it is true.
+            alive = (known for known in self._known.values() if known[0]() is not None)
+            taken = {number for _, _, number in alive}
             number = next(number for number in itertools.count() if number not in taken)
             known = (weakref.ref(tensor), TOKENS.of(tensor), number)
             self._known[id(tensor)] = known

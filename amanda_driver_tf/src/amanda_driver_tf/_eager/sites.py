@@ -159,6 +159,8 @@ class Sites:
         self.scopes, self.labels = scopes, labels
         self._names, self._drop = names, drop
         self.codes = Codes()
+        #: Scope -> the record that its last activation began with; for a short cut only.
+        self.firsts: dict[int, Record] = {}
         self._records: dict[Any, Record] = {}
         self._groups: dict[Any, Group] = {}
         #: Token -> keys of the groups that have its tensor as operand; they go with it.
@@ -169,6 +171,7 @@ class Sites:
 
     def clear(self) -> None:
         """Forget all records, though not the names."""
+        self.firsts.clear()
         self._records.clear()
         self._groups.clear()
         self._by_token.clear()
@@ -184,6 +187,7 @@ class Sites:
         """Forget the records for which `gone` holds."""
         for key in [key for key, record in self._records.items() if gone(record)]:
             self._groups.pop(self._records.pop(key).group.key, None)
+        self.firsts = {key: record for key, record in self.firsts.items() if not gone(record)}
 
     def read(
         self, activation: Activation, op_type: OpType, token: int, frame: FrameType | None
@@ -240,7 +244,7 @@ class Sites:
         if activation.last is not None:
             activation.last.next = record
         else:
-            scope.first = record
+            self.firsts[scope.number] = record
         activation.last = record
         return record
 
@@ -357,7 +361,9 @@ class Sites:
             for key, record in tuple(self._records.items()):
                 if record.group.key in keys:
                     del self._records[key]
-                    self._drop(record)
+                    if any(operand == token for _, operand in record.operands):
+                        # Of a watched tensor the next one takes the place, of a variable not.
+                        self._drop(record)
             for one in keys:
                 self._groups.pop(one, None)
 

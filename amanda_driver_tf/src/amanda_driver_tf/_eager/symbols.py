@@ -6,7 +6,9 @@ Replaces nothing: that is `intercept`'s.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import threading
 from typing import Any
 
 from tensorflow.python import pywrap_tfe
@@ -22,7 +24,7 @@ from tensorflow.python.eager import (
     tape,
 )
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import gen_math_ops, resource_variable_ops
 
 __all__ = [
     "backprop",
@@ -123,32 +125,33 @@ def problems() -> list[str]:
         have = tuple(inspect.signature(function).parameters)
         if have != wanted:
             found.append(f"{owner.__name__}.{name} takes {have} and not {wanted}")
-    return found or _untrue()
+    # Somebody may attach while a graph is built; nothing can be tried then.
+    return found or (list(_tried()) if executes_eagerly() else [])
 
 
-def _untrue() -> list[str]:
+@functools.cache
+def _tried() -> tuple[str, ...]:
     """Try what no signature says, each with one tiny operator."""
     found: list[str] = []
-    if not executes_eagerly():
-        return found  # Somebody attaches while a graph is built; nothing can be tried then.
     one = ops.convert_to_tensor(1.0)
     if type(one) is not ops.EagerTensor:
         found.append("a constant is no EagerTensor")
     if hasattr(ops.EagerTensor, "_amanda_source"):
         found.append("EagerTensor._amanda_source is taken")
     seen: list[Any] = []
-    original = execute.execute
+    original, fast = execute.execute, pywrap_tfe.TFE_Py_FastPathExecute
+    here = threading.get_ident()
 
-    def fall_back(*_: Any) -> Any:
+    def fall_back(*args: Any) -> Any:
+        if threading.get_ident() != here:
+            return fast(*args)
         raise core._FallbackException("to be executed by execute.execute")
 
     def note(op_name: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(op_name)
+        if threading.get_ident() == here:
+            seen.append(op_name)
         return original(op_name, *args, **kwargs)
 
-    from tensorflow.python.ops import gen_math_ops
-
-    fast = pywrap_tfe.TFE_Py_FastPathExecute
     pywrap_tfe.TFE_Py_FastPathExecute, execute.execute = fall_back, note
     try:
         gen_math_ops.neg(one)
@@ -156,4 +159,4 @@ def _untrue() -> list[str]:
         pywrap_tfe.TFE_Py_FastPathExecute, execute.execute = fast, original
     if seen != [b"Neg"]:
         found.append(f"an operator that falls back executes {seen}")
-    return found
+    return tuple(found)

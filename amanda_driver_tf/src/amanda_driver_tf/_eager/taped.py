@@ -237,13 +237,15 @@ class Taped:
             child.planned == self._mode.session.epoch for child in children
         ):
             where = steps[0].where if steps else self._context.where
-            raise UnsupportedError(
+            error = UnsupportedError(
                 "A gradient routine of an op that ran eagerly cannot run while TensorFlow builds a "
                 "graph of the gradient (jacobian, batch_jacobian, a function around the tape)",
                 where=where,
                 fix="Pass experimental_use_pfor=False with a persistent tape, or mark the routine "
                 "of the forward op @amanda.staged",
             )
+            error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as is.
+            raise error
         grads = list(out_grads)
         for step in self._before.steps:
             for position, new in step(grads):

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tensorflow.python.framework import dtypes, op_def_registry, tensor_util
+from tensorflow.python.framework import dtypes, op_def_registry, ops, tensor_util
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_driver_tf._graph.records import Record, Records
@@ -73,8 +73,9 @@ class Labels:
 
     def __init__(self) -> None:
         self._labels: dict[Any, str] = {}
-        self._given: dict[str, int] = {}
         self._graphs: dict[int, tuple[weakref.ref[Any], str]] = {}
+        #: Label -> its graphs that are alive.
+        self._alive: dict[str, weakref.WeakSet[Any]] = {}
 
     def of(self, graph: Any) -> str:
         """The label of a graph."""
@@ -85,24 +86,39 @@ class Labels:
         digest = hashlib.blake2b(digest_size=8)
         for op in graph.get_operations():
             digest.update(f"{op.type} {op.name}\n".encode())
+        # Numbers of tensors, unlike addresses, are never given again.
         variables = tuple(
-            id(outer) for outer in getattr(graph, "external_captures", ()) if _is_handle(outer)
+            ops.tensor_id(outer)
+            for outer in getattr(graph, "external_captures", ())
+            if outer.dtype == dtypes.resource
         )
         key = (name, digest.digest(), variables)
         label = self._labels.get(key)
         if label is None:
-            count = self._given[name] = self._given.get(name, 0) + 1
-            label = self._labels[key] = name if count == 1 else f"{name}#{count}"
+            number = 1
+            label = name
+            while label in self._alive:
+                number += 1
+                label = f"{name}#{number}"
+            self._labels[key] = label
+            self._alive[label] = weakref.WeakSet()
+        self._alive[label].add(graph)
         self._graphs[id(graph)] = (weakref.ref(graph), label)
         return label
+
+    def take_dead(self) -> set[str]:
+        """Labels whose graphs are all gone; they may be given again."""
+        dead = {label for label, graphs in self._alive.items() if not graphs}
+        if dead:
+            for label in dead:
+                del self._alive[label]
+            self._labels = {k: label for k, label in self._labels.items() if label not in dead}
+            self._graphs = {k: known for k, known in self._graphs.items() if known[0]() is not None}
+        return dead
 
 
 # Numbers that count what was traced before.
 _UID = re.compile(r"(?<=[a-z])_\d+(?=$|_)")
-
-
-def _is_handle(tensor: Any) -> bool:
-    return tensor.dtype == dtypes.resource and not hasattr(tensor, "op_is_symbolic")
 
 
 class Analysis:
@@ -125,6 +141,17 @@ class Analysis:
         """Drop what was found out for one rewriting; contexts keep what must last."""
         self._plans.clear()
 
+    def sweep(self) -> None:
+        """Forget the contexts of graphs that are gone."""
+        dead = self._labels.take_dead()
+        if not dead:
+            return
+        for context in self.session.contexts():
+            key = context.site.key
+            owner = context.forward.site.key if context.forward is not None else key
+            if context.namespace == self._namespace and (key[1] in dead or owner[1] in dead):
+                self.session.forget(context)
+
     def plans_of(self, op: Any, analyse: bool = True) -> OpPlans | None:
         """The plans of an op; None for what is no operator.
 
@@ -143,6 +170,11 @@ class Analysis:
                 plans = self._forward(op, analyse)
         self._plans[id(op)] = (op, plans)
         return plans
+
+    def known(self, op: Any) -> OpPlans | None:
+        """The plans of an op, if it was looked at in this rewriting."""
+        found = self._plans.get(id(op))
+        return found[1] if found is not None else None
 
     def owner(self, op: Any) -> Record | None:
         """The gradient that made an op."""

@@ -15,13 +15,13 @@ from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.framework import importer, ops
+from tensorflow.python.ops import script_ops
 
 from amanda_core import Session
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.hiding import hide_consumers, hiding
 from amanda_driver_tf._graph.nodes import Inlined, New
 from amanda_driver_tf._graph.write import Names, Written, node_defs
-from tensorflow.python.ops import script_ops
 
 __all__ = ["Cloned", "clone", "dirty_nodes"]
 
@@ -148,7 +148,9 @@ def _definition(
     before = len(written.alive)
     additions = node_defs(new, names, session, written)
     hosts = [kept for kept in written.alive[before:] if isinstance(kept, script_ops.EagerFunc)]
-    for function in [kept for kept in written.alive[before:] if not isinstance(kept, script_ops.EagerFunc)]:
+    for function in [
+        kept for kept in written.alive[before:] if not isinstance(kept, script_ops.EagerFunc)
+    ]:
         graph_def.library.function.add().CopyFrom(function.definition)
     mine = {id(node) for node in dirty}
     sources: dict[str, Value] = {}
@@ -245,11 +247,12 @@ def _import(
             for index, tensor in enumerate(op.outputs):
                 cloned.tensors[addition.name, index] = tensor
             op._add_control_inputs(
-                [cloned.operations.get(c) or graph._get_operation_by_name(c) for c in addition.controls]
+                [
+                    cloned.operations.get(c) or graph._get_operation_by_name(c)
+                    for c in addition.controls
+                ]
             )
         cloned.kept = [graph._get_operation_by_name(f"{prefix}/{k.name}") for k in kept]
     for value in sources.values():
         hide_consumers(value.node.op.outputs[value.index], hidden)
     return cloned
-
-

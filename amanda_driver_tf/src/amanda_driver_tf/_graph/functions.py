@@ -19,7 +19,7 @@ from tensorflow.python.framework import dtypes, ops
 
 from amanda_core import Blind, Plan, Session
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._graph import records
+from amanda_driver_tf._graph import recorder, records
 from amanda_driver_tf._graph.analysis import Analysis, OpPlans
 from amanda_driver_tf._graph.constants import Constants
 from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
@@ -103,7 +103,7 @@ class FunctionMode:
 
     def start(self) -> None:
         """Start intercepting."""
-        records.install()
+        recorder.install()
         _PATCHES.acquire()
         self._started = True
 
@@ -171,14 +171,14 @@ class FunctionMode:
             assert carried is not None
             chosen = carried.twin.gradients[GRAPHS[function]]
             inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
-        elif forwardprop_util.pack_tangents(inputs).tangents:
+        elif STATE.tangents and twin.name.decode() != function:
             raise UnsupportedError(
                 f"The function {function!r} runs under a tf.autodiff.ForwardAccumulator, and ops "
                 "in it were edited",
                 fix="Leave the accumulator out, or use a tf.GradientTape",
             )
         outputs = call(twin.name, inputs, count + twin.results)
-        if not twin.gradients:
+        if not twin.gradients and not twin.watched:
             return outputs
         outputs = outputs or []
         made, extra = outputs[:count], outputs[count:]
@@ -220,6 +220,7 @@ class FunctionMode:
                 for placeholder, value in zip(graph.inputs, inputs, strict=False)
                 if value.dtype == dtypes.resource
             }
+        self._analysis.sweep()
         try:
             rewriter = Rewriter(self.session, self._analysis, _definition, self._note_blind)
             forward = None
@@ -234,10 +235,11 @@ class FunctionMode:
             name = rewriter.write(woven)
             if rewriter.unjitted:
                 self.session.warn_once(
-                    f"The function {definition.signature.name!r} was to be compiled by XLA; a "
-                    "routine of a tool runs in it, so it runs without XLA meanwhile."
+                    "Functions that were to be compiled by XLA run without it while a routine of "
+                    "a tool runs in them; @amanda.staged routines leave it to XLA."
                 )
-            if name is None:
+            watched = self._is_watched(woven)
+            if name is None and not watched:
                 return None
             if carried is not None:
                 chosen = carried.twin.gradients[GRAPHS[function]]
@@ -248,11 +250,25 @@ class FunctionMode:
                         fix="Run the forward pass again",
                     )
             return Twin(
-                name.encode(), rewriter.written, len(woven.results), gradients, bool(woven.demands)
+                (name or function).encode(),
+                rewriter.written,
+                len(woven.results),
+                gradients,
+                takes=bool(woven.demands),
+                watched=watched,
             )
         finally:
             self._constants.handles = {}
             self._analysis.forget()
+
+    def _is_watched(self, woven: Woven) -> bool:
+        """Whether routines are to run when the gradient of a function is computed."""
+        if "__forward_" not in woven.name:
+            return False
+        return self.session.wants_backward or any(
+            plans is not None and (plans.aligned_before or plans.aligned_after)
+            for plans in map(self._analysis.known, (node.op for node in woven.body.nodes))
+        )
 
     def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
         """What the twin that carried values was made of, woven again."""
@@ -368,6 +384,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
     def _select_forward_and_backward_functions(self: Any, *args: Any, **kwargs: Any) -> Any:
         records.differentiate_anew(self)
+        STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)
         return original(self, *args, **kwargs)
 
     return _select_forward_and_backward_functions
@@ -390,6 +407,11 @@ def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
 
             def backward_function(*gradients: Any) -> Any:
                 # The tools may have been left meanwhile; what was edited still counts.
+                if carried.mode.session.closed and carried.twin.watched:
+                    carried.mode.session.warn_once(
+                        "Backward ran after `apply` was left: edits made in the forward pass "
+                        "stay, backward routines do not run. Call it inside `apply`."
+                    )
                 _PATCHES.acquire()
                 before, STATE.arriving = STATE.arriving, carried
                 try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.core.framework import attr_value_pb2, tensor_pb2
-from tensorflow.core.framework import types_pb2
+from tensorflow.core.framework import attr_value_pb2, tensor_pb2, types_pb2
 from tensorflow.python.framework import ops
 
 from amanda_driver_tf._graph.body import Value

@@ -88,7 +88,9 @@ class Layout:
         return [value for value, there in zip(flat, self.present, strict=True) if there]
 
 
-def fold(steps: Sequence[Step], layout: Layout, dtypes_of: Sequence[int], frozen: Sequence[bool]) -> Flat:
+def fold(
+    steps: Sequence[Step], layout: Layout, dtypes_of: Sequence[int], frozen: Sequence[bool]
+) -> Flat:
     """The fold of `steps`, each of which sees what the earlier ones made of the values.
 
     Args:
@@ -172,9 +174,7 @@ def replaced(step: Step, layout: Layout, dtypes_of: Sequence[int]) -> Flat:
     return run
 
 
-def replaced_backward(
-    step: Step, given: Layout, made: Layout, dtypes_of: Sequence[int]
-) -> Flat:
+def replaced_backward(step: Step, given: Layout, made: Layout, dtypes_of: Sequence[int]) -> Flat:
     """A replacement of the backward of an op: the gradients of its inputs.
 
     Args:
@@ -201,7 +201,9 @@ def replaced_backward(
                 where=step.where,
                 fix="Return one gradient for each leading input up to the last one needed",
             )
-        new = made.flatten([p if n is not None else n for p, n in zip(positions, needed, strict=True)], step)
+        new = made.flatten(
+            [p if n is not None else n for p, n in zip(positions, needed, strict=True)], step
+        )
         return [as_tensor(v, dtype, step) for v, dtype in zip(new, dtypes_of, strict=True)]
 
     return run

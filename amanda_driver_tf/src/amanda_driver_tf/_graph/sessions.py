@@ -16,7 +16,7 @@ from tensorflow.python.framework import errors
 
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._graph import records
+from amanda_driver_tf._graph import recorder
 from amanda_driver_tf._graph.analysis import Analysis
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes
@@ -60,7 +60,7 @@ class GraphMode:
 
     def start(self) -> None:
         """Start intercepting."""
-        records.install()
+        recorder.install()
         _PATCHES.acquire()
         self._started = True
 
@@ -100,9 +100,7 @@ class GraphMode:
         STATE.quiet += 1
         try:
             owner._extend_graph()
-            result = call(
-                owner, options, feeds, translation.fetches, translation.targets, metadata
-            )
+            result = call(owner, options, feeds, translation.fetches, translation.targets, metadata)
         except BaseException as error:
             session.raised(error)
             session.raise_pending()
@@ -135,6 +133,7 @@ class GraphMode:
             if known is not None:
                 return known
         with _BUILDING, quietly():
+            self._analysis.sweep()
             self._reader.bind(owner, call)
             try:
                 found = self._translate(graph, fetched, set(fed), run, fetches, targets)
@@ -145,7 +144,9 @@ class GraphMode:
             while len(self._translations) >= _RUNS_KEPT:
                 del self._translations[next(iter(self._translations))]
             # Not only this store: what is known of a graph goes with it.
-            weakref.finalize(graph, self._translations.pop, (session.epoch, key), None).atexit = False
+            weakref.finalize(
+                graph, self._translations.pop, (session.epoch, key), None
+            ).atexit = False
             self._translations[session.epoch, key] = found
         return found
 
@@ -182,9 +183,9 @@ class GraphMode:
         new_fetches = [
             _output(cloned, value, old) for value, old in zip(seen, fetches, strict=True)
         ]
-        new_targets = [
-            (cloned.operations.get(op.name) or op)._c_op for op in run
-        ] + [op._c_op for op in cloned.kept]
+        new_targets = [(cloned.operations.get(op.name) or op)._c_op for op in run] + [
+            op._c_op for op in cloned.kept
+        ]
         return _Translation(new_fetches, new_targets, written)
 
     def _note_blind(self, what: str, why: str) -> None:

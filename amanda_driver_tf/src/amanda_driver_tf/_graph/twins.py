@@ -32,6 +32,7 @@ class Twin:
         results: How many results it has behind the original's.
         gradients: Graph of a function of gradients -> which of these results that one takes.
         takes: Whether it takes results of the forward function's twin as arguments.
+        watched: Whether routines are to run when its gradient is computed.
     """
 
     def __init__(
@@ -41,11 +42,12 @@ class Twin:
         results: int = 0,
         gradients: Gradients | None = None,
         takes: bool = False,
+        watched: bool = False,
     ) -> None:
         self.name = name
         self.results = results
-        self.gradients: Gradients = gradients if gradients is not None else weakref.WeakKeyDictionary()
-        self.takes = takes
+        self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
+        self.takes, self.watched = takes, watched
         self._written = written
         finalizer = weakref.finalize(self, _remove, tuple(written.names))
         finalizer.atexit = False

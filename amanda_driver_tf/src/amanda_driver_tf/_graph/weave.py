@@ -51,7 +51,7 @@ class Seen:
         given: Inputs of each inserted step that is differentiated, with the step's function.
     """
 
-    __slots__ = ("before", "after", "inputs", "op", "outputs", "replacement")
+    __slots__ = ("after", "before", "inputs", "op", "outputs", "replacement")
 
     def __init__(self, op: Any, inputs: list[Value], outputs: list[Value]) -> None:
         self.op = op
@@ -471,9 +471,7 @@ class Weaver:
     def _contribution(self, owner: Record, position: int, value: Value) -> Value:
         new = self._contributions(owner)[position]
         parts = components(owner.in_grads[position])
-        index = next(
-            i for i, t in enumerate(parts) if _key(t) == (id(value.node.op), value.index)
-        )
+        index = next(i for i, t in enumerate(parts) if _key(t) == (id(value.node.op), value.index))
         return new[index] if new is not None else self.visible(value)
 
     def _arriving(self, owner: Record) -> list[list[Value] | None]:
@@ -579,13 +577,15 @@ class Weaver:
             layout, flat_values, places = _gradient_layout(lengths, shown, owner, where)
             positions = step.action.positions
             chosen = range(len(lengths)) if positions is None else positions
-            if not any(layout.group([True] * len(flat_values))[p] is not None for p in chosen if p < len(lengths)):
+            if not any(
+                layout.group([True] * len(flat_values))[p] is not None
+                for p in chosen
+                if p < len(lengths)
+            ):
                 continue
             dtypes = [value.dtype for value in flat_values]
             flat = fold([step], layout, dtypes, [False] * len(dtypes))
-            made = self._insert(
-                f"{owner.forward.name}/{where}", flat, flat_values, dtypes, step
-            )
+            made = self._insert(f"{owner.forward.name}/{where}", flat, flat_values, dtypes, step)
             gradients = [list(parts) if parts is not None else None for parts in gradients]
             for (index, part), value in zip(places, made, strict=True):
                 parts = gradients[index]
@@ -732,9 +732,7 @@ class Weaver:
         after = self._steps(
             f"{node.name}/after", plans.after.steps, outputs, layout, node, behind=True
         )
-        changed = [
-            (old, new) for old, new in zip(node.outputs(), after, strict=True) if new != old
-        ]
+        changed = [(old, new) for old, new in zip(node.outputs(), after, strict=True) if new != old]
         self._visible.update(changed)
         self._seen[id(node.op)] = Seen(node.op, inputs, outputs)
 
@@ -771,8 +769,10 @@ def _runs_of(steps: Sequence[Step]) -> list[list[Step]]:
     groups: list[list[Step]] = []
     for step in steps:
         alone = step.action.staged or step.action.autodiff
-        if groups and not alone and not (
-            groups[-1][-1].action.staged or groups[-1][-1].action.autodiff
+        if (
+            groups
+            and not alone
+            and not (groups[-1][-1].action.staged or groups[-1][-1].action.autodiff)
         ):
             groups[-1].append(step)
         else:
@@ -780,9 +780,7 @@ def _runs_of(steps: Sequence[Step]) -> list[list[Step]]:
     return groups
 
 
-def _selected(
-    steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool
-) -> list[int]:
+def _selected(steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool) -> list[int]:
     """Indices of the flat tensors that a node takes."""
     if all_of_them or any(step.action.positions is None for step in steps):
         return list(range(count))
@@ -844,5 +842,3 @@ def _placed(
     for (index, _), value in zip(places, values, strict=True):
         result[index] = [*(result[index] or []), value]
     return result
-
-

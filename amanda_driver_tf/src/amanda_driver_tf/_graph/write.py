@@ -212,7 +212,9 @@ class _Texts:
     def rewire(self, definition: Any, node: Node) -> None:
         """Give a node its new wiring and attributes."""
         inputs = [self.of(value) for value in node.inputs]
-        inputs += [f"^{control if isinstance(control, str) else control.name}" for control in node.controls]
+        inputs += [
+            f"^{control if isinstance(control, str) else control.name}" for control in node.controls
+        ]
         if list(definition.input) != inputs:
             del definition.input[:]
             definition.input.extend(inputs)
