@@ -54,9 +54,10 @@ FAMILIES = {
     "vgg19": Family("VGG19"),
     "xception": Family("Xception", 71),
 }
-#: Depthwise convolutions, dropout, batch norm, residuals; and a model with none of these.
-SAMPLE = ["mobilenet_v3", "vgg16"]
-EAGER_SAMPLE = ["efficientnet", "mobilenet_v2", "resnet_v2", "vgg16"]
+#: Depthwise convolutions, dropout and batch norm; and a model with none of these.
+SAMPLE = ["mobilenet", "vgg16"]
+#: With residuals, too.
+EAGER_SAMPLE = ["mobilenet_v3", "vgg16"]
 if os.environ.get("AMANDA_ALL_APPLICATIONS"):
     SAMPLE = EAGER_SAMPLE = list(FAMILIES)
 

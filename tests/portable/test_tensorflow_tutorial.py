@@ -152,6 +152,14 @@ def step_of(model: Any, forward: Callable[[Any], Any] | None = None) -> Callable
     return step
 
 
+@pytest.fixture(scope="module")
+def traced_step(model: Any, x: Any) -> Any:
+    """A step with its tape in one function, which has run before any tool was applied."""
+    step = tf.function(step_of(model))
+    step(x)
+    return step
+
+
 def test_counting_in_eager_mode(model: Any, x: Any) -> None:
     step = step_of(model)
     y, gradients = step(x)
@@ -187,10 +195,10 @@ def test_counting_in_a_function_under_a_tape(model: Any, x: Any, traced: str) ->
 
 
 @pytest.mark.parametrize("traced", ["before", "inside"])
-def test_counting_in_a_function_with_its_tape(model: Any, x: Any, traced: str) -> None:
-    step = tf.function(step_of(model))
-    if traced == "before":
-        step(x)
+def test_counting_in_a_function_with_its_tape(
+    model: Any, x: Any, traced: str, traced_step: Any
+) -> None:
+    step = traced_step if traced == "before" else tf.function(step_of(model))
     tool = counting()
     with amanda.tool.apply(tool):
         for run in (1, 2):
@@ -202,17 +210,15 @@ def test_counting_in_a_function_with_its_tape(model: Any, x: Any, traced: str) -
     assert (tool.counter, tool.backward_counter) == (106, 106)
 
 
-@pytest.mark.parametrize("tool", [NamedCountOPTool, MappedCountOPTool])
-def test_names_in_a_function(model: Any, x: Any, tool: type[CountOPTool]) -> None:
+def test_names_in_a_function(x: Any, traced_step: Any) -> None:
     # Keras calls the node "convolution" and not "Conv2D"; gradients are called after their type.
-    step = tf.function(step_of(model))
-    names = [op.name for op in step.get_concrete_function(x).graph.get_operations()]
+    names = [op.name for op in traced_step.get_concrete_function(x).graph.get_operations()]
     gradients = [name for name in names if "Conv2DBackpropFilter" in name]
     assert len(gradients) == 53
     assert not [name for name in names if "Conv2D" in name and "Conv2DBackprop" not in name]
-    counter = counting(tool)
+    counter = counting(NamedCountOPTool)
     with amanda.tool.apply(counter):
-        step(x)
+        traced_step(x)
     assert (counter.counter, counter.backward_counter) == (0, 53)
 
 

@@ -1,5 +1,8 @@
 """What is seen of a program: each op once, its variables' reads, its backward ops."""
 
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
+# TensorFlow and Keras have no types.
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,7 +1,11 @@
 """Exceptions of routines keep their type and say where they come from; the next run works."""
 
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
+# TensorFlow and Keras have no types.
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,7 +13,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from amanda import OpContext, apply
+from amanda import OpContext, Tool, apply
 from amanda_core.errors import AmandaError
 
 from .making import (
@@ -43,7 +47,7 @@ def raw(insert: str) -> Any:
     return tool(lambda c: getattr(c, insert)(fail), "TanhGrad", backward=True)
 
 
-TOOLS = {
+TOOLS: dict[str, Callable[[], Tool]] = {
     "before": lambda: before("Tanh", fail),
     "after": lambda: after("Tanh", fail),
     "replace": lambda: replacing("Tanh", fail),

@@ -1,5 +1,8 @@
 """Gradients of an op as a whole (aligned), and its backward ops one by one (raw)."""
 
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
+# TensorFlow and Keras have no types.
+
 from __future__ import annotations
 
 from collections import Counter

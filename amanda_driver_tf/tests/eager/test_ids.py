@@ -1,5 +1,8 @@
 """Op ids: the same in every iteration and process, under branches and loops, and bounded."""
 
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
+# TensorFlow and Keras have no types.
+
 from __future__ import annotations
 
 import gc

@@ -1,5 +1,8 @@
 """Keras: layers are scopes, optimizers end steps, and training runs eagerly as without tools."""
 
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
+# TensorFlow and Keras have no types.
+
 from __future__ import annotations
 
 from typing import Any

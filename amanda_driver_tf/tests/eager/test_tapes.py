@@ -2,6 +2,9 @@
 functions with gradients of their own, recomputation; and a gradient that is computed too late.
 """
 
+# mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
+# TensorFlow and Keras have no types.
+
 from __future__ import annotations
 
 import threading

@@ -5,6 +5,7 @@ The twins run eagerly, unwatched, with `tf.custom_gradient` in the place of the 
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ import amanda
 
 from .making import TWICE, WAYS, Edit, Unchanged, check, values
 from .programs import OPS, PROGRAMS
+
+#: How many random sets of edits each program gets; more find more, in more time.
+ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "2"))
 
 X, W, V = values((2, 3), (3, 3), (3, 3))
 
@@ -70,21 +74,21 @@ def run(program: Any, edits: list[Edit], way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
 def test_random_edits(program: Any, way: str) -> None:
     some = random.Random(f"{program.__name__} {way}")
     kinds = [*KINDS]
     if program.__name__ != "passed_through":
         kinds += ["replace", "backward"]
-    for _ in range(6):
+    for _ in range(ROUNDS):
         run(program, some_edits(some, PROGRAMS[program].split(), kinds), way)
 
 
 @pytest.mark.parametrize("way", TWICE)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
 def test_second_derivatives_under_random_edits(program: Any, way: str) -> None:
     some = random.Random(f"{program.__name__} {way}")
-    for _ in range(1):
+    for _ in range((ROUNDS + 1) // 2):
         run(program, some_edits(some, PROGRAMS[program].split(), ["before", "after"]), way)
 
 
@@ -96,17 +100,16 @@ def test_every_input_edited_of_every_op(program: Any) -> None:
         for name in names
         for position in range(OPS[name[0]])
     ]
-    for way in ("outside", "inside"):
-        run(program, edits, way)
+    run(program, edits, "outside")
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_watching_changes_nothing(program: Any, way: str) -> None:
+@pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
+def test_edits_that_give_back_what_they_got_change_nothing(program: Any) -> None:
     names = PROGRAMS[program].split()
     edits = [
         Edit(name, kind, lambda t: t, 0)
         for name in names
         for kind in ("before", "after", "grad_out", "grad_in")
     ]
-    run(program, edits, way)
+    with pytest.raises(Unchanged):
+        check(program, [X, W, V], edits, "inside")

@@ -206,12 +206,11 @@ def test_functions_of_graphs_stay_what_they_were() -> None:
         double_it = tf.function(lambda v: tf.negative(v, name="neg") * 2.0, autograph=False)
         y = double_it(x)
         grads = tf.gradients(y, x)
-    shown, functions = serialised(graph), sorted(graph._functions)
+    shown = serialised(graph)
     with new_session(graph) as session, amanda.apply(before("neg", double)):
         assert session.run(y, {x: [1.0, 2.0]}).tolist() == [-4.0, -8.0]
         session.run(grads, {x: [1.0, 2.0]})
     assert serialised(graph) == shown
-    assert sorted(graph._functions) == functions
     with graph.as_default():
         z = double_it(y)
     with new_session(graph) as session:

@@ -203,6 +203,13 @@ def _tagged(
 
 def _hand_over(op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any]) -> None:
     """Let `execute_op` know what it was called for."""
+    if execute.execute is not execute_op:
+        raise UnsupportedError(
+            "Operators cannot be instrumented: something replaced TensorFlow's execute.execute "
+            "after the tools were applied",
+            where=op_type.name,
+            fix="Turn debugging of TensorFlow (op callbacks) on or off outside `apply`",
+        )
     handed = STATE.handed
     if op_type.kind == READ and handed:
         consumer = handed[-1][2]

@@ -73,7 +73,7 @@ def _watching() -> Forward | None:
 def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         place = _watching()
-        if place is None or (args and _is_symbolic(args[0])):
+        if place is None or _is_symbolic(args) or _is_symbolic(kwargs):
             return original(self, *args, **kwargs)
         mode, activations = place.mode, place.activations
         activation = mode.enter(self, activations[-1])

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -276,29 +278,43 @@ def _attributes(op: Any) -> Mapping[str, Any]:
     return found
 
 
-# Folders of what is not the user's program.
-_MACHINERY = re.compile(r"[/\\](tensorflow|keras|tf_keras|amanda_core|amanda_driver_tf)[/\\]")
-_OPTIMIZERS = re.compile(
-    r"[/\\](keras[/\\]src[/\\]optimizers|tensorflow[/\\]python[/\\]training)[/\\]"
-)
+# Packages whose frames are not the user's program, and the modules of them that tell a zone.
+_PACKAGES = ("tensorflow", "keras", "tf_keras", "amanda", "amanda_core", "amanda_driver_tf")
+_OPTIMIZERS = ("keras.src.optimizers.", "tensorflow.python.training.")
+_GRADIENTS = ("tensorflow.python.ops.gradients", "tensorflow.python.eager.backprop")
 _UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
 
 
 @functools.cache
-def _folder(file: str) -> tuple[bool, bool]:
-    """Whether a source file is not the user's, and whether it is an optimizer's."""
-    machinery = bool(_MACHINERY.search(file)) or file.startswith("<")
-    return machinery, bool(_OPTIMIZERS.search(file))
+def _folders() -> dict[str, str]:
+    """Folders of the packages that are loaded -> their names."""
+    found = {}
+    for name in _PACKAGES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            found[os.path.dirname(file) + os.sep] = name
+    return found
+
+
+@functools.cache
+def _module(file: str) -> str | None:
+    """The module of one of these packages that a source file is, or None for the user's."""
+    for folder, package in _folders().items():
+        if file.startswith(folder):
+            return f"{package}." + file[len(folder) :].removesuffix(".py").replace(os.sep, ".")
+    return "" if file.startswith("<") else None
 
 
 def _origin(op: Any) -> tuple[str | None, str]:
     """``file:line`` of the user's call that made an op, and the zone that it belongs to."""
     zone = "optimizer" if _UPDATES.match(op.type) else "model"
+    differentiated = False
     for frame in reversed(op.traceback or ()):
-        machinery, optimizer = _folder(frame.filename)
-        if optimizer:
+        module = _module(frame.filename)
+        if module is None:
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}", zone
+        # Gradients are the model's, also where an optimizer asks for them.
+        differentiated = differentiated or module.startswith(_GRADIENTS)
+        if module.startswith(_OPTIMIZERS) and not differentiated:
             zone = "optimizer"
-        if not machinery:
-            file = frame.filename.replace("\\", "/").rpartition("/")[2]
-            return f"{file}:{frame.lineno}", zone
     return None, zone

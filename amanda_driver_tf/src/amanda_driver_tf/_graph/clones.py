@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.python.framework import importer, ops
+from tensorflow.python.framework import importer
 from tensorflow.python.ops import script_ops
 
 from amanda_core import Session
@@ -23,7 +23,7 @@ from amanda_driver_tf._graph.hiding import hide_consumers, hiding
 from amanda_driver_tf._graph.nodes import Inlined, New
 from amanda_driver_tf._graph.write import Names, Written, node_defs
 
-__all__ = ["Cloned", "clone", "dirty_nodes"]
+__all__ = ["Cloned", "clone", "dirty_nodes", "reached"]
 
 _ATTRIBUTE = "_amanda_clones"
 _NUMBERS = itertools.count(1)
@@ -46,6 +46,21 @@ class Cloned:
         self.kept: list[Any] = []
         self.tokens: list[str] = []
         self.owner: weakref.ref[Any] | None = None
+
+
+def reached(body: Body, roots: Iterable[Any]) -> set[int]:
+    """Ids of the nodes, old and new, that `roots` need as they are wired now."""
+    by_name = {node.name: node for node in body.nodes}
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in found:
+            continue
+        found.add(id(node))
+        waiting += [value.node for value in node.inputs]
+        waiting += [by_name.get(c) if isinstance(c, str) else c for c in node.controls]
+    return found
 
 
 def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
@@ -228,12 +243,11 @@ def _import(
     cloned = Cloned()
     prefix = f"amanda_{next(_NUMBERS)}"
     clean = {node.name for node in body.nodes} - {node.name for node in dirty}
-    with hiding(graph) as hidden, graph.as_default(), ops.control_dependencies(None):
+    with hiding(graph) as hidden:
         input_map = {
             f"{name}:0": value.node.op.outputs[value.index] for name, value in sources.items()
         }
-        with ops.device(None):
-            importer.import_graph_def(graph_def, input_map=input_map, name=prefix)
+        importer.import_graph_def(graph_def, input_map=input_map, name=prefix)
         for node in dirty:
             op = graph._get_operation_by_name(f"{prefix}/{node.name}")
             cloned.operations[node.name] = op

@@ -70,9 +70,10 @@ class _Carried:
         twin: The twin.
         tensors: Its results beyond those of the function.
         earlier: What the call itself was given, where it was a gradient's.
+        graph: The function's graph, which may die before its gradient is computed.
     """
 
-    __slots__ = ("earlier", "function", "mode", "tensors", "twin")
+    __slots__ = ("earlier", "function", "graph", "mode", "tensors", "twin")
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class _Carried:
     ) -> None:
         self.mode, self.function, self.twin, self.tensors = mode, function, twin, tensors
         self.earlier = earlier
+        self.graph = GRAPHS.get(function)
 
 
 class FunctionMode:
@@ -222,7 +224,8 @@ class FunctionMode:
             }
         self._analysis.sweep()
         try:
-            rewriter = Rewriter(self.session, self._analysis, _definition, self._note_blind)
+            definitions = _Definitions(carried)
+            rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
             forward = None
             if carried is not None:
                 forward = self._forward(rewriter, carried)
@@ -256,6 +259,7 @@ class FunctionMode:
                 gradients,
                 takes=bool(woven.demands),
                 watched=watched,
+                definition=definition if gradients else None,
             )
         finally:
             self._constants.handles = {}
@@ -302,8 +306,17 @@ class FunctionMode:
         self._blind[what] = why
 
 
-def _definition(name: str) -> Any:
-    return context.context().get_function_def(name)
+class _Definitions:
+    """FunctionDefs by name: those that the runtime knows, and those of forward functions."""
+
+    def __init__(self, carried: _Carried | None) -> None:
+        self._kept: dict[str, Any] = {}
+        while carried is not None:
+            self._kept[carried.function] = carried.twin.definition
+            carried = carried.earlier
+
+    def __call__(self, name: str) -> Any:
+        return self._kept.get(name) or context.context().get_function_def(name)
 
 
 @contextmanager
@@ -384,8 +397,10 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
     def _select_forward_and_backward_functions(self: Any, *args: Any, **kwargs: Any) -> Any:
         records.differentiate_anew(self)
-        STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)
-        return original(self, *args, **kwargs)
+        functions = original(self, *args, **kwargs)
+        if context.executing_eagerly():
+            STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)
+        return functions
 
     return _select_forward_and_backward_functions
 

@@ -121,7 +121,8 @@ def hiding(graph: Any) -> Iterator[Hidden]:
         graph._unsafe_unfinalize()
     hidden.open += 1
     try:
-        yield hidden
+        with _outside_scopes(graph):
+            yield hidden
     finally:
         hidden.open -= 1
         if finalized:
@@ -136,6 +137,31 @@ def hiding(graph: Any) -> Iterator[Hidden]:
                 graph._collections[name][:] = collections[name]
             else:
                 del graph._collections[name]
+
+
+@contextmanager
+def _outside_scopes(graph: Any) -> Iterator[None]:
+    """Extent in which no scope that is open in the user's program touches new ops."""
+    state = ("_attr_scope_map", "_op_to_kernel_label_map", "_gradient_override_map")
+    before = {name: getattr(graph, name) for name in state}
+    stack, flow = graph._name_stack, graph._get_control_flow_context()
+    for name in state:
+        setattr(graph, name, {})
+    graph._name_stack = ""
+    graph._set_control_flow_context(None)
+    try:
+        with (
+            graph.as_default(),
+            graph.control_dependencies(None),
+            graph.colocate_with(None, ignore_existing=True),
+            graph.device(None),
+        ):
+            yield
+    finally:
+        graph._set_control_flow_context(flow)
+        graph._name_stack = stack
+        for name, value in before.items():
+            setattr(graph, name, value)
 
 
 def _all_operations(graph: Any) -> list[Any]:

@@ -146,8 +146,7 @@ class Records:
         found: Records | None = getattr(graph, _ATTRIBUTE, None)
         if found is None and not hasattr(graph, _READ):
             setattr(graph, _READ, True)
-            names = [op.name for op in graph.get_operations()]
-            if any(_OF_GRADIENTS.search(name) or _OF_TAPES.search(name) for name in names):
+            if any(_OF_GRADIENTS.search(op.name) or _is_of_tape(op) for op in graph.get_operations()):
                 found = cls.made(graph)
         return found
 
@@ -239,13 +238,15 @@ class Records:
             return
         self._read_until = count
         named: set[str] = set()
-        self._unpaired = False
+        tapes = False
         for op in graph.get_operations():
             owner = self.owner(op)
             if owner is None:
-                self._unpaired = self._unpaired or bool(_OF_TAPES.search(op.name))
+                tapes = tapes or _is_of_tape(op)
             elif owner.is_named:
                 named.add(owner.forward.name)
+        # The recorder heard all of a function's gradients or none.
+        self._unpaired = tapes and not self.records
         self._names = frozenset(named)
 
     def _named_owner(self, op: Any) -> Record | None:
@@ -264,6 +265,15 @@ class Records:
                 forward, forward.inputs, forward.outputs, none, frozenset(), none, (0, 0), None
             )
         return self._named[name]
+
+
+def _is_of_tape(op: Any) -> bool:
+    """Whether an op's name, or that of the function it calls, says that it is a gradient."""
+    if _OF_TAPES.search(op.name):
+        return True
+    if not op.type.endswith("PartitionedCall"):
+        return False
+    return "__backward_" in op.get_attr("f").name
 
 
 def _enclosing(records: Sequence[Record]) -> list[int]:

@@ -112,7 +112,7 @@ class Rewriter:
         forward: Woven | None = None,
         looped: bool = False,
         analysis: Analysis | None = None,
-        outer: Any = None,
+        outer: Woven | None = None,
     ) -> Woven | None:
         """Weave a function and all that it calls; None where it cannot be looked into.
 
@@ -121,20 +121,20 @@ class Rewriter:
             forward: The forward function, of a function of gradients.
             looped: Whether they are bodies of loops.
             analysis: Plans, if not those of the rewriter.
-            outer: The graph of the function that calls it.
+            outer: The function that calls it.
         """
         if name in self._stack:
             self._blind("recursive functions", f"{name} calls itself")
             return None
         try:
-            body = Body.of_function(self._definition(name), graph_of(name, outer))
+            body = Body.of_function(self._definition(name), graph_of(name, outer.body.graph if outer is not None else None))
         except UnsupportedError as error:
             self._blind("functions used as op types", str(error))
             return None
         woven = Woven(name, body)
         self._stack.append(name)
         try:
-            self.weave_body(woven, forward, looped, analysis)
+            self.weave_body(woven, forward, looped, analysis, outer)
         finally:
             self._stack.pop()
         return woven
@@ -145,6 +145,7 @@ class Rewriter:
         forward: Woven | None = None,
         looped: bool = False,
         analysis: Analysis | None = None,
+        outer: Woven | None = None,
     ) -> None:
         """Weave a body that has been read."""
         link = Link(forward, woven, looped) if forward is not None else None
@@ -152,7 +153,8 @@ class Rewriter:
         def call(weaver: Weaver, node: Node) -> None:
             self._call(woven, node, forward, link, analysis)
 
-        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call)
+        unpaired = outer is not None and outer.weaver.unpaired
+        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call, unpaired)
         woven.weaver.weave()
 
     # Nodes that run functions.
@@ -179,7 +181,7 @@ class Rewriter:
             source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
             if behind and position:
                 source = None
-            inner.append(self.weave(name, source, behind, analysis, woven.body.graph))
+            inner.append(self.weave(name, source, behind, analysis, woven))
         woven.calls[id(node.op)] = (node, inner)
         if ahead is not None:
             self._supply(woven, node, inner, ahead, link)

@@ -16,10 +16,10 @@ from tensorflow.python.framework import errors
 
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._graph import recorder
+from amanda_driver_tf._graph import recorder, records
 from amanda_driver_tf._graph.analysis import Analysis
 from amanda_driver_tf._graph.body import Body, Node, Value
-from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes
+from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes, reached
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
 from amanda_driver_tf._graph.write import Written
 from amanda_driver_tf._namespaces import GRAPH
@@ -159,7 +159,10 @@ class GraphMode:
         fetches: list[Any],
         targets: list[Any],
     ) -> _Translation:
-        body = _body(graph, [op for op, _ in fetched] + run, fed)
+        roots = [op for op, _ in fetched] + run
+        runs = _needed(roots, fed)
+        # Gradients read versions of what their forward ops see, also where those do not run.
+        body = Body.of_graph(graph, _needed(roots, fed, with_forward=True), fed)
         rewriter = Rewriter(self.session, self._analysis, _definition_in(graph), self._note_blind)
         woven = Woven("session", body)
         library: list[Any] = []
@@ -168,25 +171,29 @@ class GraphMode:
         rewriter.weave_body(woven)
         rewriter.write_calls(woven)
         weaver = woven.weaver
-        wanted = [_value(body, op, index, fed) for op, index in fetched]
-        seen = [weaver.final(value) for value in wanted]
+        seen = [weaver.final(_value(body, op, index, fed)) for op, index in fetched]
+        names = {op.name for op in runs}
+        kept = [made for made in weaver.kept if names.issuperset(made.controls)]
+        live = reached(body, [*(value.node for value in seen), *map(body.node_of, run), *kept])
         changed = [
             node
             for node in body.nodes
-            if (node.inputs, len(node.controls)) != wired[id(node)] or node.attrs
+            if id(node) in live
+            and ((node.inputs, len(node.controls)) != wired[id(node)] or node.attrs)
         ]
-        if not changed and not weaver.new:
+        new = [node for node in weaver.new if id(node) in live]
+        if not changed and not new:
             return _Translation(fetches, targets, None)
-        dirty = dirty_nodes(body, changed)
+        dirty = [node for node in dirty_nodes(body, changed) if id(node) in live]
         written = rewriter.written
-        cloned = clone(body, dirty, weaver.new, weaver.kept, library, self.session, written)
+        cloned = clone(body, dirty, new, kept, library, self.session, written)
         new_fetches = [
             _output(cloned, value, old) for value, old in zip(seen, fetches, strict=True)
         ]
-        new_targets = [(cloned.operations.get(op.name) or op)._c_op for op in run] + [
-            op._c_op for op in cloned.kept
-        ]
-        return _Translation(new_fetches, new_targets, written)
+        new_targets = [(cloned.operations.get(op.name) or op)._c_op for op in run]
+        return _Translation(
+            new_fetches, new_targets + [op._c_op for op in cloned.kept], written
+        )
 
     def _note_blind(self, what: str, why: str) -> None:
         self._blind[what] = why
@@ -211,10 +218,19 @@ def _definition_in(graph: Any) -> Any:
     return definition
 
 
-def _body(graph: Any, roots: list[Any], fed: set[tuple[str, int]]) -> Body:
-    """What a run needs, in the order of creation; fed tensors need nothing."""
+def _needed(
+    roots: Sequence[Any], fed: set[tuple[str, int]], with_forward: bool = False
+) -> list[Any]:
+    """The ops that a run needs, in the order of creation; fed tensors need nothing.
+
+    Args:
+        roots: What is fetched and run.
+        fed: What is fed.
+        with_forward: Whether to add the forward op of every gradient, with what it needs.
+    """
     needed: dict[int, Any] = {}
     waiting = list(roots)
+    found = records.Records.of(roots[0].graph) if roots and with_forward else None
     while waiting:
         op = waiting.pop()
         if op._id in needed:
@@ -222,7 +238,10 @@ def _body(graph: Any, roots: list[Any], fed: set[tuple[str, int]]) -> Body:
         needed[op._id] = op
         waiting += op.control_inputs
         waiting += [t.op for t in op.inputs if (t.op.name, t.value_index) not in fed]
-    return Body.of_graph(graph, [needed[number] for number in sorted(needed)], fed)
+        owner = found.owner(op) if found is not None else None
+        if owner is not None and owner.forward.graph is op.graph:
+            waiting.append(owner.forward)
+    return [needed[number] for number in sorted(needed)]
 
 
 def _value(body: Body, op: Any, index: int, fed: set[tuple[str, int]]) -> Value:

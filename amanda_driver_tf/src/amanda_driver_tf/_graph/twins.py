@@ -33,6 +33,7 @@ class Twin:
         gradients: Graph of a function of gradients -> which of these results that one takes.
         takes: Whether it takes results of the forward function's twin as arguments.
         watched: Whether routines are to run when its gradient is computed.
+        definition: FunctionDef of the function it stands for, which may die before its gradients.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Twin:
         gradients: Gradients | None = None,
         takes: bool = False,
         watched: bool = False,
+        definition: Any = None,
     ) -> None:
         self.name = name
         self.results = results
         self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
         self.takes, self.watched = takes, watched
+        self.definition = definition
         self._written = written
         finalizer = weakref.finalize(self, _remove, tuple(written.names))
         finalizer.atexit = False

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensorflow.python.framework import ops
+
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.analysis import Analysis, OpPlans, is_accumulation, is_operator
@@ -89,8 +91,8 @@ class Weaver:
         body: The body; it is changed.
         analysis: Plans of its ops.
         foreign: The forward program of a body of gradients.
-        call: Called for each node that runs functions, to have these woven; returns the values
-            that stand for its outputs, or None.
+        call: Called for each node that runs functions, to have these woven.
+        unpaired: Whether somebody who calls this computes gradients that nobody has noted.
 
     Attributes:
         new: The new nodes.
@@ -104,6 +106,7 @@ class Weaver:
         analysis: Analysis,
         foreign: Foreign | None = None,
         call: Callable[[Weaver, Node], None] | None = None,
+        unpaired: bool = False,
     ) -> None:
         self.body = body
         self.new: list[New] = []
@@ -113,9 +116,15 @@ class Weaver:
         self._foreign = foreign or Foreign()
         self._call = call
         self._records = Records.of(body.graph)
+        #: Whether there are gradients of this body that nobody has noted: no edit is safe then.
+        self.unpaired = unpaired or bool(self._records and self._records.has_unpaired())
         self._visible: dict[Value, Value] = {}
         self._seen: dict[int, Seen] = {}
         self._done: set[int] = set()
+        #: Number of an eager tensor, such as a variable's handle -> the argument that it is here.
+        self._captured = {
+            ops.tensor_id(outer): _key(inner) for outer, inner in getattr(body.graph, "captures", ())
+        }
         self._ambiguous: set[int] = set()
         self._out: dict[int, list[list[Value] | None]] = {}
         self._in: dict[int, list[list[Value] | None]] = {}
@@ -270,7 +279,7 @@ class Weaver:
             dtypes = [value.dtype for value in given]
             frozen = [is_ref(dtype) for dtype in dtypes]
             flat = fold(group, inner, dtypes, frozen)
-            if differentiated is not None and self._records and self._records.has_unpaired():
+            if differentiated is not None and self.unpaired:
                 flat = only_watching(flat, group[0], _IMPORT_FIRST)
             if differentiated is not None and group[0].action.autodiff:
                 differentiated.append((flat, given, selected))
@@ -318,8 +327,6 @@ class Weaver:
 
     def _refuse_unread(self, node: Node, plans: OpPlans) -> None:
         """Refuse what needs more of a gradient than its ops' names tell."""
-        if self._records is None:
-            return
         steps = [*plans.before.steps, *plans.after.steps]
         needs_gradient = (
             plans.aligned_before
@@ -327,9 +334,8 @@ class Weaver:
             or plans.before.replacement
             or any(step.action.autodiff for step in steps)
         )
-        if needs_gradient and (
-            node.op.name in self._records.read_from_names() or self._records.has_unpaired()
-        ):
+        named = self._records is not None and node.op.name in self._records.read_from_names()
+        if needs_gradient and (named or self.unpaired):
             raise UnsupportedError(
                 "The gradient of this op was built before Amanda was imported, or read from a file",
                 where=plans.context.where,
@@ -344,7 +350,7 @@ class Weaver:
         if owner is not None:
             return self._read_in_gradient(value, owner)
         of = self._results.get(value)
-        found = self._contributors(value, of) or self._contributors(value, None)
+        found = self._contributors(value, of) or self._last(self._contributors(value, None))
         gradient = self._agreed(value, found)
         return gradient if gradient is not None else self.visible(value)
 
@@ -429,10 +435,17 @@ class Weaver:
                 self._note(self._targets, gradient, output)
 
     def _note(self, targets: dict[Value, list[_Key]], gradient: Any, of: Any) -> None:
+        key = self._key(of)
         for tensor in components(gradient):
             value = self.body.value_of(tensor)
-            if value is not None and _is_graph_tensor(of):
-                targets.setdefault(value, []).append(_key(of))
+            if value is not None and key is not None:
+                targets.setdefault(value, []).append(key)
+
+    def _key(self, tensor: Any) -> _Key | None:
+        """What tells the tensors of the forward program apart; None for what is no tensor."""
+        if isinstance(tensor, ops.EagerTensor):
+            return self._captured.get(ops.tensor_id(tensor))
+        return _key(tensor) if hasattr(tensor, "value_index") else None
 
     def _accumulated(self, node: Node) -> list[Value]:
         """The inputs of an op that adds up the contributions to one gradient."""
@@ -454,7 +467,17 @@ class Weaver:
         if self._records is None or value.node.is_argument:
             return []
         found = self._records.contributions().get((id(value.node.op), value.index), [])
-        return [each for each in found if of is None or _key_of(*each) in of]
+        return [each for each in found if of is None or self._key_of(*each) in of]
+
+    def _key_of(self, owner: Record, position: int) -> _Key | None:
+        if position >= len(owner.inputs):
+            return None
+        return self._key(owner.inputs[position])
+
+    def _last(self, found: list[tuple[Record, int]]) -> list[tuple[Record, int]]:
+        """Without those that were passed on to another one of them."""
+        passed = {self._key(output) for owner, _ in found for output in owner.outputs}
+        return [each for each in found if self._key_of(*each) not in passed] or found
 
     def _agreed(self, value: Value, found: list[tuple[Record, int]]) -> Value | None:
         """The version of a tensor that it has as all of these gradients; None if it is none."""
@@ -485,7 +508,9 @@ class Weaver:
             if not values or any(value is None for value in values):
                 arrived.append(None)
                 continue
-            of = [_key(owner.outputs[position])] if position < len(owner.outputs) else None
+            of = None
+            if position < len(owner.outputs):
+                of = [key] if (key := self._key(owner.outputs[position])) is not None else []
             parts = []
             for value in values:
                 assert value is not None
@@ -737,23 +762,10 @@ class Weaver:
         self._seen[id(node.op)] = Seen(node.op, inputs, outputs)
 
 
-def _key_of(owner: Record, position: int) -> _Key | None:
-    if position >= len(owner.inputs) or not _is_graph_tensor(owner.inputs[position]):
-        return None
-    return _key(owner.inputs[position])
-
-
 def _source(tensor: Any) -> Any:
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
-
-
-def _is_graph_tensor(value: Any) -> bool:
-    try:
-        return value.op is not None
-    except (AttributeError, RuntimeError):
-        return False  # An eager tensor has no op.
 
 
 # Of the DataTypes those that are differentiated: float, double, complex, half, bfloat16.
