@@ -27,7 +27,12 @@ ENVIRONMENT = ROOT / ".nox" / "python{}.{}".format(*sys.version_info)
 PROGRAMS = ENVIRONMENT / ("Scripts" if os.name == "nt" else "bin")
 
 #: The distributions, by folder, each with the extra that the sessions use.
-MEMBERS = {"amanda_core": "[cli]", "amanda_driver_torch": "", "amanda_tools": ""}
+MEMBERS = {
+    "amanda_core": "[cli]",
+    "amanda_driver_tf": "",
+    "amanda_driver_torch": "",
+    "amanda_tools": "",
+}
 LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 MODELS = [
     "efficientnet-lite-pytorch",
@@ -36,9 +41,16 @@ MODELS = [
     "scikit-image",
     "torch",
 ]
+# The smaller build; `tensorflow` is the same package.
+TENSORFLOW = ["tensorflow-cpu"]
 # What the benchmark measures Amanda beside, and what draws its figure.
 PEERS = ["matplotlib", "nnsight", "torchlens"]
 CHECKERS = ["expecttest", "hypothesis", "mypy", "nox", "pytest", "ruff", "transformers"]
+
+
+# The folders of tests whose process loads TensorFlow, and the others.
+WITH_TENSORFLOW = ["amanda_driver_tf/tests", "tests/portable"]
+ELSEWHERE = [f"--ignore={folder}" for folder in WITH_TENSORFLOW]
 
 
 @nox.session
@@ -51,12 +63,15 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of every member and those that need several; pytest's arguments go after --."""
-    environment(session, *MODELS, *CHECKERS)
+    environment(session, *MODELS, *TENSORFLOW, *CHECKERS)
     # The root folders are named like the packages inside them and would import as empty
     # namespaces. The pytest program does not put the current folder on sys.path; the variable
     # (`python -P`, from 3.11 on) tells the programs that the tests start not to do so either.
     # -rs: a test that is left out is listed with its reason.
-    run(session, "pytest", "-rs", *session.posargs, PYTHONSAFEPATH="1")
+    # The tests of TensorFlow run in a process of their own: others fork, which its threads forbid.
+    groups = [session.posargs] if session.posargs else [ELSEWHERE, WITH_TENSORFLOW]
+    for group in groups:
+        run(session, "pytest", "-rs", *group, PYTHONSAFEPATH="1", TF_CPP_MIN_LOG_LEVEL="3")
 
 
 @nox.session

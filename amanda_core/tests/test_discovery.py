@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -201,3 +204,54 @@ def test_listing_tools_imports_none_of_them(installed: Installed) -> None:
     installed.points += [point, Point("toy", ToyDriver)]
     assert discovery.tools() == {"mapping": point}
     assert point.loads == 0
+
+
+class Early(ToyDriver):
+    """A driver that wants to know of its framework before tools are applied."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(modules=(module,))
+        self.told = 0
+
+    @hookimpl
+    def amanda_framework_imported(self) -> None:
+        self.told += 1
+
+
+def test_a_driver_is_told_of_its_framework_that_is_loaded_already(installed: Installed) -> None:
+    plugin = Early("json")
+    discovery.register(plugin, "early")
+    discovery.announce()
+    assert plugin.told == 1
+
+
+def test_a_driver_is_told_of_its_framework_when_it_is_imported(
+    installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_framework.py").write_text("VALUE = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finders = list(sys.meta_path)
+    plugin = Early("late_framework")
+    discovery.register(plugin, "early")
+    discovery.announce()
+    assert plugin.told == 0
+    importlib.import_module("late_framework")
+    assert plugin.told == 1
+    assert sys.meta_path == finders
+
+
+def test_a_driver_that_fails_to_prepare_itself_is_warned_about(installed: Installed) -> None:
+    class Failing(Early):
+        @hookimpl
+        def amanda_framework_imported(self) -> None:
+            raise RuntimeError("no symbol")
+
+    discovery.register(Failing("json"), "early")
+    with pytest.warns(AmandaWarning, match=r"toy.*could not prepare itself.*no symbol"):
+        discovery.announce()
+
+
+def test_drivers_that_do_not_want_to_know_leave_nothing_behind(driver: ToyDriver) -> None:
+    finders = list(sys.meta_path)
+    discovery.announce()
+    assert sys.meta_path == finders

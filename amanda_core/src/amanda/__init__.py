@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amanda import tool
-from amanda_core import __version__
+from amanda_core import __version__, discovery
 from amanda_core.action import IPoint, staged
 from amanda_core.activation import (
     Handle,
@@ -48,9 +48,13 @@ __all__ = [
     "tool",
 ]
 
+# Some drivers must listen before tools are applied. No framework is imported by it.
+discovery.announce()
+
 if TYPE_CHECKING:
     from amanda import tools as tools
 else:
+    del discovery
 
     def __getattr__(name: str) -> object:
         # Not at import: listing or applying tools of one's own needs no amanda-tools.

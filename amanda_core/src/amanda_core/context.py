@@ -127,7 +127,7 @@ class OpContext(dict[str, Any]):
 
     def get_op(self) -> Any:
         """The raw operator of the backend; for a backward op that has no forward op, itself."""
-        return self._forward.get_op() if self._forward is not None else self._op
+        return self._forward.get_op() if self._forward is not None else self._raw()
 
     def get_op_id(self) -> int:
         """The same number for the same operator in every iteration."""
@@ -143,7 +143,7 @@ class OpContext(dict[str, Any]):
 
     def get_backward_op(self) -> Any:
         """The raw backward operator, or None in a forward context."""
-        return self._op if self._backward else None
+        return self._raw() if self._backward else None
 
     def get_backward_op_id(self) -> int | None:
         """The same number for the same backward op in every iteration; None in forward contexts."""
@@ -432,6 +432,9 @@ class OpContext(dict[str, Any]):
             self._op = None
 
     # Inside.
+
+    def _raw(self) -> Any:
+        return self._op() if isinstance(self._op, weakref.ref) else self._op
 
     def _read(self, what: str, *, of_forward: bool) -> Any:
         holder = self

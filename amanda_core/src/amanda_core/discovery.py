@@ -6,6 +6,7 @@ once and skipped; one asked for by name raises. Listing tools imports none of th
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from amanda_core.action import IPoint
 from amanda_core.context import OpContext
 from amanda_core.driver import DRIVER_API, DriverInfo
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
+from amanda_core.imports import ImportWatcher
 
 __all__ = ["DRIVER_GROUP", "TOOL_GROUP", "Driver", "driver", "drivers", "plugin_manager", "tools"]
 
@@ -118,6 +120,41 @@ def driver(name: str) -> Driver:
     raise MissingDriverError(
         f"No driver {name!r} is installed; there are: {known}", fix=_NO_DRIVER_FIX
     )
+
+
+def announce() -> None:
+    """Tell the drivers that want to know it of frameworks that are loaded, now or later."""
+    waiting = [d for d in drivers() if getattr(d.plugin, "amanda_framework_imported", None)]
+    for found in tuple(waiting):
+        if any(module in sys.modules for module in found.info.modules):
+            waiting.remove(found)
+            _announce(found)
+    if not waiting:
+        return
+
+    def imported(module: str) -> None:
+        for found in tuple(waiting):
+            if module in found.info.modules:
+                waiting.remove(found)
+                _announce(found)
+        if not waiting:
+            watcher.stop()
+
+    watcher = ImportWatcher([name for d in waiting for name in d.info.modules], imported)
+    watcher.start()
+
+
+def _announce(found: Driver) -> None:
+    try:
+        found.plugin.amanda_framework_imported()
+    except Exception as error:
+        # What it could not prepare it will have to refuse; importing must not fail for it.
+        warnings.warn(
+            f"Driver {found.info.name!r} of {found.distribution} could not prepare itself: "
+            f"{type(error).__name__}: {error}",
+            AmandaWarning,
+            stacklevel=2,
+        )
 
 
 def require_any() -> None:

@@ -43,6 +43,16 @@ def amanda_preflight() -> Sequence[Finding]:  # type: ignore[empty-body]
 
 
 @hookspec
+def amanda_framework_imported() -> None:
+    """Prepare for programs that are built before any tool is applied.
+
+    Called once, when one of `DriverInfo.modules` is loaded and `amanda` is imported, whichever
+    comes later. For a driver that must note, while a program is built, what it cannot find out
+    when the program runs; others leave it out. It must change nothing that a user can see.
+    """
+
+
+@hookspec
 def amanda_attach(session: Session) -> Attachment | None:
     """Start intercepting operators for `session` in the calling thread.
 

@@ -180,7 +180,8 @@ class Session:
 
         Args:
             site: The op's facts; its key decides which context it is.
-            raw: The raw (backward) operator.
+            raw: The raw (backward) operator; a weak reference to it where it is a part of the
+                user's model, which a context must not keep alive.
             inputs: Values by position of the signature; of a forward op only.
             attrs: Arguments that are not positions.
             forward: Context of the forward op of a backward op, if it has one.

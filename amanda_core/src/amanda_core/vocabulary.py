@@ -180,6 +180,7 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "nonzero": "indices of what is not zero",
         "count_nonzero": "how many are not zero",
         "unique": "each value once",
+        "segment_reduce": "sum, product, mean, maximum or minimum of groups given by an index",
         "histogram": "how many values fall into each bin",
         # Shape and movement
         "reshape": "same elements in another shape",

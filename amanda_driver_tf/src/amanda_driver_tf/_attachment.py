@@ -13,6 +13,9 @@ from typing import Protocol
 from tensorflow.python.eager import record
 
 from amanda_core import Blind, Session
+from amanda_driver_tf._graph.functions import FunctionMode
+from amanda_driver_tf._graph.sessions import GraphMode
+from amanda_driver_tf._eager import EagerMode
 from amanda_driver_tf._state import STATE, quietly
 
 __all__ = ["Mode", "TensorFlowAttachment"]
@@ -36,11 +39,16 @@ class TensorFlowAttachment:
 
     Attributes:
         session: The session.
+        functions: The mode that calls of functions are passed to.
+        graphs: The mode that runs of sessions are passed to.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._modes: list[Mode] = []
+        self.functions = FunctionMode(session)
+        self.graphs = GraphMode(session)
+        # The recorder of graphs stays where it is; what is taken back lies over it.
+        self._modes: list[Mode] = [self.functions, self.graphs, EagerMode(self)]
         self._attached = False
 
     def attach(self) -> None:

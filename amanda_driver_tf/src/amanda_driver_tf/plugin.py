@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from amanda_core import Attachment, DriverInfo, Finding, OpContext, hookimpl
+from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "amanda_attach",
     "amanda_driver_info",
+    "amanda_framework_imported",
     "amanda_preflight",
     "amanda_prepare_context",
 ]
@@ -42,6 +44,7 @@ def amanda_driver_info() -> DriverInfo:
                 "staged",
             }
         ),
+        vocabulary={**OP_TYPES, **BACKWARD_TYPES},
     )
 
 
@@ -49,6 +52,14 @@ def amanda_driver_info() -> DriverInfo:
 def amanda_preflight() -> Sequence[Finding]:
     """Look for what in this environment would make results wrong."""
     return []
+
+
+@hookimpl
+def amanda_framework_imported() -> None:
+    """Listen for gradients of graphs, which are built long before they run."""
+    from amanda_driver_tf._graph import recorder
+
+    recorder.install()
 
 
 @hookimpl
@@ -71,3 +82,5 @@ def amanda_attach(session: Session) -> Attachment | None:
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
     """Fill in the common words for an op of TensorFlow."""
+    if context.namespace.startswith("tensorflow/"):
+        describe(context)

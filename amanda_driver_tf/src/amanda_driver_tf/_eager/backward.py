@@ -1,0 +1,183 @@
+"""Backward passes: gradient functions as TensorFlow calls them, and what runs between them.
+
+Owns what stands for `imperative_grad`, for the gradient function of ops that are settled, for the
+functions of `tf.custom_gradient`, and for forward-mode differentiation. Ops that have something to
+do in a gradient are on the tapes as `taped.Taped`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amanda_core import IPoint, Plan
+from amanda_driver_tf._eager.edits import call_step, edited_gradient
+from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
+from amanda_driver_tf._eager.originals import ORIGINALS, PAIR
+from amanda_driver_tf._eager.places import Between, Place
+from amanda_driver_tf._eager.recompute import Recompute, first_run_of
+from amanda_driver_tf._eager.sites import Record
+from amanda_driver_tf._eager.symbols import executes_eagerly
+from amanda_driver_tf._eager.taped import LEFT, mark
+from amanda_driver_tf._state import STATE
+
+__all__ = ["CustomGradient", "differentiate", "gradient_function", "jvp", "record_operation"]
+
+
+def differentiate(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One backward pass of a tape."""
+    place = STATE.eager
+    if place is None or STATE.quiet or not place.mode.session.enabled or not executes_eagerly():
+        return original(*args, **kwargs)
+    session = place.mode.session
+    STATE.eager = Between(place.mode) if session.wants_backward else None
+    try:
+        results = original(*args, **kwargs)
+    except BaseException as error:
+        session.raised(error)
+        raise
+    finally:
+        STATE.eager = place
+    session.raise_pending()
+    return results
+
+
+BOUNDARY.add(differentiate.__code__)
+
+
+def gradient_function(
+    op_name: str,
+    attr_tuple: Any,
+    num_inputs: int,
+    inputs: Any,
+    outputs: Any,
+    out_grads: Any,
+    skip_input_indices: Any,
+    forward_pass_name_scope: Any,
+) -> Any:
+    """The gradient of an op that is on a tape by itself: it has nothing to do, or is unknown."""
+    place = STATE.eager
+    original = ORIGINALS.gradient_function
+    call = (
+        op_name,
+        attr_tuple,
+        num_inputs,
+        inputs,
+        outputs,
+        out_grads,
+        skip_input_indices,
+        forward_pass_name_scope,
+    )
+    if place is None:
+        return original(*call)
+    record = _partner(attr_tuple)
+    if record is None:
+        STATE.eager = None
+        try:
+            return original(*call)
+        finally:
+            STATE.eager = place
+    results = place.mode.in_gradient(record, skip_input_indices, lambda: original(*call))
+    mark(results if isinstance(results, (list, tuple)) else [results], record)
+    return results
+
+
+BOUNDARY.add(gradient_function.__code__)
+
+
+def _partner(attrs: Any) -> Record | None:
+    if attrs is None:
+        return None
+    for index in range(0, len(attrs), 2):
+        # By identity: values of attributes are costly to compare.
+        if attrs[index] is PAIR:
+            return attrs[index + 1]  # type: ignore[no-any-return]
+    return None
+
+
+def jvp(
+    op_name: str, attr_tuple: Any, inputs: Any, outputs: Any, tangents: Any, use_batch: bool = False
+) -> Any:
+    """Forward-mode differentiation of an op that is on a tape by itself."""
+    place, STATE.eager = STATE.eager, None
+    try:
+        if attr_tuple is not None:
+            for index in range(0, len(attr_tuple), 2):
+                if attr_tuple[index] is PAIR:
+                    # What it traces is cached by its attributes.
+                    attr_tuple = attr_tuple[:index] + attr_tuple[index + 2 :]
+                    break
+        return ORIGINALS.jvp(op_name, attr_tuple, inputs, outputs, tangents, use_batch)
+    finally:
+        STATE.eager = place
+
+
+class CustomGradient:
+    """The gradient function of a call of a `tf.custom_gradient` function.
+
+    Its ops are backward ops of the Identity that ends such a function in TensorFlow.
+    """
+
+    __slots__ = ("_function", "_mode", "_plans", "_record")
+
+    def __init__(self, place: Place, records: Sequence[Record | None], function: Any) -> None:
+        self._mode = place.mode
+        self._function = function
+        self._record = next(record for record in records if record is not None)
+        self._plans = [_plan_of(record) for record in records]
+
+    def __call__(self, *grads: Any) -> Any:
+        """Gradients of the function's inputs, given those of its outputs."""
+        session = self._mode.session
+        if session.closed or not session.enabled:
+            if session.closed:
+                session.warn_once(LEFT, user_stacklevel())
+            place, STATE.eager = STATE.eager, None
+            try:
+                return self._function(*grads)
+            finally:
+                STATE.eager = place
+        folded = [self._fold(plan, grad) for plan, grad in zip(self._plans, grads, strict=True)]
+        results = self._mode.in_gradient(self._record, None, lambda: self._function(*folded))
+        mark(results if isinstance(results, (list, tuple)) else [results], self._record)
+        return results
+
+    @staticmethod
+    def _fold(plan: Plan | None, grad: Any) -> Any:
+        if plan is None or not executes_eagerly():
+            return grad
+        for step in plan.steps:
+            for _, new in call_step(step, [grad]):
+                grad = edited_gradient(grad, new, step)
+        return grad
+
+
+BOUNDARY.add(CustomGradient.__call__.__code__)
+
+
+def _plan_of(record: Record | None) -> Plan | None:
+    context = record.context if record is not None else None
+    plan = context.plan(IPoint.BEFORE_BACKWARD) if context is not None else None
+    return plan or None
+
+
+def record_operation(
+    op_type: str,
+    output_tensors: Any,
+    input_tensors: Any,
+    backward_function: Any,
+    forward_function: Any = None,
+) -> None:
+    """What is put on tapes by itself; of interest are functions with a gradient of their own."""
+    place = STATE.eager
+    first = first_run_of(op_type)
+    if first is not None:
+        backward_function = Recompute(first, backward_function)
+    elif place is not None and output_tensors and executes_eagerly():
+        sources = [getattr(tensor, "_amanda_source", None) for tensor in output_tensors]
+        records = [s if isinstance(s, Record) and s.marks else None for s in sources]
+        if any(record is not None for record in records):
+            backward_function = CustomGradient(place, records, backward_function)
+    ORIGINALS.record_operation(
+        op_type, output_tensors, input_tensors, backward_function, forward_function
+    )

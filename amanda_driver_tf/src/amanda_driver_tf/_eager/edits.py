@@ -1,0 +1,198 @@
+"""Edits: what may stand where a value or gradient stood, and what it means for tapes.
+
+Owns the checks that name tool, routine and op, and the straight-through form: an identity on the
+tapes that gives the gradient to the value that was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tensorflow.python.framework import dtypes, indexed_slices
+from tensorflow.python.ops import gen_array_ops
+
+from amanda_core import Step
+from amanda_core.errors import EditError, UnsupportedError
+from amanda_driver_tf._eager.symbols import ops, pywrap_tfe, record
+from amanda_driver_tf._state import quietly
+
+__all__ = [
+    "call_step",
+    "check_gradient",
+    "edited",
+    "edited_gradient",
+    "isolated",
+    "pass_straight",
+    "records",
+    "tensor_of",
+]
+
+
+@contextmanager
+def isolated(autodiff: bool = False) -> Iterator[None]:
+    """Extent in which no tape records, unless `autodiff`."""
+    if autodiff:
+        yield
+        return
+    with record.stop_recording():
+        yield
+
+
+def call_step(step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
+    """What a step changes, its routine run on the tapes or off them, as it asked for."""
+    with isolated(step.action.autodiff):
+        return step(values)
+
+
+def records(value: Any) -> bool:
+    """Whether some tape of this thread records what is done with a tensor."""
+    return bool(
+        not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+        and pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([value])
+    )
+
+
+def _straight(*grads: Any) -> list[Any]:
+    return list(grads)
+
+
+def pass_straight(old: Any, new: Any) -> Any:
+    """`new`, with the gradient going to `old` as if nothing had happened between them."""
+    if pywrap_tfe.TFE_Py_TapeSetIsEmpty() or old.dtype == dtypes.resource:
+        return new
+    # A tensor of its own: `new` may be known to the tapes already.
+    with quietly(), record.stop_recording():
+        fresh = gen_array_ops.identity(new)
+    record.record_operation("AmandaEdit", [fresh], [old], _straight, _straight)
+    return fresh
+
+
+def tensor_of(old: Any, new: Any, step: Step) -> Any:
+    """`new` as a tensor of the type that `old` has.
+
+    Raises:
+        EditError: It cannot be one.
+    """
+    if isinstance(new, ops.EagerTensor):
+        if new.dtype != old.dtype:
+            raise EditError(
+                f"A value of {new.dtype.name} cannot stand for one of {old.dtype.name}",
+                where=step.where,
+                fix="Keep the dtype",
+            )
+        return new
+    try:
+        with quietly(), isolated(step.action.autodiff):
+            new = ops.convert_to_tensor(new, dtype=old.dtype)
+    except (TypeError, ValueError) as error:
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a tensor of {old.dtype.name}: {error}",
+            where=step.where,
+            fix="Return a tensor",
+        ) from None
+    if not isinstance(new, ops.EagerTensor):
+        raise EditError("A symbolic tensor cannot stand for a value", where=step.where)
+    return new
+
+
+def edited(old: Any, new: Any, step: Step) -> Any:
+    """What stands for `old` from now on: `new`, straight-through unless asked otherwise."""
+    if isinstance(old, list):
+        if not isinstance(new, (list, tuple)) or len(new) != len(old):
+            raise EditError(
+                f"{'A list of ' + str(len(new)) if isinstance(new, (list, tuple)) else 'One'} "
+                f"cannot stand for a list of {len(old)} tensors",
+                where=step.where,
+            )
+        return [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
+    new = tensor_of(old, new, step)
+    if step.action.autodiff or new is old:
+        return new
+    if new.shape != old.shape and records(old):
+        raise EditError(
+            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
+            where=step.where,
+            fix="Keep the shape; replace_op or an insertion under amanda.autodiff_enabled() may "
+            "change it",
+        )
+    return pass_straight(old, new)
+
+
+# Gradients.
+
+
+def check_gradient(new: Any, shape: Any, where: str) -> None:
+    """Raise `EditError` unless `new` is None or can be a gradient of a value of `shape`."""
+    if new is None or isinstance(new, indexed_slices.IndexedSlices):
+        return
+    if not isinstance(new, ops.EagerTensor):
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a gradient",
+            where=where,
+            fix="Return a tensor",
+        )
+    if shape is not None and not new.shape.is_compatible_with(shape):
+        raise EditError(
+            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(shape)}",
+            where=where,
+            fix="Return a gradient of the same shape",
+        )
+
+
+def edited_gradient(old: Any, new: Any, step: Step) -> Any:
+    """What stands for the gradient `old` from now on.
+
+    Where the backward pass is itself recorded, gradients of gradients pass straight through.
+
+    Raises:
+        EditError: `new` cannot stand there.
+    """
+    if old is None and new is not None:
+        raise EditError(
+            "There is no gradient here to be changed", where=step.where, fix="Return None"
+        )
+    if isinstance(old, list):
+        if not isinstance(new, (list, tuple)) or len(new) != len(old):
+            raise EditError(f"Not a list of {len(old)} gradients", where=step.where)
+        return [o if n is o else edited_gradient(o, n, step) for o, n in zip(old, new, strict=True)]
+    if new is None or new is old:
+        return new
+    if isinstance(old, indexed_slices.IndexedSlices):
+        return _edited_slices(old, new, step)
+    if not isinstance(new, indexed_slices.IndexedSlices):
+        new = tensor_of(old, new, step)
+    check_gradient(new, old.shape, step.where)
+    if step.action.autodiff:
+        return new
+    if isinstance(new, indexed_slices.IndexedSlices):
+        _refuse_if_recorded(old, step)
+        return new
+    return pass_straight(old, new)
+
+
+def _edited_slices(old: Any, new: Any, step: Step) -> Any:
+    if not isinstance(new, indexed_slices.IndexedSlices):
+        new = tensor_of(old.values, new, step)
+        check_gradient(new, old.shape, step.where)
+        if not step.action.autodiff:
+            _refuse_if_recorded(old.values, step)
+        return new
+    if step.action.autodiff or new.values is old.values:
+        return new
+    if new.values.shape != old.values.shape:
+        _refuse_if_recorded(old.values, step)
+        return new
+    values = pass_straight(old.values, new.values)
+    return indexed_slices.IndexedSlices(values, new.indices, new.dense_shape)
+
+
+def _refuse_if_recorded(old: Any, step: Step) -> None:
+    if records(old):
+        raise UnsupportedError(
+            "A sparse gradient was edited into one of another form while it is itself "
+            "differentiated",
+            where=step.where,
+            fix="Return slices of the same form, or insert under amanda.autodiff_enabled()",
+        )

@@ -1,0 +1,324 @@
+"""One execution of one op: analysis, edits before, the op or its replacement, edits after.
+
+Owns the order of these, for forward ops and backward ops alike, and what the tapes are told: the
+op as it ran, with the inputs that stood there before straight-through edits. Which op this is,
+`places` says; the aligned gradients are `taped`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tensorflow.python.framework import dtypes
+
+from amanda_core import IPoint, OpContext, Plan, Session, Step
+from amanda_core.errors import AmandaError, RoutineResultError, is_annotated
+from amanda_driver_tf._eager.edits import call_step, edited, isolated
+from amanda_driver_tf._eager.op_types import PASS, READ
+from amanda_driver_tf._eager.operator import Attributes, EagerOp
+from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
+from amanda_driver_tf._eager.places import Forward, Place
+from amanda_driver_tf._eager.sites import Record
+from amanda_driver_tf._eager.symbols import ops, pywrap_tfe
+from amanda_driver_tf._eager.taped import Taped, record_on_tapes, skipped
+from amanda_driver_tf._eager.taps import tap_inputs, tap_outputs
+from amanda_driver_tf._signature import flattened, grouped, signature_of
+from amanda_driver_tf._state import STATE, quietly
+
+if TYPE_CHECKING:
+    from amanda_driver_tf._eager.mode import EagerMode
+
+__all__ = ["Call", "aligned_plans", "constant", "is_plain", "run", "tag"]
+
+
+class Call:
+    """What `execute.execute` was called with; `run` gives the original's result on other inputs."""
+
+    __slots__ = ("attrs", "ctx", "inputs", "name", "number", "op_type")
+
+    def __init__(
+        self,
+        op_type: str,
+        number: int,
+        inputs: Sequence[Any],
+        attrs: Any,
+        ctx: Any,
+        name: str | None,
+    ) -> None:
+        self.op_type, self.number, self.inputs = op_type, number, inputs
+        self.attrs, self.ctx, self.name = attrs, ctx, name
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Execute the op on flat inputs, unseen by the tapes."""
+        # An op that calls the user's Python is one op.
+        place, STATE.eager = STATE.eager, None
+        try:
+            outputs = ORIGINALS.execute(
+                self.op_type.encode(), self.number, list(inputs), self.attrs, self.ctx, self.name
+            )
+        finally:
+            STATE.eager = place
+        return outputs if isinstance(outputs, list) else list(outputs or ())
+
+
+def run(
+    place: Place, record: Record, call: Call, plain: Sequence[bool], records: bool
+) -> list[Any]:
+    """Execute an op as the applied tools ask for, and tell the tapes.
+
+    Args:
+        place: Where it runs.
+        record: Its record.
+        call: The call.
+        plain: Which arguments were written as constants, by position, where known.
+        records: Whether its caller wants it on the tapes.
+
+    Returns:
+        Its outputs.
+    """
+    try:
+        return _Run(place, record, call, plain, records).outputs()
+    except BaseException as error:
+        if isinstance(error, AmandaError) or is_annotated(error):
+            # Or Keras would replace it by one that it makes of the message.
+            error._keras_call_info_injected = True  # type: ignore[attr-defined]
+            if record.swallows and isinstance(error, (TypeError, ValueError)):
+                place.mode.session.defer(error)
+        raise
+
+
+class _Run:
+    """The instrumented execution of one call; made anew for each."""
+
+    def __init__(
+        self, place: Place, record: Record, call: Call, plain: Sequence[bool], records: bool
+    ) -> None:
+        self.mode: EagerMode = place.mode
+        self.session: Session = place.mode.session
+        self.place, self.record, self.call = place, record, call
+        self.attributes = Attributes(call.op_type, call.attrs)
+        signature = signature_of(call.op_type)
+        self.names = signature.names if signature is not None else ()
+        self.lengths: tuple[int | None, ...] = (
+            signature.lengths(self.attributes.raw)
+            if signature is not None
+            else (None,) * len(call.inputs)
+        )
+        self.recording = records and not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+        #: What stood there before straight-through edits; the tapes are told of these.
+        self.origins = grouped(call.inputs, self.lengths)
+        _mark_constants(plain, self.origins)
+        #: What the op runs on.
+        self.values = list(self.origins)
+        self.op = EagerOp(call.op_type, record.site.name, self.attributes, call.inputs)
+
+    def outputs(self) -> list[Any]:
+        record, session = self.record, self.session
+        forward = record.forward
+        backward = record.backward
+        if forward is not None and forward.context is None:
+            forward, backward = None, True
+        context = record.context = session.open(
+            record.site,
+            self.op,
+            inputs=self.values,
+            attrs=self.attributes,
+            forward=forward.context if forward is not None else None,
+            input_names=self.names,
+            backward=backward,
+            constant=constant,
+            recomputed=isinstance(self.place, Forward) and self.place.recomputed,
+        )
+        try:
+            return self._run(context)
+        finally:
+            context.release()
+            self.op.release()
+
+    def _run(self, context: OpContext) -> list[Any]:
+        record, session, backward = self.record, self.session, self.record.backward
+        first, last = (
+            (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+            if backward
+            else (IPoint.BEFORE_FORWARD, IPoint.AFTER_FORWARD)
+        )
+        if backward:
+            context.fill(grad_outputs=self.values)
+        before = self._analyse(context, first)
+        if before.steps:
+            self._edit_inputs(before)
+            self._fill_inputs(context)
+        if before.replacement is not None:
+            outputs = self._replace(before.replacement, context)
+        else:
+            inputs = flattened(self.values, self.lengths)
+            outputs = self.call.run(inputs)
+            tag(record, inputs[0] if inputs else None, outputs[0] if outputs else None)
+        self.op.ran(outputs)
+        if backward:
+            context.fill(grad_inputs=outputs)
+        else:
+            context.fill(outputs=outputs)
+        after = self._analyse(context, last)
+        aligned = (_NONE, _NONE) if backward else aligned_plans(context)
+        settled = not (before or after or aligned[0] or aligned[1])
+        if self.recording and before.replacement is None:
+            self._tell_tapes(context, outputs, aligned, settled)
+        if after.steps:
+            outputs = self._edit_outputs(after, outputs)
+        if settled and session.caching:
+            if all(read.idle == session.epoch for read in record.reads):
+                record.idle = session.epoch
+        elif not settled:
+            record.planned = session.epoch
+        return outputs
+
+    def _fill_inputs(self, context: OpContext) -> None:
+        if self.record.backward:
+            context.fill(grad_outputs=self.values)
+        else:
+            context.fill(inputs=self.values)
+
+    def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
+        if self.session.due(context, i_point):
+            with isolated():
+                return context.trigger_callback(i_point)
+        return context.trigger_callback(i_point)
+
+    # Inputs.
+
+    def _edit_inputs(self, plan: Plan) -> None:
+        for step in plan.steps:
+            for position, new in call_step(step, self.values):
+                self.mode.edits += 1
+                old = self.values[position]
+                self.values[position] = edited(old, new, step)
+                if step.action.autodiff:
+                    self.origins[position] = self.values[position]
+
+    # The op.
+
+    def _replace(self, step: Step, context: OpContext) -> list[Any]:
+        """The outputs of a replacement, differentiated as written."""
+        aligned = (_NONE, _NONE) if self.record.backward else aligned_plans(context)
+        self.mode.edits += 1
+        own_backward = self.recording and aligned[0].replacement is not None
+        values = self.values
+        if self.recording and not own_backward and aligned[1]:
+            values = tap_inputs(self.mode, aligned[1], values)
+        with isolated(autodiff=not own_backward):
+            result = step.replace(values)
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        if len(results) != self.call.number:
+            raise RoutineResultError(
+                f"A replacement returned {len(results)} values, but {self.call.op_type} has "
+                f"{self.call.number}",
+                where=step.where,
+                fix="Return what the op would have returned",
+            )
+        with quietly():
+            outputs = [
+                r if isinstance(r, ops.EagerTensor) else ops.convert_to_tensor(r) for r in results
+            ]
+        if own_backward:
+            self._tell_tapes(context, outputs, aligned, settled=False)
+        elif self.recording and aligned[0]:
+            outputs = tap_outputs(self.mode, aligned[0], outputs)
+        return outputs
+
+    # Tapes.
+
+    def _tell_tapes(
+        self,
+        context: OpContext,
+        outputs: list[Any],
+        aligned: tuple[Plan, Plan],
+        settled: bool,
+    ) -> None:
+        record, session, call = self.record, self.session, self.call
+        if not outputs:
+            return
+        origins = flattened(self.origins, self.lengths)
+        values = flattened(self.values, self.lengths)
+        ours = (
+            not settled
+            or any(origin is not value for origin, value in zip(origins, values, strict=True))
+            or (session.wants_backward and record.settled != session.epoch)
+        )
+        if not ours:
+            pair = (PAIR, record) if session.wants_backward else ()
+            record_gradient(call.op_type, origins, (*(call.attrs or ()), *pair), outputs)
+            return
+        taped = Taped(
+            self.mode,
+            record,
+            context,
+            (call.op_type, call.attrs),
+            values,
+            list(outputs),
+            self.lengths,
+            skipped(origins),
+            aligned,
+        )
+        record_on_tapes(call.op_type, outputs, origins, taped)
+        if session.caching and not any(self.mode.is_trainable(output) for output in outputs):
+            record.settled = session.epoch  # No gradient will ever arrive.
+
+    # Outputs.
+
+    def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
+        outputs = list(outputs)
+        for step in plan.steps:
+            for position, new in call_step(step, outputs):
+                self.mode.edits += 1
+                outputs[position] = edited(outputs[position], new, step)
+        return outputs
+
+
+_NONE = Plan()
+# What a program writes where it means a constant.
+_PLAIN_TYPES = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
+
+
+def aligned_plans(context: OpContext) -> tuple[Plan, Plan]:
+    """What is asked for the gradients of a forward op as a whole."""
+    return context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)
+
+
+def tag(record: Record, value: Any, output: Any) -> None:
+    """Note on an output that it stands for a variable, or whose own gradient it has."""
+    kind = record.op_type.kind
+    if record.backward:
+        return
+    if kind == READ:
+        output._amanda_source = record.token
+    elif record.marks:
+        output._amanda_source = record
+    elif kind == PASS and value._amanda_source.__class__ is int:
+        output._amanda_source = value._amanda_source
+
+
+def constant(value: Any) -> Any:
+    """Maps an input to itself if it is a variable's value or no tensor of the program's."""
+    if isinstance(value, list):
+        return None if any(constant(item) is None for item in value) else value
+    if not isinstance(value, ops.EagerTensor):
+        return value
+    source = value._amanda_source
+    known = source.__class__ is int and source >= 0 and value.dtype != dtypes.resource
+    return value if known else None
+
+
+def _mark_constants(plain: Sequence[bool], values: Sequence[Any]) -> None:
+    for written, value in zip(plain, values, strict=False):
+        if written and isinstance(value, ops.EagerTensor) and value._amanda_source is None:
+            value._amanda_source = 0
+
+
+def is_plain(value: Any) -> bool:
+    """Whether an argument was written as a constant."""
+    if isinstance(value, (list, tuple)):
+        return all(is_plain(item) for item in value)
+    return isinstance(value, _PLAIN_TYPES)

@@ -1,0 +1,180 @@
+"""Frames of the interpreter's stack: whose code they run, and what of them makes up a call site.
+
+Owns the classification of code and the labels that make a call site the same in another process.
+Which call sites there are, `sites` says.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+from types import CodeType, FrameType
+
+import amanda_core
+from amanda_driver_tf import _state
+
+__all__ = [
+    "BOUNDARY",
+    "LIBRARY",
+    "SKIPPED",
+    "STOP",
+    "UNWATCHED",
+    "USER",
+    "Code",
+    "Codes",
+    "is_swallowing",
+    "source_of",
+    "user_stacklevel",
+    "zone_of",
+]
+
+#: What a frame counts as. SKIPPED: says nothing of where an op is called. UNWATCHED: what it calls
+#: is none of the user's model. STOP: a call site ends before it.
+SKIPPED, LIBRARY, USER, UNWATCHED, STOP = range(5)
+
+#: Codes at which a call site ends: calls of layers and of gradient functions.
+BOUNDARY: set[CodeType] = set()
+
+# By folder and not by name: a test runner may name modules below the package.
+_OWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (amanda_core, _state))
+
+_LIBRARIES = frozenset({"tensorflow", "keras", "tf_keras"})
+# How an op is reached differs between its fast path and its fallback in these, or they are under
+# every op (dispatch, conversion, handlers of tracebacks).
+_PASSAGES = (
+    "tensorflow.python.eager.",
+    "tensorflow.python.framework.",
+    "tensorflow.python.ops.gen_",
+    "tensorflow.python.ops.resource_variable_ops",
+    "tensorflow.python.ops.weak_tensor_ops",
+    "tensorflow.python.profiler.",
+    "tensorflow.python.util.",
+    "keras.src.ops.operation",
+    "keras.src.utils.traceback_utils",
+)
+_NOT_THE_MODEL = (
+    "tensorflow.python.checkpoint.",
+    "tensorflow.python.data.",
+    "tensorflow.python.saved_model.",
+    "tensorflow.python.training.saving.",
+    "tensorflow.python.training.saver",
+    "keras.src.trainers.data_adapters",
+    "keras.src.saving.",
+)
+
+# CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
+# warm; the offset of CALL, four bytes on, is what stays the same.
+_PRECALL = dis.opmap.get("PRECALL") if sys.version_info[:2] == (3, 11) else None
+
+# Codes made by exec() are new objects each time; the table is rebuilt when it gets this large.
+_CODES = 16384
+
+
+def _precalls(code: CodeType) -> frozenset[int]:
+    if _PRECALL is None:
+        return frozenset()
+    units = code.co_code[::2]
+    return frozenset(2 * index for index, unit in enumerate(units) if unit == _PRECALL)
+
+
+class Code:
+    """What is known of one code object; `number` tells labels apart within this process."""
+
+    __slots__ = ("code", "kind", "label", "number", "precalls")
+
+    def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
+        self.code, self.kind, self.label, self.number = code, kind, label, number
+        self.precalls = _precalls(code)
+
+
+class Codes:
+    """The code objects met so far, by identity."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Code] = {}
+        self._numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
+
+    def add(self, frame: FrameType) -> Code:
+        """Classify the code of a frame that is not known yet."""
+        if len(self.known) > _CODES:
+            self.known.clear()
+        code = frame.f_code
+        # The first line tells apart what exec() and lambdas leave without a name of their own;
+        # only there, so that an edit above a named function changes no id.
+        name = getattr(code, "co_qualname", code.co_name)
+        line = code.co_firstlineno if "<" in code.co_name or not hasattr(code, "co_qualname") else 0
+        label = (_module(frame), name, line)
+        kind = _kind(frame)
+        number = self._numbers.setdefault((kind, label), len(self._numbers) + 1)
+        # It keeps the code alive, so its id stays its own.
+        known = self.known[id(code)] = Code(code, kind, label, number)
+        return known
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _kind(frame: FrameType) -> int:
+    if frame.f_code in BOUNDARY:
+        return STOP
+    if frame.f_code.co_filename.startswith(_OWN):
+        return SKIPPED
+    module = _module(frame)
+    if module.partition(".")[0] not in _LIBRARIES:
+        return USER
+    if module.startswith(_NOT_THE_MODEL):
+        return UNWATCHED
+    return SKIPPED if module.startswith(_PASSAGES) else LIBRARY
+
+
+def source_of(frame: FrameType | None) -> str | None:
+    """``file:line`` of the innermost frame of the user's."""
+    while frame is not None:
+        if _kind(frame) == USER:
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def zone_of(frame: FrameType | None) -> str:
+    """Which part of a program runs, by the frames from the call up to the user's first."""
+    while frame is not None and frame.f_code not in BOUNDARY:
+        module = _module(frame)
+        if module.startswith(("keras.src.optimizers.", "keras.src.backend.tensorflow.optimizer")):
+            return "optimizer"
+        if module.startswith(("keras.src.initializers.", "tensorflow.python.ops.init_ops")):
+            return "init"
+        if frame.f_code.co_name in ("build", "__init__") and _is_layer(frame.f_locals.get("self")):
+            return "init"
+        if _kind(frame) == USER:
+            break
+        frame = frame.f_back
+    return "model"
+
+
+def is_swallowing(frame: FrameType | None) -> bool:
+    """Whether an overloaded operator calls, which tries the reflected one after a TypeError."""
+    while frame is not None and _kind(frame) not in (USER, STOP):
+        if frame.f_code.co_name == "binary_op_wrapper":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_layer(value: object) -> bool:
+    keras = sys.modules.get("keras.src.layers.layer")
+    return keras is not None and isinstance(value, keras.Layer)
+
+
+def user_stacklevel() -> int:
+    """The `stacklevel` with which a warning of the caller's points at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(_OWN)
+        or _module(frame).partition(".")[0] in _LIBRARIES
+        or _module(frame) == "contextlib"
+    ):
+        level, frame = level + 1, frame.f_back
+    return level

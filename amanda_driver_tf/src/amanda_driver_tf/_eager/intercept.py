@@ -1,0 +1,321 @@
+"""What is replaced in TensorFlow while some session is attached, and put back after.
+
+Owns the replacements and the decision, at each op, whether somebody watches the calling thread and
+whether there is anything to do. What is done is `execute`'s, backward passes are `backward`'s, the
+calls of Keras `keras_calls`'.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from amanda_core.errors import UnsupportedError
+from amanda_core.threads import THREAD
+from amanda_driver_tf._eager import backward, keras_calls, recompute
+from amanda_driver_tf._eager.execute import Call, is_plain, run, tag
+from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type_of
+from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
+from amanda_driver_tf._eager.patches import Patch
+from amanda_driver_tf._eager.places import Forward, Place
+from amanda_driver_tf._eager.scopes import TOKENS
+from amanda_driver_tf._eager.sites import Record, handle_of
+from amanda_driver_tf._eager.symbols import (
+    CHECKED,
+    backprop,
+    core,
+    execute,
+    forwardprop,
+    imperative_grad,
+    ops,
+    problems,
+    pywrap_tfe,
+    record,
+    tape,
+)
+from amanda_driver_tf._state import STATE
+
+__all__ = ["PATCHES"]
+
+_Fallback = core._FallbackException
+_SIMPLE = (bool, int, float, str, bytes, list, tuple)
+_EagerTensor = ops.EagerTensor
+_no_tape = pywrap_tfe.TFE_Py_TapeSetIsEmpty
+_recorded = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
+# Ops that fall back while their arguments are converted for others.
+_HANDED = 8
+
+
+class _Patches:
+    """All replacements, installed for the first session and undone after the last."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.RLock()
+        self._undo: list[Callable[[], None]] = []
+
+    def acquire(self) -> None:
+        """Install the replacements, unless they are.
+
+        Raises:
+            UnsupportedError: TensorFlow is not what they were written for.
+        """
+        with self._lock:
+            self._count += 1
+            if self._count > 1:
+                return
+            try:
+                self._install()
+            except BaseException:
+                self.release()
+                raise
+
+    def release(self) -> None:
+        """Undo the replacements when the last session goes."""
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                while self._undo:
+                    self._undo.pop()()
+
+    def _install(self) -> None:
+        found = problems()
+        if found:
+            raise UnsupportedError(
+                f"The eager mode does not know this TensorFlow: {'; '.join(found)}",
+                fix=f"Use TensorFlow {' or '.join(CHECKED)}",
+            )
+        ORIGINALS.find()
+        # A missing attribute would go through `Tensor.__getattr__`, which is slow.
+        _EagerTensor._amanda_source = None
+        self._undo.append(lambda: delattr(_EagerTensor, "_amanda_source"))
+        self._undo.append(TOKENS.release)
+        # The registered functions are put back after the attributes, so undone before them.
+        self._undo.append(_register)
+        for owner, name, replacement in (
+            (pywrap_tfe, "TFE_Py_FastPathExecute", fast_path),
+            (execute, "execute", execute_op),
+            (execute, "must_record_gradient", _must_record(execute.must_record_gradient)),
+            (backprop, "_gradient_function", backward.gradient_function),
+            (forwardprop, "_jvp_dispatch", backward.jvp),
+            (record, "record_operation", backward.record_operation),
+            (record, "stop_recording", recompute.stop_recording),
+            (imperative_grad, "imperative_grad", _differentiate(imperative_grad.imperative_grad)),
+            (tape, "watch", _watch(tape.watch)),
+        ):
+            self._undo.append(Patch(owner, name, replacement).undo)
+        _register()
+        self._undo.extend(keras_calls.install())
+
+
+def _register() -> None:
+    # What stands there now, ours or not: others may have replaced it after us.
+    pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)
+    pywrap_tfe.TFE_Py_RegisterJVPFunction(forwardprop._jvp_dispatch)
+
+
+PATCHES = _Patches()
+
+
+# Ops.
+
+
+def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
+    """Stands for `TFE_Py_FastPathExecute`, through which every op comes first."""
+    place = STATE.eager
+    if place is None or STATE.quiet or THREAD.routine_depth or not place.mode.control.enabled:
+        return ORIGINALS.fast_path(ctx, op_name, name, *args)
+    op_type = op_type_of(op_name)
+    frame = sys._getframe(1)
+    found = place.locate(op_type, args, frame)
+    if found is None:
+        return ORIGINALS.fast_path(ctx, op_name, name, *args)
+    mode = place.mode
+    session = mode.session
+    epoch = session.epoch
+    if found.idle == epoch and mode.control.caching:
+        if not session.wants_backward:
+            if not (op_type.kind or found.marks):
+                try:
+                    return ORIGINALS.fast_path(ctx, op_name, name, *args)
+                except _Fallback:
+                    _hand_over(op_type, frame, found, args)
+                    raise
+            if _can_be_tagged(op_type, args):
+                return _tagged(op_type, found, frame, ctx, name, args, ())
+        elif (
+            found.settled == epoch or _no_tape() or not _is_recorded(op_type, args)
+        ) and _can_be_tagged(op_type, args):
+            return _tagged(op_type, found, frame, ctx, name, args, (PAIR, found))
+    _hand_over(op_type, frame, found, args)
+    raise _Fallback("to be executed by execute.execute")
+
+
+def _can_be_tagged(op_type: OpType, args: Sequence[Any]) -> bool:
+    return op_type.kind != PASS or type(args[0]) is _EagerTensor
+
+
+def _is_recorded(op_type: OpType, args: Sequence[Any]) -> bool:
+    tensors = []
+    for value in args[: op_type.count]:
+        if type(value) is _EagerTensor:
+            tensors.append(value)
+        elif isinstance(value, (list, tuple)):
+            tensors += (item for item in value if type(item) is _EagerTensor)
+            if any(_is_variable(item) for item in value):
+                return True
+        elif _is_variable(value):
+            return True
+    return bool(_recorded(tensors))
+
+
+def _is_variable(value: Any) -> bool:
+    return not isinstance(value, _SIMPLE) and handle_of(value) is not None
+
+
+def _tagged(
+    op_type: OpType,
+    found: Record,
+    frame: FrameType,
+    ctx: Any,
+    name: str | None,
+    args: tuple[Any, ...],
+    pair: tuple[Any, ...],
+) -> Any:
+    place = STATE.eager
+    try:
+        if op_type.kind == OPAQUE:
+            STATE.eager = None
+        result = ORIGINALS.fast_path(ctx, op_type.name, name, *args, *pair)
+    except _Fallback:
+        _hand_over(op_type, frame, found, args)
+        raise
+    finally:
+        STATE.eager = place
+    if op_type.kind or found.marks:
+        tag(found, args[0] if args else None, result)
+    return result
+
+
+def _hand_over(op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any]) -> None:
+    """Let `execute_op` know what it was called for."""
+    if execute.execute is not execute_op:
+        raise UnsupportedError(
+            "Operators cannot be instrumented: something replaced TensorFlow's execute.execute "
+            "after the tools were applied",
+            where=op_type.name,
+            fix="Turn debugging of TensorFlow (op callbacks) on or off outside `apply`",
+        )
+    handed = STATE.handed
+    if op_type.kind == READ and handed:
+        consumer = handed[-1][2]
+        if found not in consumer.reads:
+            consumer.reads = (*consumer.reads, found)
+    if len(handed) >= _HANDED:
+        del handed[0]
+    # Which arguments are constants, and not the arguments: nothing is kept alive here.
+    plain = tuple(is_plain(value) for value in args[: op_type.count])
+    handed.append((op_type.name, id(frame), found, plain))
+
+
+def _take(op_name: str, caller: FrameType) -> tuple[Record, tuple[bool, ...]] | None:
+    handed = STATE.handed
+    wrapper = id(caller.f_back)
+    for index in range(len(handed) - 1, -1, -1):
+        name, frame, found, plain = handed[index]
+        if frame == wrapper and name == op_name:
+            del handed[index:]
+            return found, plain
+    return None
+
+
+def execute_op(
+    op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
+) -> Any:
+    """Stands for `execute.execute`, to which ops fall back; functions come here, too."""
+    place = STATE.eager
+    STATE.told = False
+    if (
+        place is None
+        or type(op_name) is not bytes
+        or STATE.quiet
+        or THREAD.routine_depth
+        or not place.mode.control.enabled
+    ):
+        return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
+    decoded = op_name.decode()
+    caller = sys._getframe(1)
+    taken = _take(decoded, caller)
+    if taken is not None:
+        found, plain = taken
+    else:
+        located = place.locate(op_type_of(decoded), inputs, caller)
+        if located is None:
+            return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
+        found, plain = located, ()
+    # What does not ask afterwards whether to record does not want to be on tapes.
+    asks = "must_record_gradient" in caller.f_code.co_names
+    session = place.mode.session
+    if (
+        found.idle == session.epoch
+        and place.mode.control.caching
+        and (
+            not session.wants_backward
+            or found.settled == session.epoch
+            or _no_tape()
+            or not _recorded(inputs)
+        )
+    ):
+        outputs = ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
+        if outputs and (found.op_type.kind or found.marks):
+            tag(found, inputs[0] if inputs else None, outputs[0])
+        if asks and session.wants_backward and not _no_tape():
+            record_gradient(decoded, inputs, (*(attrs or ()), PAIR, found), outputs)
+            STATE.told = True
+        return outputs
+    call = Call(decoded, num_outputs, inputs, attrs, ctx, name)
+    outputs = run(place, found, call, plain, asks)
+    STATE.told = asks and bool(outputs)
+    return outputs
+
+
+def _must_record(original: Callable[[], bool]) -> Callable[[], bool]:
+    @functools.wraps(original)
+    def must_record_gradient() -> bool:
+        if STATE.told:
+            STATE.told = False  # The tapes were told when the op ran.
+            return False
+        return original()
+
+    return must_record_gradient
+
+
+# Tapes.
+
+
+def _differentiate(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return backward.differentiate(original, args, kwargs)
+
+    return replacement
+
+
+def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def watch(tape: Any, tensor: Any) -> None:
+        place: Place | None = STATE.eager
+        if (
+            isinstance(place, Forward)
+            and type(tensor) is _EagerTensor
+            and tensor._amanda_source is None
+        ):
+            # What is watched and does not stand in front is a weight, kept as a plain tensor.
+            tensor._amanda_source = -TOKENS.of(tensor)
+        original(tape, tensor)
+
+    return watch

@@ -1,0 +1,194 @@
+"""Where the ops of a thread run: in the forward program, in a gradient function, or in between.
+
+Owns which record an op belongs to at each of these places. What is done with it, `execute` says;
+who is at which place when, `backward` and `intercept` say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from amanda_driver_tf._eager.frames import STOP, source_of
+from amanda_driver_tf._eager.op_types import READ, OpType
+from amanda_driver_tf._eager.scopes import OUTSIDE, TOKENS, Activation
+from amanda_driver_tf._eager.sites import Operands, Record, backward_site, operands_of
+from amanda_driver_tf._eager.symbols import ops
+
+if TYPE_CHECKING:
+    from amanda_driver_tf._eager.mode import EagerMode
+
+__all__ = ["Between", "Forward", "InGradient", "Place"]
+
+_EagerTensor = ops.EagerTensor
+# Ops of one call site in one gradient function beyond this share an id.
+_OCCURRENCES = 1024
+
+
+class Place:
+    """Where ops run; `locate` gives the record of one, or None where it is not to be seen."""
+
+    __slots__ = ("mode",)
+
+    def __init__(self, mode: EagerMode) -> None:
+        self.mode = mode
+
+    def locate(
+        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
+    ) -> Record | None:
+        """The record of an op being called with `args` from `frame`."""
+        raise NotImplementedError
+
+
+class Forward(Place):
+    """The forward program.
+
+    Attributes:
+        activations: Calls of layers, outermost first; below them what is outside any.
+        recomputed: Whether this reruns what already ran.
+    """
+
+    __slots__ = ("activations", "recomputed")
+
+    def __init__(self, mode: EagerMode, activations: Sequence[Activation] = ()) -> None:
+        super().__init__(mode)
+        self.activations: list[Activation] = list(activations) or [Activation(OUTSIDE)]
+        self.recomputed = False
+
+    def locate(
+        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
+    ) -> Record | None:
+        """The record of an op of the forward program."""
+        # All in one function: this runs at every op.
+        activation = self.activations[-1]
+        scope = activation.scope
+        if op_type.kind == READ:
+            value = args[0]
+            token = value._amanda_source
+            if token.__class__ is not int:
+                token = TOKENS.of(value)
+            return self.mode.sites.read(activation, op_type, token, frame)
+        operands: Operands = ()
+        for value in args[: op_type.count]:
+            if type(value) is not _EagerTensor or value._amanda_source is not None:
+                operands = operands_of(op_type, args, bool(scope.root))
+                break
+        else:
+            if op_type.handles:
+                operands = operands_of(op_type, args, bool(scope.root))
+        # What followed last time, if it is called from the same place again, is the op.
+        last = activation.last
+        expected: Record | None = (
+            last.next if last is not None else self.mode.sites.firsts.get(scope.number)
+        )
+        if expected is None or expected.op_type is not op_type or expected.operands != operands:
+            found = self.mode.sites.look_up(activation, op_type, operands, frame)
+            return found if found.watched else None
+        here = frame
+        for code, offset in expected.chain:
+            if here is None or (
+                code is not None
+                and ((here.f_lasti != offset and offset >= 0) or here.f_code is not code)
+            ):
+                found = self.mode.sites.look_up(activation, op_type, operands, frame)
+                return found if found.watched else None
+            here = here.f_back
+        if scope.root:
+            group, counts = expected.group, activation.counts
+            occurrence = counts.get(group, 0)
+            if occurrence != expected.occurrence:
+                found = self.mode.sites.look_up(activation, op_type, operands, frame)
+                return found if found.watched else None
+            counts[group] = occurrence + 1
+        activation.last = expected
+        return expected if expected.watched else None
+
+
+class InGradient(Place):
+    """Inside the gradient function of one op.
+
+    Attributes:
+        record: The record of that op.
+        met: Records of the ops that ran so far.
+    """
+
+    __slots__ = ("_counts", "met", "record")
+
+    def __init__(self, mode: EagerMode, record: Record) -> None:
+        super().__init__(mode)
+        self.record = record
+        self.met: list[Record] = []
+        self._counts: dict[Any, int] = {}
+
+    def locate(
+        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
+    ) -> Record | None:
+        """The record of an op that the gradient function calls."""
+        found = _walk(self.mode, frame)
+        key = (op_type.name, *((code.number, offset) for code, offset in found))
+        occurrence = self._counts.get(key, 0)
+        self._counts[key] = occurrence + 1
+        occurrence = min(occurrence, _OCCURRENCES)
+        known = self.record.children
+        record = known.get((key, occurrence))
+        if record is None:
+            forward = self.record.forward if self.record.backward else self.record
+            names = (forward or self.record).names
+            number = names[op_type.name] = names.get(op_type.name, 0) + 1
+            stable = (
+                # Gradients of gradients belong to the same forward op.
+                *((self.record.number,) if self.record.backward else ()),
+                op_type.name,
+                tuple((*code.label, offset) for code, offset in found),
+                occurrence,
+            )
+            site = backward_site(op_type.name, stable, forward, number, source_of(frame))
+            record = Record(site, op_type, forward=forward, backward=True)
+            known[key, occurrence] = record
+        self.met.append(record)
+        return record
+
+
+class Between(Place):
+    """Inside a backward pass, between the gradient functions: what accumulates gradients."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, mode: EagerMode) -> None:
+        super().__init__(mode)
+        self._counts: dict[Any, int] = {}
+
+    def locate(
+        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
+    ) -> Record | None:
+        """The record of an op that the tape itself calls."""
+        # Gradients that are summed are told by the ops whose gradients they are.
+        values = args[0] if args and isinstance(args[0], (list, tuple)) else args
+        sources = tuple(
+            source.number
+            for source in (getattr(value, "_amanda_source", None) for value in values)
+            if isinstance(source, Record)
+        )
+        found = _walk(self.mode, frame)
+        key: Any = (op_type.name, sources, tuple((*code.label, offset) for code, offset in found))
+        if sources:
+            occurrence = self._counts.get(key, 0)
+            self._counts[key] = occurrence + 1
+            key = (*key, min(occurrence, _OCCURRENCES))
+        return self.mode.between(op_type, key, frame)
+
+
+def _walk(mode: EagerMode, frame: FrameType | None) -> list[tuple[Any, int]]:
+    """All frames of a call site that count, up to the gradient function's call."""
+    known = mode.sites.codes
+    found: list[tuple[Any, int]] = []
+    while frame is not None:
+        code = known.known.get(id(frame.f_code)) or known.add(frame)
+        if code.kind == STOP:
+            break
+        if code.kind:
+            offset = frame.f_lasti
+            found.append((code, offset + 4 if offset in code.precalls else offset))
+        frame = frame.f_back
+    return found

@@ -1,0 +1,169 @@
+"""Recomputation (`tf.recompute_grad`): the second run of a function sees what the first one saw.
+
+Owns the snapshot of where the first run began, and the second run inside a gradient. Its ops are
+ops of the forward program again: the same edits act on them, and contexts say that they rerun.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import CodeType, FrameType
+from typing import Any
+
+from tensorflow.python.ops import custom_gradient
+
+from amanda_core import Tool
+from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._eager.frames import BOUNDARY
+from amanda_driver_tf._eager.op_types import READ, OpType
+from amanda_driver_tf._eager.originals import ORIGINALS
+from amanda_driver_tf._eager.places import Forward
+from amanda_driver_tf._eager.scopes import TOKENS, Activation
+from amanda_driver_tf._eager.sites import Record, operands_of
+from amanda_driver_tf._eager.symbols import executes_eagerly
+from amanda_driver_tf._state import STATE
+
+__all__ = ["FirstRun", "Recompute", "first_run_of", "stop_recording"]
+
+
+def _codes(code: CodeType, names: frozenset[str]) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            if constant.co_name in names:
+                yield constant
+            yield from _codes(constant, names)
+
+
+# The functions inside `recompute_grad` that call the user's: in the first run, in the second.
+_CALLERS = {
+    code.co_name: code
+    for code in _codes(
+        custom_gradient.recompute_grad.__code__, frozenset({"inner", "inner_recompute_grad"})
+    )
+}
+# Whatever is inside a first run ends where a second run ends.
+BOUNDARY.update(_CALLERS.values())
+
+
+class FirstRun:
+    """Where and with which tools a recomputed function ran first.
+
+    Attributes:
+        edited: Whether something was changed in it.
+    """
+
+    def __init__(self, place: Forward) -> None:
+        self.mode = place.mode
+        self._activations = [activation.copy() for activation in place.activations]
+        self._tools: Sequence[Tool] = self.mode.session.tools
+        self._edits = self.mode.edits
+        self.edited = False
+
+    def end(self) -> None:
+        """The first run is over."""
+        self.edited = self.mode.edits != self._edits
+
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Extent of a second run."""
+        session = self.mode.session
+        control = session.control
+        place = Rerun(self.mode, [activation.copy() for activation in self._activations])
+        before, enabled = STATE.eager, control.enabled
+        same = self._tools == session.tools
+        with nullcontext() if same else session.as_of(self._tools):
+            STATE.eager, control.enabled = place, True
+            try:
+                yield
+            finally:
+                STATE.eager, control.enabled = before, enabled
+
+
+def stop_recording() -> AbstractContextManager[None]:
+    """Stands for `record.stop_recording`, inside which a recomputed function runs first."""
+    place = STATE.eager
+    if (
+        isinstance(place, Forward)
+        and sys._getframe(1).f_code is _CALLERS.get("inner")
+        and executes_eagerly()
+    ):
+        return _first_run(place)
+    return ORIGINALS.stop_recording()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _first_run(place: Forward) -> Iterator[None]:
+    first = FirstRun(place)
+    with ORIGINALS.stop_recording():
+        yield
+    first.end()
+    STATE.first_run = first
+
+
+class Recompute:
+    """The gradient function of a recomputed function: runs it again, and differentiates that."""
+
+    __slots__ = ("_first", "_function")
+
+    def __init__(self, first: FirstRun, function: Any) -> None:
+        self._first, self._function = first, function
+
+    def __call__(self, *grads: Any) -> Any:
+        """Gradients of the function's inputs, given those of its outputs."""
+        if not executes_eagerly():
+            if self._first.edited:
+                self._refuse("while TensorFlow builds a graph of the gradient")
+            return self._function(*grads)
+        if self._first.mode.session.closed:
+            if self._first.edited:
+                self._refuse("after `apply` was left")
+            return self._function(*grads)
+        with self._first.resumed():
+            return self._function(*grads)
+
+    @staticmethod
+    def _refuse(when: str) -> None:
+        raise UnsupportedError(
+            f"A function that was instrumented is recomputed {when}, where it cannot be "
+            "instrumented again",
+            where="tf.recompute_grad",
+            fix="Compute the gradient eagerly, inside `apply`",
+        )
+
+
+BOUNDARY.add(Recompute.__call__.__code__)
+
+
+class Rerun(Forward):
+    """The forward program of a function that is recomputed inside a gradient."""
+
+    __slots__ = ()
+
+    def __init__(self, mode: Any, activations: Sequence[Activation]) -> None:
+        super().__init__(mode, activations)
+        self.recomputed = True
+
+    def locate(
+        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
+    ) -> Record | None:
+        """The record of an op of the function; None for what TensorFlow does around it."""
+        activation = self.activations[-1]
+        if op_type.kind == READ:
+            return self.mode.sites.read(activation, op_type, TOKENS.of(args[0]), frame)
+        found, end = self.mode.sites.ends_at(frame, activation.scope)
+        if not found or end is Recompute.__call__.__code__:
+            return None
+        operands = operands_of(op_type, args, bool(activation.scope.root))
+        record = self.mode.sites.look_up(activation, op_type, operands, frame)
+        return record if record.watched else None
+
+
+def first_run_of(op_type: str) -> FirstRun | None:
+    """The first run that a function put on the tapes has just had."""
+    first: FirstRun | None = STATE.first_run
+    if first is None or op_type != "inner":
+        return None
+    STATE.first_run = None
+    return first

@@ -1,0 +1,162 @@
+"""TensorFlow's private symbols that the eager mode replaces or calls, in one place.
+
+Owns their names and the test that they are what this driver was written for. Checked on 2.21.0.
+Replaces nothing: that is `intercept`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from typing import Any
+
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import (
+    backprop,
+    backprop_util,
+    context,
+    core,
+    execute,
+    forwardprop,
+    imperative_grad,
+    record,
+    tape,
+)
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import gen_math_ops, resource_variable_ops
+
+__all__ = [
+    "backprop",
+    "backprop_util",
+    "context",
+    "core",
+    "execute",
+    "executes_eagerly",
+    "forwardprop",
+    "imperative_grad",
+    "ops",
+    "problems",
+    "pywrap_tfe",
+    "record",
+    "resource_variable_ops",
+    "tape",
+]
+
+#: Versions of TensorFlow, ``major.minor``, on which all of this was checked.
+CHECKED = ("2.21",)
+
+#: Owner -> what is replaced or called there.
+_NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (
+        pywrap_tfe,
+        (
+            "TFE_Py_FastPathExecute",
+            "TFE_Py_Execute",
+            "TFE_Py_RegisterGradientFunction",
+            "TFE_Py_RegisterJVPFunction",
+            "TFE_Py_TapeSetIsEmpty",
+            "TFE_Py_TapeSetShouldRecordBackprop",
+            "TFE_Py_TapeSetRecordOperation",
+        ),
+    ),
+    (execute, ("execute", "quick_execute", "record_gradient", "must_record_gradient")),
+    (core, ("_FallbackException",)),
+    (record, ("record_operation", "stop_recording", "should_record_backprop")),
+    (tape, ("watch",)),
+    (imperative_grad, ("imperative_grad",)),
+    (backprop, ("_gradient_function", "imperative_grad")),
+    (forwardprop, ("_jvp_dispatch",)),
+    (backprop_util, ("IsTrainable",)),
+    (resource_variable_ops, ("BaseResourceVariable",)),
+    (ops, ("EagerTensor", "get_gradient_function")),
+)
+
+_SIGNATURES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
+    (execute, "quick_execute", ("op_name", "num_outputs", "inputs", "attrs", "ctx", "name")),
+    (
+        backprop,
+        "_gradient_function",
+        (
+            "op_name",
+            "attr_tuple",
+            "num_inputs",
+            "inputs",
+            "outputs",
+            "out_grads",
+            "skip_input_indices",
+            "forward_pass_name_scope",
+        ),
+    ),
+    (
+        forwardprop,
+        "_jvp_dispatch",
+        ("op_name", "attr_tuple", "inputs", "outputs", "tangents", "use_batch"),
+    ),
+    (
+        record,
+        "record_operation",
+        ("op_type", "output_tensors", "input_tensors", "backward_function", "forward_function"),
+    ),
+    (tape, "watch", ("tape", "tensor")),
+)
+
+
+def executes_eagerly() -> bool:
+    """Whether the calling thread executes operators one by one (and builds no graph)."""
+    return bool(context.executing_eagerly())
+
+
+def problems() -> list[str]:
+    """What is missing or differs from what this driver was written for; empty where all is well.
+
+    To be called while nothing is replaced.
+    """
+    found = [
+        f"{getattr(owner, '__name__', owner)}.{name} is missing"
+        for owner, names in _NEEDED
+        for name in names
+        if not hasattr(owner, name)
+    ]
+    for owner, name, wanted in _SIGNATURES:
+        function = getattr(owner, name, None)
+        if function is None or function.__module__.startswith("amanda_driver_tf."):
+            continue  # The recorder of graphs, which has looked at what is below it.
+        have = tuple(inspect.signature(function).parameters)
+        if have != wanted:
+            found.append(f"{owner.__name__}.{name} takes {have} and not {wanted}")
+    # Somebody may attach while a graph is built; nothing can be tried then.
+    return found or (list(_tried()) if executes_eagerly() else [])
+
+
+@functools.cache
+def _tried() -> tuple[str, ...]:
+    """Try what no signature says, each with one tiny operator."""
+    found: list[str] = []
+    one = ops.convert_to_tensor(1.0)
+    if type(one) is not ops.EagerTensor:
+        found.append("a constant is no EagerTensor")
+    if hasattr(ops.EagerTensor, "_amanda_source"):
+        found.append("EagerTensor._amanda_source is taken")
+    seen: list[Any] = []
+    original, fast = execute.execute, pywrap_tfe.TFE_Py_FastPathExecute
+    here = threading.get_ident()
+
+    def fall_back(*args: Any) -> Any:
+        if threading.get_ident() != here:
+            return fast(*args)
+        raise core._FallbackException("to be executed by execute.execute")
+
+    def note(op_name: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here:
+            seen.append(op_name)
+        return original(op_name, *args, **kwargs)
+
+    pywrap_tfe.TFE_Py_FastPathExecute, execute.execute = fall_back, note
+    try:
+        gen_math_ops.neg(one)
+    finally:
+        pywrap_tfe.TFE_Py_FastPathExecute, execute.execute = fast, original
+    if seen != [b"Neg"]:
+        found.append(f"an operator that falls back executes {seen}")
+    return tuple(found)

@@ -1,0 +1,302 @@
+"""`Taped`: the gradient function of one execution of one op, on the tapes that recorded it.
+
+Owns the aligned view: the gradients arriving at an op's outputs, what it gives to its inputs, the
+replacement of its whole backward. It outlives `apply`: edits made in the forward program stay
+then, routines do not run. Raw backward ops are seen by `places`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from amanda_core import OpContext, Plan, Step, Tool
+from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_driver_tf._eager.edits import call_step, check_gradient, edited_gradient
+from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
+from amanda_driver_tf._eager.originals import ORIGINALS
+from amanda_driver_tf._eager.sites import Record
+from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
+from amanda_driver_tf._signature import flattened, grouped
+from amanda_driver_tf._state import STATE, quietly
+
+if TYPE_CHECKING:
+    from amanda_driver_tf._eager.mode import EagerMode
+
+__all__ = ["LEFT", "Applied", "Taped", "compute", "mark", "record_on_tapes", "skipped"]
+
+LEFT = (
+    "A gradient was computed after `apply` was left: edits made in the forward program stay, "
+    "backward routines do not run. Compute it inside `apply`."
+)
+_EMPTY = Plan()
+
+
+class Applied:
+    """The tools of an execution, to be missed if they are left before its gradient is computed."""
+
+    __slots__ = ("_mode", "_tools", "epoch")
+
+    def __init__(self, mode: EagerMode) -> None:
+        self._mode = mode
+        self.epoch = mode.session.epoch
+        self._tools = tuple(weakref.ref(tool) for tool in mode.session.tools)
+
+    def miss(self) -> None:
+        """Warn once if a tool that analyses backward ops was left since."""
+        session = self._mode.session
+        if session.epoch == self.epoch:
+            return
+        for reference in self._tools:
+            tool: Tool | None = reference()
+            if tool is None or (
+                tool.analyses_backward and not any(tool is one for one in session.tools)
+            ):
+                session.warn_once(LEFT, user_stacklevel())
+
+
+class Taped:
+    """Called by TensorFlow with the gradients of an op's outputs; gives those of its inputs.
+
+    Args:
+        mode: The mode that recorded it.
+        record: Record of the op.
+        context: Its context.
+        call: The op's name and attributes.
+        inputs: What the op ran on, flat.
+        outputs: What it computed.
+        lengths: How the inputs lie, by position.
+        skip: Indices of inputs that no tape asks about, or None.
+    """
+
+    __slots__ = (
+        "_after",
+        "_applied",
+        "_attrs",
+        "_before",
+        "_context",
+        "_inputs",
+        "_lengths",
+        "_mode",
+        "_name",
+        "_outputs",
+        "_record",
+        "_skip",
+    )
+
+    def __init__(
+        self,
+        mode: EagerMode,
+        record: Record,
+        context: OpContext,
+        call: tuple[str, Any],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        lengths: Sequence[int | None],
+        skip: tuple[int, ...] | None,
+        aligned: tuple[Plan, Plan],
+    ) -> None:
+        self._mode, self._record, self._context = mode, record, context
+        self._name, self._attrs = call
+        self._inputs, self._outputs = inputs, outputs
+        self._lengths, self._skip = lengths, skip
+        # As asked for when the op ran.
+        self._before, self._after = aligned
+        self._applied = mode.applied()
+
+    def __call__(self, *out_grads: Any) -> list[Any]:
+        """Gradients of the inputs, flat, given those of the outputs."""
+        session = self._mode.session
+        if session.closed:
+            session.warn_once(LEFT, user_stacklevel())
+        elif session.enabled:
+            if executes_eagerly():
+                return self._instrumented(out_grads)
+            return self._symbolic(out_grads)
+        return self._plain(out_grads)
+
+    def forward(self, *tangents: Any) -> Any:
+        """The same op in forward mode: tangents of its outputs, given those of its inputs."""
+        with quietly():
+            return ORIGINALS.jvp(
+                self._name, self._attrs or (), self._inputs, self._outputs, list(tangents)
+            )
+
+    def _compute(self, out_grads: Sequence[Any]) -> list[Any]:
+        return compute(self._name, self._attrs, self._inputs, self._outputs, out_grads, self._skip)
+
+    def _plain(self, out_grads: Sequence[Any]) -> list[Any]:
+        place, STATE.eager = STATE.eager, None
+        try:
+            if self._before.replacement is not None:
+                self._refuse_replacement()
+            return self._compute(out_grads)
+        finally:
+            STATE.eager = place
+
+    def _refuse_replacement(self) -> None:
+        step = self._before.replacement
+        assert step is not None
+        raise UnsupportedError(
+            "The backward of this op is replaced by a routine of a tool that is not active",
+            where=step.where,
+            fix="Compute the gradient inside `apply`",
+        )
+
+    def _instrumented(self, out_grads: Sequence[Any]) -> list[Any]:
+        self._applied.miss()
+        grads: Sequence[Any] = out_grads
+        if self._before.steps:
+            grads = self._fold(self._before, grads)
+        if self._before.replacement is not None:
+            if not self._is_applied(self._before.replacement):
+                self._refuse_replacement()
+            results = self._replaced(self._before.replacement, grads)
+        else:
+            results = self._mode.in_gradient(self._record, self._skip, lambda: self._compute(grads))
+        if self._after.steps:
+            folded = self._fold(self._after, grouped(results, self._lengths))
+            results = flattened(folded, self._lengths)
+        mark(results, self._record)
+        return results
+
+    def _is_applied(self, step: Step) -> bool:
+        if any(step.action.tool is tool for tool in self._mode.session.tools):
+            return True
+        self._mode.session.warn_once(LEFT, user_stacklevel())
+        return False
+
+    def _fold(self, plan: Plan, grads: Sequence[Any]) -> list[Any]:
+        values = list(grads)
+        for step in plan.steps:
+            if not self._is_applied(step):
+                continue
+            for position, new in call_step(step, values):
+                values[position] = edited_gradient(values[position], new, step)
+        return values
+
+    def _replaced(self, step: Step, grads: Sequence[Any]) -> list[Any]:
+        # Like any replacement it is differentiated as written, where this pass is.
+        given = step.replace(list(grads))
+        lengths, skip = self._lengths, self._skip or ()
+        wanted = [
+            position
+            for position, tensors in enumerate(grouped(range(len(self._inputs)), lengths))
+            if any(
+                index not in skip and self._is_differentiable(index)
+                for index in (tensors if isinstance(tensors, list) else [tensors])
+            )
+        ]
+        last = wanted[-1] if wanted else -1
+        single = len(wanted) == 1
+        if not isinstance(given, (tuple, list)):
+            if not single:
+                self._wrong_count(step, "one gradient", last)
+            given = [None] * last + ([given] if lengths[last] is None else [[given]])
+        elif single and last and len(given) == 1:
+            given = [None] * last + list(given)
+        if len(given) <= last:
+            self._wrong_count(step, f"{len(given)} gradients", last)
+        positions: list[Any] = []
+        for position, length in enumerate(lengths):
+            value = given[position] if position < len(given) else None
+            if length is not None:
+                value = [None] * length if value is None else list(value)
+                if len(value) != length:
+                    raise RoutineResultError(
+                        f"Input {position} is a list of {length} tensors", where=step.where
+                    )
+            positions.append(value)
+        results = flattened(positions, lengths)
+        for index, (result, tensor) in enumerate(zip(results, self._inputs, strict=True)):
+            if not self._is_differentiable(index):
+                results[index] = None
+            else:
+                check_gradient(result, tensor.shape, step.where)
+        return results
+
+    def _is_differentiable(self, index: int) -> bool:
+        return bool(self._mode.is_trainable(self._inputs[index]))
+
+    def _wrong_count(self, step: Step, given: str, last: int) -> None:
+        raise RoutineResultError(
+            f"A replacement of a backward op returned {given}, but input {last} is differentiable",
+            where=step.where,
+            fix="Return one gradient for each input up to the last differentiable one",
+        )
+
+    # While a graph is built (jacobians are vectorised): routines that may be part of one do run.
+
+    def _symbolic(self, out_grads: Sequence[Any]) -> list[Any]:
+        steps = [*self._before.steps, *self._after.steps]
+        if self._before.replacement is not None:
+            steps.append(self._before.replacement)
+        children = self._record.children.values()
+        if any(not step.action.staged for step in steps) or any(
+            child.planned == self._mode.session.epoch for child in children
+        ):
+            where = steps[0].where if steps else self._context.where
+            error = UnsupportedError(
+                "A gradient routine of an op that ran eagerly cannot run while TensorFlow builds a "
+                "graph of the gradient (jacobian, batch_jacobian, a function around the tape)",
+                where=where,
+                fix="Pass experimental_use_pfor=False with a persistent tape, or mark the routine "
+                "of the forward op @amanda.staged",
+            )
+            error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as is.
+            raise error
+        grads = list(out_grads)
+        for step in self._before.steps:
+            for position, new in step(grads):
+                grads[position] = new
+        if self._before.replacement is not None:
+            results = self._replaced(self._before.replacement, grads)
+        else:
+            results = self._compute(grads)
+        values = grouped(results, self._lengths)
+        for step in self._after.steps:
+            for position, new in step(values):
+                values[position] = new
+        return flattened(values, self._lengths)
+
+
+BOUNDARY.add(Taped.__call__.__code__)
+
+
+def compute(
+    name: str,
+    attrs: Any,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    out_grads: Sequence[Any],
+    skip: tuple[int, ...] | None,
+) -> list[Any]:
+    """What TensorFlow's own gradient function of an op gives, one for each input."""
+    results = ORIGINALS.gradient_function(
+        name, attrs or (), len(inputs), inputs, outputs, tuple(out_grads), skip, None
+    )
+    listed = list(results) if isinstance(results, (list, tuple)) else [results]
+    return listed + [None] * (len(inputs) - len(listed))
+
+
+def skipped(inputs: Sequence[Any]) -> tuple[int, ...] | None:
+    """Indices of the inputs that no tape asks about, as TensorFlow tells a gradient function."""
+    asked = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
+    return tuple(i for i, tensor in enumerate(inputs) if not asked([tensor])) or None
+
+
+def mark(results: Sequence[Any], record: Record) -> None:
+    """Note on gradients whose they are, for the ops that sum them."""
+    for result in results:
+        # A gradient may be a tensor that stands for a variable's value.
+        if result is not None and getattr(result, "_amanda_source", None).__class__ is not int:
+            try:
+                result._amanda_source = record
+            except AttributeError:
+                return
+
+
+def record_on_tapes(name: str, outputs: Sequence[Any], inputs: Sequence[Any], taped: Taped) -> None:
+    """Let the tapes of this thread know of an execution."""
+    ORIGINALS.record_operation(name, list(outputs), list(inputs), taped, taped.forward)

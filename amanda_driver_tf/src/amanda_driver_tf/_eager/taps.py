@@ -1,0 +1,114 @@
+"""Taps: identities on the tapes at which aligned gradient routines meet a replaced op.
+
+Owns them; the gradients of an op that runs itself are `taped`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tensorflow.python.ops import gen_array_ops
+
+from amanda_core import Plan
+from amanda_driver_tf._eager.edits import call_step, edited_gradient
+from amanda_driver_tf._eager.symbols import executes_eagerly, record
+from amanda_driver_tf._state import quietly
+
+if TYPE_CHECKING:
+    from amanda_driver_tf._eager.mode import EagerMode
+
+__all__ = ["tap_inputs", "tap_outputs"]
+
+# (position, index in a list of tensors or None)
+_Slot = tuple[int, int | None]
+
+
+def tap_inputs(mode: EagerMode, plan: Plan, values: Sequence[Any]) -> list[Any]:
+    """What a replacement is to run on, so that `plan` meets the gradients of its inputs."""
+    return _tapped(mode, plan, values)
+
+
+def tap_outputs(mode: EagerMode, plan: Plan, outputs: Sequence[Any]) -> list[Any]:
+    """What a replacement gives, so that `plan` meets the gradients of its outputs."""
+    return _tapped(mode, plan, outputs)
+
+
+def _tapped(mode: EagerMode, plan: Plan, values: Sequence[Any]) -> list[Any]:
+    new = [list(value) if isinstance(value, list) else value for value in values]
+    slots: list[_Slot] = []
+    for position, value in enumerate(new):
+        indexes = range(len(value)) if isinstance(value, list) else [None]
+        slots += ((position, index) for index in indexes)
+    slots = [slot for slot in slots if mode.is_trainable(_at(new, slot))]
+    for group in _groups(plan, {position for position, _ in slots}):
+        chosen = [slot for slot in slots if slot[0] in group]
+        old = [_at(new, slot) for slot in chosen]
+        with quietly(), record.stop_recording():
+            fresh = [gen_array_ops.identity(tensor) for tensor in old]
+        lengths = {p: len(new[p]) for p, index in chosen if index is not None}
+        function = _function(mode, plan, group, chosen, len(new), lengths)
+        record.record_operation("AmandaTap", fresh, old, function, _straight)
+        for (position, index), tensor in zip(chosen, fresh, strict=True):
+            if index is None:
+                new[position] = tensor
+            else:
+                new[position][index] = tensor
+    return new
+
+
+def _at(values: Sequence[Any], slot: _Slot) -> Any:
+    position, index = slot
+    return values[position] if index is None else values[position][index]
+
+
+def _straight(*tangents: Any) -> list[Any]:
+    return list(tangents)
+
+
+def _function(
+    mode: EagerMode,
+    plan: Plan,
+    group: frozenset[int],
+    slots: Sequence[_Slot],
+    count: int,
+    lengths: dict[int, int],
+) -> Callable[..., list[Any]]:
+    """Maps the gradients at `slots` through the steps of `group`."""
+    applied = mode.applied()
+
+    def function(*grads: Any) -> list[Any]:
+        if not mode.gradients_wanted() or not executes_eagerly():
+            return list(grads)
+        applied.miss()
+        values: list[Any] = [[None] * lengths[p] if p in lengths else None for p in range(count)]
+        for (position, index), grad in zip(slots, grads, strict=True):
+            if index is None:
+                values[position] = grad
+            else:
+                values[position][index] = grad
+        for step in plan.steps:
+            positions = step.action.positions
+            if positions is not None and group.isdisjoint(positions):
+                continue
+            for position, new in call_step(step, values):
+                values[position] = edited_gradient(values[position], new, step)
+        return [_at(values, slot) for slot in slots]
+
+    return function
+
+
+def _groups(plan: Plan, positions: set[int]) -> list[frozenset[int]]:
+    """Positions that some step wants together, as disjoint sets."""
+    groups: list[set[int]] = []
+    for step in plan.steps:
+        wanted = step.action.positions
+        merged = set(positions if wanted is None else positions.intersection(wanted))
+        if not merged:
+            continue
+        apart = [group for group in groups if group.isdisjoint(merged)]
+        for group in groups:
+            if not group.isdisjoint(merged):
+                merged |= group
+        groups = [*apart, merged]
+    return [frozenset(group) for group in groups]

@@ -1,0 +1,1 @@
+"""Graphs that TensorFlow executes: functions and the graphs of sessions, analysed and rewritten."""

@@ -1,0 +1,265 @@
+"""`Body`: the nodes of a function or of a session's graph, as they are wired when they run.
+
+Owns reading: from a FunctionDef and the graph that it was made from, or from a `tf.Graph`. A
+function's graph may have grown since the function was made, so the wiring is the FunctionDef's
+and the graph tells only which op a node is. A body is made for one rewriting, which changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tensorflow.python.framework import function_def_to_graph, op_def_registry
+
+from amanda_core.errors import UnsupportedError
+
+__all__ = ["Body", "Node", "Value", "is_ref", "outputs_of"]
+
+_REF = 100  # DT_FLOAT_REF is DT_FLOAT + 100, and so on.
+
+
+def is_ref(dtype: int) -> bool:
+    """Whether a DataType is that of a reference."""
+    return dtype > _REF
+
+
+class Node:
+    """One node: an op of the graph, or an argument of the function.
+
+    Attributes:
+        name: Its name in the FunctionDef or graph.
+        op_type: Its op type; ``Placeholder`` for an argument.
+        op: The `tf.Operation` that it is.
+        inputs: Where its data comes from; rewriting changes it.
+        attrs: Attributes that rewriting has set, as AttrValues.
+        controls: Names of the nodes that must run before it.
+        dtypes: DataTypes of its outputs.
+        is_argument: Whether it is an argument of the function.
+    """
+
+    __slots__ = (
+        "attrs",
+        "controls",
+        "dtypes",
+        "inputs",
+        "is_argument",
+        "name",
+        "op",
+        "op_type",
+    )
+
+    def __init__(self, name: str, op_type: str, op: Any, dtypes: Sequence[int]) -> None:
+        self.name, self.op_type, self.op = name, op_type, op
+        self.dtypes = tuple(dtypes)
+        self.inputs: list[Value] = []
+        self.controls: list[str] = []
+        self.attrs: dict[str, Any] = {}
+        self.is_argument = False
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name!r} ({self.op_type})>"
+
+    def outputs(self) -> list[Value]:
+        """Its outputs as values."""
+        return [Value(self, index) for index in range(len(self.dtypes))]
+
+
+class Value(NamedTuple):
+    """One output of a node. Nodes are compared by identity."""
+
+    node: Any
+    index: int
+
+    @property
+    def dtype(self) -> int:
+        """Its DataType."""
+        return int(self.node.dtypes[self.index])
+
+
+class Body:
+    """Nodes in an order in which data flows forward, except along the edges of old while loops.
+
+    Attributes:
+        graph: The graph that the ops belong to.
+        nodes: All nodes but the arguments.
+        arguments: The arguments of a function.
+        results: What a function returns, by the names in its signature.
+        control_results: Names of nodes that run though nothing depends on them.
+        fdef: The FunctionDef; None for a session's graph.
+        fed: Nodes that stand for tensors that are fed, by name of the op and index.
+    """
+
+    def __init__(self, graph: Any, fdef: Any = None) -> None:
+        self.graph = graph
+        self.fdef = fdef
+        self.nodes: list[Node] = []
+        self.arguments: list[Node] = []
+        self.results: dict[str, Value] = {}
+        self.control_results: dict[str, str] = {}
+        self.fed: dict[tuple[str, int], Node] = {}
+        self._by_op: dict[int, Node] = {}
+
+    def node_of(self, op: Any) -> Node | None:
+        """The node that an op of the graph is here."""
+        node = self._by_op.get(id(op))
+        return node if node is not None and node.op is op else None
+
+    def value_of(self, tensor: Any) -> Value | None:
+        """The value that a symbolic tensor of the graph is here."""
+        node = self.node_of(tensor.op)
+        return Value(node, tensor.value_index) if node is not None else None
+
+    def _add(self, node: Node) -> None:
+        self._by_op[id(node.op)] = node
+        (self.arguments if node.is_argument else self.nodes).append(node)
+
+    @classmethod
+    def of_function(cls, fdef: Any, graph: Any | None) -> Body:
+        """The body of a function.
+
+        Args:
+            fdef: Its FunctionDef.
+            graph: The FuncGraph that it was made from, if that is known; else one is made.
+        """
+        ops = _matched(fdef, graph) if graph is not None else None
+        if ops is None:
+            graph = function_def_to_graph.function_def_to_graph(fdef)
+            ops = (
+                [tensor.op for tensor in graph.inputs],
+                [graph.get_operation_by_name(definition.name) for definition in fdef.node_def],
+            )
+        body = cls(graph, fdef)
+        arguments, inner = ops
+        values: dict[str, Value] = {}
+        for definition, op in zip(fdef.signature.input_arg, arguments, strict=True):
+            node = Node(definition.name, "Placeholder", op, [definition.type])
+            node.is_argument = True
+            body._add(node)
+            values[definition.name] = Value(node, 0)
+        for definition, op in zip(fdef.node_def, inner, strict=True):
+            names, dtypes = outputs_of(definition)
+            node = Node(definition.name, definition.op, op, dtypes)
+            body._add(node)
+            for index, name in enumerate(names):
+                values[name] = Value(node, index)
+        for definition, node in zip(fdef.node_def, body.nodes, strict=True):
+            for source in definition.input:
+                if source[0] == "^":
+                    node.controls.append(source[1:])
+                else:
+                    node.inputs.append(values[source])
+        body.nodes = in_order(body.nodes)
+        body.results = {a.name: values[fdef.ret[a.name]] for a in fdef.signature.output_arg}
+        body.control_results = dict(fdef.control_ret)
+        return body
+
+    @classmethod
+    def of_graph(
+        cls, graph: Any, operations: Iterable[Any], fed: Collection[tuple[str, int]] = ()
+    ) -> Body:
+        """The body of what a session runs.
+
+        Args:
+            graph: Its graph.
+            operations: What runs, in order of creation.
+            fed: Tensors whose value is given instead (name of the op, index).
+        """
+        body = cls(graph)
+        for op in operations:
+            body._add(Node(op.name, op.type, op, op._output_types))
+        for node in body.nodes:
+            for tensor in node.op.inputs:
+                node.inputs.append(body._source(tensor, fed))
+            node.controls = [op.name for op in node.op.control_inputs]
+        body.nodes = in_order(body.nodes)
+        return body
+
+    def _source(self, tensor: Any, fed: Collection[tuple[str, int]]) -> Value:
+        key = (tensor.op.name, tensor.value_index)
+        if key not in fed:
+            source = self.value_of(tensor)
+            assert source is not None, f"{tensor.name} is not among the operations"
+            return source
+        node = self.fed.get(key)
+        if node is None:
+            node = Node(tensor.op.name, "Placeholder", tensor.op, tensor.op._output_types)
+            node.is_argument = True
+            self.fed[key] = node
+        return Value(node, tensor.value_index)
+
+
+def _matched(fdef: Any, graph: Any) -> tuple[list[Any], list[Any]] | None:
+    """The ops of a function's arguments and nodes; None where the graph is another one's.
+
+    Names do not tell: those that collide with an argument's or a result's are changed on the way
+    into a FunctionDef. The order of creation does.
+    """
+    arguments = [tensor.op for tensor in graph.inputs][: len(fdef.signature.input_arg)]
+    if len(arguments) != len(fdef.signature.input_arg):
+        return None
+    known = {id(op) for op in arguments}
+    inner = []
+    for op in graph.get_operations():
+        if id(op) in known:
+            continue
+        if len(inner) == len(fdef.node_def):
+            break
+        definition = fdef.node_def[len(inner)]
+        if definition.op != op.type:
+            if op.type in ("Placeholder", "PlaceholderWithDefault"):
+                continue  # An input that was captured after the function had been made.
+            return None
+        inner.append(op)
+    return (arguments, inner) if len(inner) == len(fdef.node_def) else None
+
+
+def outputs_of(definition: Any) -> tuple[list[str], list[int]]:
+    """Names (as a FunctionDef writes them) and DataTypes of a node's outputs."""
+    op_def = op_def_registry.get(definition.op)
+    if op_def is None:
+        raise UnsupportedError(f"{definition.op!r} is the name of a function used as an op type")
+    attr = definition.attr
+    names: list[str] = []
+    dtypes: list[int] = []
+    for argument in op_def.output_arg:
+        if argument.type_list_attr:
+            types = list(attr[argument.type_list_attr].list.type)
+        else:
+            dtype = attr[argument.type_attr].type if argument.type_attr else argument.type
+            if argument.is_ref:
+                dtype += _REF
+            types = [dtype] * (attr[argument.number_attr].i if argument.number_attr else 1)
+        names += [f"{definition.name}:{argument.name}:{index}" for index in range(len(types))]
+        dtypes += types
+    return names, dtypes
+
+
+# The edge of an old while loop that closes the cycle.
+_BACK = "NextIteration"
+
+
+def in_order(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, sources before what reads them, otherwise in the given order."""
+    mine = {id(node) for node in nodes}
+    done: set[int] = set()
+    result: list[Node] = []
+    for root in nodes:
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                result.append(node)
+                continue
+            if id(node) in done:
+                continue
+            done.add(id(node))
+            stack.append((node, True))
+            stack.extend(
+                (value.node, False)
+                for value in reversed(node.inputs)
+                if id(value.node) in mine
+                and id(value.node) not in done
+                and value.node.op_type != _BACK
+            )
+    return result

@@ -1,0 +1,272 @@
+"""Clones: the part of a session's graph that instrumentation changes, built a second time, hidden.
+
+Owns what has to be cloned (whatever depends on a changed node, and old while loops as a whole),
+how it is added to the graph, and the reuse of clones: a graph accepts ops only for good, so clones
+whose sessions are over are given to the next that needs the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.python.framework import importer
+from tensorflow.python.ops import script_ops
+
+from amanda_core import Session
+from amanda_driver_tf._graph.body import Body, Node, Value
+from amanda_driver_tf._graph.hiding import hide_consumers, hiding
+from amanda_driver_tf._graph.nodes import Inlined, New
+from amanda_driver_tf._graph.write import Names, Written, node_defs
+
+__all__ = ["Cloned", "clone", "dirty_nodes", "reached"]
+
+_ATTRIBUTE = "_amanda_clones"
+_NUMBERS = itertools.count(1)
+_FRAMES = ("Enter", "RefEnter")
+
+
+class Cloned:
+    """Clones in a graph, and who uses them.
+
+    Attributes:
+        tensors: Tensor of the graph (op name and index) -> its clone.
+        operations: Op of the graph (name) -> its clone, or what must run as well.
+        tokens: Tokens of the host nodes, in order.
+        owner: The use that its host functions belong to now, weakly.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[tuple[str, int], Any] = {}
+        self.operations: dict[str, Any] = {}
+        self.kept: list[Any] = []
+        self.tokens: list[str] = []
+        self.owner: weakref.ref[Any] | None = None
+
+
+def reached(body: Body, roots: Iterable[Any]) -> set[int]:
+    """Ids of the nodes, old and new, that `roots` need as they are wired now."""
+    by_name = {node.name: node for node in body.nodes}
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node is None or id(node) in found:
+            continue
+        found.add(id(node))
+        waiting += [value.node for value in node.inputs]
+        waiting += [by_name.get(c) if isinstance(c, str) else c for c in node.controls]
+    return found
+
+
+def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
+    """The nodes that depend on one of `changed`, with these, in the order of the body."""
+    readers: dict[Any, list[Node]] = {}
+    by_name = {node.name: node for node in body.nodes}
+    for node in body.nodes:
+        for value in node.inputs:
+            readers.setdefault(id(value.node), []).append(node)
+        for control in node.controls:
+            source = by_name.get(control) if isinstance(control, str) else control
+            if source is not None:
+                readers.setdefault(id(source), []).append(node)
+    frames = _frames(body)
+    dirty: set[int] = set()
+    waiting = list(changed)
+    while waiting:
+        node = waiting.pop()
+        if id(node) in dirty:
+            continue
+        dirty.add(id(node))
+        waiting += readers.get(id(node), [])
+        # An old loop's parts run in one frame; a half of them in another would wait for ever.
+        waiting += frames.get(_frame_of(node), [])
+    return [node for node in body.nodes if id(node) in dirty]
+
+
+def _frame_of(node: Node) -> Any:
+    flow = node.op._get_control_flow_context()
+    while flow is not None and not flow.IsWhileContext():
+        flow = flow.outer_context
+    return id(flow) if flow is not None else None
+
+
+def _frames(body: Body) -> dict[Any, list[Node]]:
+    found: dict[Any, list[Node]] = {}
+    for node in body.nodes:
+        frame = _frame_of(node)
+        if frame is not None:
+            found.setdefault(frame, []).append(node)
+    return found
+
+
+def clone(
+    body: Body,
+    dirty: Sequence[Node],
+    new: Sequence[New],
+    kept: Sequence[New],
+    library: Sequence[Any],
+    session: Session,
+    written: Written,
+) -> Cloned:
+    """Add clones of the dirty nodes and the new nodes to the graph of a body, or reuse such.
+
+    Args:
+        body: The woven body.
+        dirty: Its nodes that are to be cloned.
+        new: The new nodes.
+        kept: Those among them that must run though nothing reads them.
+        library: FunctionDefs that they call.
+        session: Whose routines the host functions run.
+        written: Is told what to keep alive; the clones are its own for as long as it lives.
+    """
+    graph = body.graph
+    graph_def, sources, hosts = _definition(body, dirty, new, library, session, written)
+    signature = _signature(graph_def, sources)
+    pool: dict[bytes, list[Cloned]] | None = getattr(graph, _ATTRIBUTE, None)
+    if pool is None:
+        pool = {}
+        setattr(graph, _ATTRIBUTE, pool)
+    for known in pool.setdefault(signature, []):
+        if known.owner is None or known.owner() is None:
+            known.owner = weakref.ref(written)
+            # The nodes have the tokens of earlier functions; these take their place.
+            for token, function in zip(known.tokens, hosts, strict=True):
+                script_ops._py_funcs._funcs[token] = function
+            return known
+    cloned = _import(body, dirty, new, kept, graph_def, sources)
+    cloned.tokens = [
+        node.attr["token"].s.decode() for node in graph_def.node if node.op == "EagerPyFunc"
+    ]
+    cloned.owner = weakref.ref(written)
+    pool[signature].append(cloned)
+    return cloned
+
+
+def _definition(
+    body: Body,
+    dirty: Sequence[Node],
+    new: Sequence[New],
+    library: Sequence[Any],
+    session: Session,
+    written: Written,
+) -> tuple[Any, dict[str, Value], list[Any]]:
+    """The GraphDef of the clones, the values of the graph that it reads by name, and its hosts."""
+    graph_def = graph_pb2.GraphDef()
+    graph_def.versions.CopyFrom(body.graph.graph_def_versions)
+    graph_def.library.function.extend(library)
+    names = Names({node.name for node in body.nodes})
+    before = len(written.alive)
+    additions = node_defs(new, names, session, written)
+    hosts = [kept for kept in written.alive[before:] if isinstance(kept, script_ops.EagerFunc)]
+    for function in [
+        kept for kept in written.alive[before:] if not isinstance(kept, script_ops.EagerFunc)
+    ]:
+        graph_def.library.function.add().CopyFrom(function.definition)
+    mine = {id(node) for node in dirty}
+    sources: dict[str, Value] = {}
+
+    def text(value: Value) -> str:
+        if not isinstance(value.node, Node) or id(value.node) in mine:
+            return f"{value.node.name}:{value.index}"
+        name = f"amanda_source_{len(sources)}"
+        for known, other in sources.items():
+            if other == value:
+                return f"{known}:0"
+        sources[name] = value
+        return f"{name}:0"
+
+    by_name = {definition.name: definition for definition in additions}
+    dirty_names = {node.name for node in dirty}
+    for node in dirty:
+        definition = node_def_pb2.NodeDef()
+        definition.CopyFrom(node.op.node_def)
+        del definition.input[:]
+        definition.op = node.op_type
+        _keep_colocation(definition, dirty_names)
+        definition.input.extend(text(value) for value in node.inputs)
+        for control in node.controls:
+            target = control if isinstance(control, str) else control.name
+            if not isinstance(control, str) or target in dirty_names:
+                definition.input.append(f"^{target}")
+        for key, value in node.attrs.items():
+            definition.attr[key].CopyFrom(value)
+        if node.op_type in _FRAMES:
+            definition.attr["frame_name"].s = b"amanda/" + definition.attr["frame_name"].s
+        graph_def.node.append(definition)
+    for node in new:
+        definition = by_name[node.name]
+        definition.input.extend(text(value) for value in node.inputs)
+        if isinstance(node, Inlined):
+            definition.input.extend(f"{name}:0" for name in node.constants)
+    graph_def.node.extend(additions)
+    return graph_def, sources, hosts
+
+
+def _keep_colocation(definition: Any, names: set[str]) -> None:
+    """Drop wishes to stand beside nodes that are not cloned; the device is theirs already."""
+    if "_class" in definition.attr:
+        listed = definition.attr["_class"].list.s
+        kept = [s for s in listed if not s.startswith(b"loc:@") or s[5:].decode() in names]
+        del listed[:]
+        if kept:
+            listed.extend(kept)
+        else:
+            del definition.attr["_class"]
+
+
+def _signature(graph_def: Any, sources: dict[str, Value]) -> bytes:
+    blank = graph_pb2.GraphDef()
+    blank.CopyFrom(graph_def)
+    for node in blank.node:
+        if node.op == "EagerPyFunc":
+            node.attr["token"].s = b""
+    digest = hashlib.blake2b(blank.SerializeToString(deterministic=True))
+    for name, value in sources.items():
+        digest.update(f"{name} {value.node.name} {value.index}\n".encode())
+    return digest.digest()
+
+
+def _import(
+    body: Body,
+    dirty: Sequence[Node],
+    new: Sequence[New],
+    kept: Sequence[New],
+    graph_def: Any,
+    sources: dict[str, Value],
+) -> Cloned:
+    graph = body.graph
+    cloned = Cloned()
+    prefix = f"amanda_{next(_NUMBERS)}"
+    clean = {node.name for node in body.nodes} - {node.name for node in dirty}
+    with hiding(graph) as hidden:
+        input_map = {
+            f"{name}:0": value.node.op.outputs[value.index] for name, value in sources.items()
+        }
+        importer.import_graph_def(graph_def, input_map=input_map, name=prefix)
+        for node in dirty:
+            op = graph._get_operation_by_name(f"{prefix}/{node.name}")
+            cloned.operations[node.name] = op
+            for index, tensor in enumerate(op.outputs):
+                cloned.tensors[node.name, index] = tensor
+            op._add_control_inputs(
+                [graph._get_operation_by_name(c) for c in node.controls if c in clean]
+            )
+        for addition in new:
+            op = graph._get_operation_by_name(f"{prefix}/{addition.name}")
+            for index, tensor in enumerate(op.outputs):
+                cloned.tensors[addition.name, index] = tensor
+            op._add_control_inputs(
+                [
+                    cloned.operations.get(c) or graph._get_operation_by_name(c)
+                    for c in addition.controls
+                ]
+            )
+        cloned.kept = [graph._get_operation_by_name(f"{prefix}/{k.name}") for k in kept]
+    for value in sources.values():
+        hide_consumers(value.node.op.outputs[value.index], hidden)
+    return cloned

@@ -1,0 +1,445 @@
+"""`FunctionMode`: functions that TensorFlow executes, instrumented as they are called.
+
+Owns the interception of calls, when a function gets a twin, and how values of a forward function
+reach the function of its gradients that a tape calls later. What a twin is made of, `rewrite` says.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tensorflow.python.eager import context, forwardprop_util, record
+from tensorflow.python.eager.polymorphic_function import concrete_function
+from tensorflow.python.framework import dtypes, ops
+
+from amanda_core import Blind, Plan, Session
+from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._graph import recorder, records
+from amanda_driver_tf._graph.analysis import Analysis, OpPlans
+from amanda_driver_tf._graph.constants import Constants
+from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
+from amanda_driver_tf._graph.rewrite import Rewriter, Woven
+from amanda_driver_tf._graph.twins import Gradients, Twin, Twins
+from amanda_driver_tf._namespaces import FUNCTION
+from amanda_driver_tf._state import STATE
+
+__all__ = ["FunctionMode"]
+
+_NO_PLAN = Plan()
+
+# Building one twin changes what another thread may be weaving: graphs know nothing of locks.
+_BUILDING = threading.RLock()
+
+
+class _Bare(Analysis):
+    """Plans as they stand, and none of backward ops: which versions of values there are.
+
+    Args:
+        analysis: The whole analysis.
+        aligned: Whether routines at gradients count.
+    """
+
+    def __init__(self, analysis: Analysis, aligned: bool) -> None:
+        self._whole, self._aligned = analysis, aligned
+
+    def is_backward(self, op: Any) -> bool:
+        """Whether an op belongs to the backward program."""
+        return self._whole.is_backward(op)
+
+    def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
+        """The plans of a forward op, None for others."""
+        if self.is_backward(op):
+            return None
+        plans = self._whole.plans_of(op, analyse=False)
+        if plans is None or self._aligned:
+            return plans
+        return plans._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
+
+
+class _Carried:
+    """Results of a forward twin on their way to the gradients of that very call.
+
+    Attributes:
+        mode: The mode that ran it.
+        function: The function that the twin stood for.
+        twin: The twin.
+        tensors: Its results beyond those of the function.
+        earlier: What the call itself was given, where it was a gradient's.
+        graph: The function's graph, which may die before its gradient is computed.
+    """
+
+    __slots__ = ("earlier", "function", "graph", "mode", "tensors", "twin")
+
+    def __init__(
+        self,
+        mode: FunctionMode,
+        function: str,
+        twin: Twin,
+        tensors: list[Any],
+        earlier: _Carried | None,
+    ) -> None:
+        self.mode, self.function, self.twin, self.tensors = mode, function, twin, tensors
+        self.earlier = earlier
+        self.graph = GRAPHS.get(function)
+
+
+class FunctionMode:
+    """Instruments the functions that one thread calls.
+
+    Args:
+        session: The session whose tools instrument them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._constants = Constants()
+        self._analysis = Analysis(session, FUNCTION, self._constants.read)
+        self._twins = session.persistent("tensorflow.twins", Twins)
+        self._blind: dict[str, str] = {}
+        self._started = False
+
+    def start(self) -> None:
+        """Start intercepting."""
+        recorder.install()
+        _PATCHES.acquire()
+        self._started = True
+
+    def stop(self) -> None:
+        """Stop intercepting."""
+        if self._started:
+            self._started = False
+            _PATCHES.release()
+
+    def coverage(self) -> Sequence[Blind]:
+        """What is not seen inside functions."""
+        return [
+            Blind("tf.data functions", "they run in TensorFlow's input pipeline"),
+            Blind("constants, placeholders, calls and control flow", "they hold or steer values"),
+            *(Blind(what, why) for what, why in self._blind.items()),
+        ]
+
+    # Calls.
+
+    def run(
+        self,
+        call: Callable[..., Any],
+        name: bytes,
+        inputs: list[Any],
+        count: int,
+        carried: _Carried | None,
+    ) -> Any:
+        """A call of a function."""
+        session = self.session
+        function = name.decode()
+        if carried is not None and GRAPHS.get(function) not in carried.twin.gradients:
+            carried = None
+        if not session.enabled and carried is None:
+            return call(name, inputs, count)
+        twin = self._twin(function, inputs, carried)
+        outermost = STATE.running == 0 and "__forward_" not in function
+        outermost = outermost and "__backward_" not in function
+        STATE.running += 1
+        try:
+            if twin is None:
+                outputs = call(name, inputs, count)
+            else:
+                outputs = self._run_twin(call, function, twin, inputs, count, carried)
+        except BaseException as error:
+            session.raised(error)
+            session.raise_pending()
+            raise
+        finally:
+            STATE.running -= 1
+        session.raise_pending()
+        if outermost and session.enabled:
+            session.end_step()
+        return outputs
+
+    def _run_twin(
+        self,
+        call: Callable[..., Any],
+        function: str,
+        twin: Twin,
+        inputs: list[Any],
+        count: int,
+        carried: _Carried | None,
+    ) -> Any:
+        if twin.takes:
+            assert carried is not None
+            chosen = carried.twin.gradients[GRAPHS[function]]
+            inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
+        elif STATE.tangents and twin.name.decode() != function:
+            raise UnsupportedError(
+                f"The function {function!r} runs under a tf.autodiff.ForwardAccumulator, and ops "
+                "in it were edited",
+                fix="Leave the accumulator out, or use a tf.GradientTape",
+            )
+        outputs = call(twin.name, inputs, count + twin.results)
+        if not twin.gradients and not twin.watched:
+            return outputs
+        outputs = outputs or []
+        made, extra = outputs[:count], outputs[count:]
+        STATE.carried = (made, _Carried(self, function, twin, list(extra), carried))
+        return made or None
+
+    # Twins.
+
+    def _twin(self, function: str, inputs: Sequence[Any], carried: _Carried | None) -> Twin | None:
+        session = self.session
+        silent = not session.enabled
+        key = (session.epoch, silent, carried is not None)
+        if session.caching or silent:
+            known = self._twins.get(function, key)
+            if known is not False:
+                return known  # type: ignore[no-any-return]
+        with _BUILDING, _quiet_graph():
+            twin = self._build(function, inputs, carried, silent)
+        # The analysis may have changed the epoch: an invalidated tool.
+        if session.caching or silent:
+            self._twins.put(function, (session.epoch, *key[1:]), twin)
+        return twin  # type: ignore[no-any-return]
+
+    def _build(
+        self, function: str, inputs: Sequence[Any], carried: _Carried | None, silent: bool
+    ) -> Twin | None:
+        definition = context.context().get_function_def(function)
+        graph = GRAPHS.get(function)
+        kept = Records.of(graph) if graph is not None else None
+        if silent and kept is not None and kept.recomputes():
+            raise UnsupportedError(
+                f"The gradient {function!r} runs forward ops again, which were edited by tools that "
+                "are not active now",
+                fix="Compute the gradient inside amanda.apply",
+            )
+        if graph is not None:
+            self._constants.handles = {
+                id(placeholder.op): value
+                for placeholder, value in zip(graph.inputs, inputs, strict=False)
+                if value.dtype == dtypes.resource
+            }
+        self._analysis.sweep()
+        try:
+            definitions = _Definitions(carried)
+            rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
+            forward = None
+            if carried is not None:
+                forward = self._forward(rewriter, carried)
+            woven = rewriter.weave(
+                function, forward, analysis=_Bare(self._analysis, False) if silent else None
+            )
+            if woven is None:
+                return None
+            gradients = self._lead_out(rewriter, woven) if "__forward_" in function else None
+            name = rewriter.write(woven)
+            if rewriter.unjitted:
+                self.session.warn_once(
+                    "Functions that were to be compiled by XLA run without it while a routine of "
+                    "a tool runs in them; @amanda.staged routines leave it to XLA."
+                )
+            watched = self._is_watched(woven)
+            if name is None and not watched:
+                return None
+            if carried is not None:
+                chosen = carried.twin.gradients[GRAPHS[function]]
+                if len(chosen) != len(woven.demands):
+                    raise UnsupportedError(
+                        f"The gradients {function!r} need other values of the forward run than "
+                        "those that it kept",
+                        fix="Run the forward pass again",
+                    )
+            return Twin(
+                (name or function).encode(),
+                rewriter.written,
+                len(woven.results),
+                gradients,
+                takes=bool(woven.demands),
+                watched=watched,
+                definition=definition if gradients else None,
+            )
+        finally:
+            self._constants.handles = {}
+            self._analysis.forget()
+
+    def _is_watched(self, woven: Woven) -> bool:
+        """Whether routines are to run when the gradient of a function is computed."""
+        if "__forward_" not in woven.name:
+            return False
+        return self.session.wants_backward or any(
+            plans is not None and (plans.aligned_before or plans.aligned_after)
+            for plans in map(self._analysis.known, (node.op for node in woven.body.nodes))
+        )
+
+    def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
+        """What the twin that carried values was made of, woven again."""
+        earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
+        return rewriter.weave(carried.function, earlier, analysis=_Bare(self._analysis, True))
+
+    def _lead_out(self, rewriter: Rewriter, woven: Woven) -> Gradients:
+        """Have a forward function return what the functions of its gradients will ask for."""
+        found: Gradients = weakref.WeakKeyDictionary()
+        for child in children_of(woven.body.graph):
+            gradient = name_of(child)
+            if not context.context().has_function(gradient):
+                continue
+            asked = rewriter.weave(gradient, woven, analysis=_Bare(self._analysis, True))
+            if asked is None:
+                continue
+            kept = Records.of(child)
+            if not asked.demands and (kept is None or not kept.recomputes()):
+                continue  # It reads nothing that was edited.
+            places = []
+            for value in asked.demands:
+                index = woven.led_out.get(value)
+                if index is None:
+                    index = woven.led_out[value] = len(woven.results)
+                    woven.results.append(value)
+                places.append(index)
+            found[child] = places
+        return found
+
+    def _note_blind(self, what: str, why: str) -> None:
+        self._blind[what] = why
+
+
+class _Definitions:
+    """FunctionDefs by name: those that the runtime knows, and those of forward functions."""
+
+    def __init__(self, carried: _Carried | None) -> None:
+        self._kept: dict[str, Any] = {}
+        while carried is not None:
+            self._kept[carried.function] = carried.twin.definition
+            carried = carried.earlier
+
+    def __call__(self, name: str) -> Any:
+        return self._kept.get(name) or context.context().get_function_def(name)
+
+
+@contextmanager
+def _quiet_graph() -> Iterator[None]:
+    """Extent of the driver's own work: eager, untaped, unseen."""
+    STATE.quiet += 1
+    try:
+        with ops.init_scope(), record.stop_recording():
+            yield
+    finally:
+        STATE.quiet -= 1
+
+
+class _Patches:
+    """The functions of TensorFlow's that are replaced while any thread is attached."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._found: list[tuple[Any, str, Any]] = []
+
+    def acquire(self) -> None:
+        with self._lock:
+            self._holders += 1
+            if self._holders == 1:
+                self._replace(context.Context, "call_function", _calling)
+                self._replace(
+                    concrete_function.ConcreteFunction,
+                    "_select_forward_and_backward_functions",
+                    _differentiating,
+                )
+                for name in ("record_operation", "record_operation_backprop_only"):
+                    self._replace(record, name, _carrying)
+
+    def release(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                while self._found:
+                    owner, name, original = self._found.pop()
+                    setattr(owner, name, original)
+
+    def _replace(self, owner: Any, name: str, make: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        self._found.append((owner, name, original))
+        setattr(owner, name, make(original))
+
+
+_PATCHES = _Patches()
+
+
+def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call_function(self: Any, name: Any, tensor_inputs: Any, num_outputs: Any) -> Any:
+        carried = STATE.arriving
+        attachment = STATE.attachment
+        if STATE.quiet or (attachment is None and carried is None):
+            return original(self, name, tensor_inputs, num_outputs)
+        mode = carried.mode if carried is not None else attachment.functions
+        function = name.decode()
+        if function not in GRAPHS:
+            # Traced before the recorder listened; the caller is the AtomicFunction.
+            graph = getattr(sys._getframe(1).f_locals.get("self"), "_cached_graph", None)
+            if graph is not None:
+                GRAPHS[function] = graph
+
+        def call(function: Any, inputs: Any, count: Any) -> Any:
+            STATE.quiet += 1  # To the eager mode this is an op like any other.
+            try:
+                return original(self, function, inputs, count)
+            finally:
+                STATE.quiet -= 1
+
+        return mode.run(call, name, tensor_inputs, num_outputs, carried)
+
+    return call_function
+
+
+def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _select_forward_and_backward_functions(self: Any, *args: Any, **kwargs: Any) -> Any:
+        records.differentiate_anew(self)
+        functions = original(self, *args, **kwargs)
+        if context.executing_eagerly():
+            STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)
+        return functions
+
+    return _select_forward_and_backward_functions
+
+
+def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of what puts a call on the tape: its gradient finds the values that were led out for it."""
+
+    def record_operation(
+        op_type: Any,
+        output_tensors: Any,
+        input_tensors: Any,
+        backward_function: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        made, STATE.carried = STATE.carried, None
+        if made is not None and output_tensors and _same(made[0], output_tensors):
+            carried, compute = made[1], backward_function
+
+            def backward_function(*gradients: Any) -> Any:
+                # The tools may have been left meanwhile; what was edited still counts.
+                if carried.mode.session.closed and carried.twin.watched:
+                    carried.mode.session.warn_once(
+                        "Backward ran after `apply` was left: edits made in the forward pass "
+                        "stay, backward routines do not run. Call it inside `apply`."
+                    )
+                _PATCHES.acquire()
+                before, STATE.arriving = STATE.arriving, carried
+                try:
+                    return compute(*gradients)
+                finally:
+                    STATE.arriving = before
+                    _PATCHES.release()
+
+        return original(op_type, output_tensors, input_tensors, backward_function, *args, **kwargs)
+
+    return record_operation
+
+
+def _same(made: Sequence[Any], recorded: Sequence[Any]) -> bool:
+    known = {id(tensor) for tensor in made}
+    return any(id(tensor) in known for tensor in recorded)

@@ -1,0 +1,270 @@
+"""The recorder: listens while TensorFlow differentiates graphs, and leaves `Records` on them.
+
+Owns the wrappers around TensorFlow's two ways to differentiate a graph (`tf.gradients`, and tapes
+inside functions) and around the making of functions. They stay once installed: what is traced
+between two extents of `apply` must be known in the second. They change nothing of what is built.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensorflow.python.eager import backprop, context, execute, imperative_grad, record
+from tensorflow.python.eager.polymorphic_function import atomic_function
+from tensorflow.python.framework import ops
+from tensorflow.python.framework import tensor as tensor_lib
+from tensorflow.python.ops import gradients_util
+
+from amanda_driver_tf import _pywrap
+from amanda_driver_tf._graph.records import Record, Records, Run, is_symbolic, name_graph, next_id
+
+__all__ = ["install", "is_installed"]
+
+_MARK = "_amanda_op"
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        #: The gradients collected last by `_AggregatedGrads`: op, list, copy of it.
+        self.collected: tuple[Any, list[Any], list[Any]] | None = None
+
+
+_THREAD = _Thread()
+_INSTALLED: list[bool] = []
+
+
+def is_installed() -> bool:
+    """Whether the recorder listens."""
+    return bool(_INSTALLED)
+
+
+def install() -> None:
+    """Start listening, for the rest of the process; a second call does nothing."""
+    if _INSTALLED:
+        return
+    _INSTALLED.append(True)
+    gradients_util._GradientsHelper = _run_of_gradients(gradients_util._GradientsHelper)
+    gradients_util._AggregatedGrads = _collecting(gradients_util._AggregatedGrads)
+    gradients_util._MaybeCompile = _recording(gradients_util._MaybeCompile)
+    gradients_util._LogOpGradients = _completing(gradients_util._LogOpGradients)
+    imperative_grad.imperative_grad = _run_of_tape(imperative_grad.imperative_grad)
+    execute.record_gradient = _marking(execute.record_gradient)
+    backprop._gradient_function = _of_tape(backprop._gradient_function)
+    _pywrap.register_gradient_function(backprop._gradient_function)
+    record.record_operation = _wrapping(record.record_operation)
+    atomic_function.from_func_graph = _naming(atomic_function.from_func_graph)
+
+
+def _flat(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
+def _note(
+    forward: Any,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    out_grads: Sequence[Any],
+    missing: frozenset[int],
+    compute: Callable[[], Any],
+) -> Any:
+    graph = ops.get_default_graph()
+    start = next_id(graph)
+    result = compute()
+    run = _THREAD.runs[-1] if _THREAD.runs else None
+    extent = (start, next_id(graph))
+    Records.made(graph).add(
+        Record(forward, inputs, outputs, out_grads, missing, _flat(result), extent, run)
+    )
+    return result
+
+
+# tf.gradients, also used for the backward functions of tf.functions.
+
+
+def _run_of_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _GradientsHelper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        sources = [_tensor_of(x) for x in _flat(xs)]
+        return _in_run(sources, lambda: original(ys, xs, *args, **kwargs))
+
+    return _GradientsHelper
+
+
+def _tensor_of(source: Any) -> Any:
+    """What stands in the graph for something that is differentiated for."""
+    if hasattr(source, "handle"):
+        return source.handle
+    return source._ref() if hasattr(source, "_ref") else source
+
+
+def _in_run(sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
+    run = Run(sources)
+    _THREAD.runs.append(run)
+    try:
+        results = compute()
+    finally:
+        _THREAD.runs.pop()
+        _THREAD.collected = None  # It would keep the graph alive.
+    run.results = tuple(_flat(results))
+    graph = ops.get_default_graph()
+    found = Records.made(graph)
+    found.runs.append(run)
+    for outer, inner in getattr(graph, "captures", ()):
+        # Noted now: branches forget what they captured once they are built.
+        found.captured.setdefault((id(inner.op), inner.value_index), outer)
+    return results
+
+
+def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _AggregatedGrads(grads: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        collected = original(grads, op, *args, **kwargs)
+        # The caller fills this very list with zeros.
+        _THREAD.collected = (op, collected, list(collected))
+        return collected
+
+    return _AggregatedGrads
+
+
+def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _MaybeCompile(scope: Any, op: Any, func: Any, grad_fn: Any) -> Any:
+        collected = _THREAD.collected
+        if collected is None or collected[0] is not op:
+            return original(scope, op, func, grad_fn)
+        _, filled, found = collected
+        _THREAD.collected = None
+        missing = frozenset(i for i, gradient in enumerate(found) if _is_missing(gradient))
+        return _note(
+            op,
+            op.inputs,
+            op.outputs,
+            filled,
+            missing,
+            lambda: original(scope, op, func, grad_fn),
+        )
+
+    return _MaybeCompile
+
+
+def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of gated gradients: what is passed on is another tensor than the gradient function made."""
+
+    def _LogOpGradients(op: Any, out_grads: Any, in_grads: Any) -> Any:
+        found = Records.made(ops.get_default_graph()).records
+        if found and found[-1].forward is op:
+            found[-1].in_grads = tuple(in_grads)
+            found[-1].stop = next_id(ops.get_default_graph())
+        return original(op, out_grads, in_grads)
+
+    return _LogOpGradients
+
+
+def _is_missing(gradient: Any) -> bool:
+    return gradient is None or (isinstance(gradient, list) and not gradient)
+
+
+# Tapes inside functions.
+
+
+def _run_of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
+    def imperative_grad(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.executing_eagerly():
+            return original(tape, target, sources, *args, **kwargs)
+        return _in_run(sources, lambda: original(tape, target, sources, *args, **kwargs))
+
+    return imperative_grad
+
+
+def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
+    def record_gradient(op_name: Any, inputs: Any, attrs: Any, outputs: Any) -> Any:
+        if outputs and isinstance(outputs[0], tensor_lib.Tensor) and hasattr(outputs[0], "graph"):
+            first = outputs[0]
+            if not isinstance(first, ops.EagerTensor):
+                # The gradient function may be given neither inputs nor outputs of the op.
+                attrs = (*attrs, _MARK, first.op)
+        return original(op_name, inputs, attrs, outputs)
+
+    return record_gradient
+
+
+def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _gradient_function(
+        op_name: Any,
+        attrs: Any,
+        num_inputs: Any,
+        inputs: Any,
+        outputs: Any,
+        out_grads: Any,
+        skip_input_indices: Any,
+        forward_pass_name_scope: Any,
+    ) -> Any:
+        if not attrs or len(attrs) < 2 or attrs[-2] != _MARK:
+            return original(
+                op_name,
+                attrs,
+                num_inputs,
+                inputs,
+                outputs,
+                out_grads,
+                skip_input_indices,
+                forward_pass_name_scope,
+            )
+        op = attrs[-1]
+        missing = frozenset(i for i, gradient in enumerate(out_grads) if gradient is None)
+        return _note(
+            op,
+            op.inputs,
+            op.outputs,
+            out_grads,
+            missing,
+            lambda: original(
+                op_name,
+                attrs[:-2],
+                num_inputs,
+                inputs,
+                outputs,
+                out_grads,
+                skip_input_indices,
+                forward_pass_name_scope,
+            ),
+        )
+
+    return _gradient_function
+
+
+def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of what is put on the tape with a gradient of its own: calls, custom gradients, reads."""
+
+    def record_operation(
+        op_type: Any,
+        output_tensors: Any,
+        input_tensors: Any,
+        backward_function: Any,
+        forward_function: Any = None,
+    ) -> Any:
+        first = output_tensors[0] if output_tensors else None
+        if first is not None and is_symbolic(first):
+            forward, inputs, outputs = first.op, tuple(input_tensors), tuple(output_tensors)
+            compute = backward_function
+
+            def backward_function(*out_grads: Any) -> Any:
+                if context.executing_eagerly():
+                    return compute(*out_grads)
+                missing = frozenset(i for i, g in enumerate(out_grads) if g is None)
+                return _note(
+                    forward, inputs, outputs, out_grads, missing, lambda: compute(*out_grads)
+                )
+
+        return original(op_type, output_tensors, input_tensors, backward_function, forward_function)
+
+    return record_operation
+
+
+def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_func_graph(name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        function = original(name, graph, *args, **kwargs)
+        name_graph(function.name.decode(), graph)
+        return function
+
+    return from_func_graph

@@ -1,0 +1,372 @@
+"""Records: which ops of a graph are the gradient of which op.
+
+Owns what `recorder` notes while graphs are built, where it noted nothing what ops' names tell, and
+the graphs behind the names of functions. TensorFlow keeps none of these.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from tensorflow.python.framework import func_graph as func_graph_module
+from tensorflow.python.framework import indexed_slices, ops
+from tensorflow.python.framework import tensor as tensor_lib
+
+__all__ = [
+    "GRAPHS",
+    "Record",
+    "Records",
+    "Run",
+    "children_of",
+    "components",
+    "differentiate_anew",
+    "graph_of",
+    "is_symbolic",
+    "name_graph",
+    "name_of",
+    "next_id",
+]
+
+#: Name of a function -> the graph that it was made from, while that lives.
+GRAPHS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+_ATTRIBUTE = "_amanda_records"
+_CHILDREN = "_amanda_gradients"
+_NAME = "_amanda_name"
+_HEARD = "_amanda_heard"
+_READ = "_amanda_names_read"
+
+# What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
+_OF_GRADIENTS = re.compile(r"^(?:.*?/)?gradients(?:_\d+)?/(.+)_grad(?:_\d+)?/")
+_OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
+
+
+class Run:
+    """One differentiation: what was asked for, and what came out.
+
+    Attributes:
+        sources: Tensors (or resource handles) whose gradients were asked for.
+        results: Their gradients, None where there is none.
+    """
+
+    __slots__ = ("results", "sources")
+
+    def __init__(self, sources: Sequence[Any]) -> None:
+        self.sources = tuple(sources)
+        self.results: tuple[Any, ...] = ()
+
+
+class Record:
+    """The gradient of one op: a call of its gradient function while a graph was built.
+
+    Attributes:
+        forward: The op that was differentiated.
+        inputs: Its inputs, which `in_grads` are for.
+        outputs: Its outputs, which `out_grads` are for.
+        out_grads: Gradients given to the gradient function; those of outputs that nothing depends
+            on are zeros made for the purpose, or None.
+        missing: Indices of the outputs that have no gradient of their own.
+        in_grads: What it returned.
+        start: The gradient's ops are those of its graph with ids from here on ...
+        stop: ... to before here.
+        run: The differentiation that it is part of.
+
+    Without gradients and extent it was read from names.
+    """
+
+    __slots__ = (
+        "forward",
+        "in_grads",
+        "inputs",
+        "missing",
+        "out_grads",
+        "outputs",
+        "run",
+        "start",
+        "stop",
+    )
+
+    def __init__(
+        self,
+        forward: Any,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        out_grads: Sequence[Any],
+        missing: frozenset[int],
+        in_grads: Sequence[Any],
+        extent: tuple[int, int],
+        run: Run | None,
+    ) -> None:
+        self.forward = forward
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.out_grads, self.in_grads = tuple(out_grads), tuple(in_grads)
+        self.missing = missing
+        self.start, self.stop = extent
+        self.run = run
+
+    @property
+    def is_named(self) -> bool:
+        """Whether only the pairing is known, from names."""
+        return self.stop == 0
+
+
+class Records:
+    """What was noted of one graph: gradient ops in it, in order of their creation.
+
+    Attributes:
+        records: The gradients.
+        runs: The differentiations.
+        captured: Placeholder (its op's id and its index) -> the tensor that it stands for.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._reference = weakref.ref(graph)
+        self._read_until = -1
+        self._names: frozenset[str] = frozenset()
+        self._unpaired = False
+        self.captured: dict[tuple[int, int], Any] = {}
+        self.records: list[Record] = []
+        self.runs: list[Run] = []
+        self._starts: list[int] = []
+        self._around: list[int] = []
+        self._named: dict[str, Record] = {}
+        self._by_forward_until = 0
+        self._by_forward: dict[int, list[Record]] = {}
+        self._contributed = 0
+        self._contributions: dict[tuple[int, int], list[tuple[Record, int]]] = {}
+        self._sorted: list[Record] = []
+
+    @classmethod
+    def of(cls, graph: Any) -> Records | None:
+        """The records of a graph, or None where no gradient was built in it."""
+        found: Records | None = getattr(graph, _ATTRIBUTE, None)
+        if found is None and not hasattr(graph, _READ):
+            setattr(graph, _READ, True)
+            if any(_OF_GRADIENTS.search(op.name) or _is_of_tape(op) for op in graph.get_operations()):
+                found = cls.made(graph)
+        return found
+
+    @classmethod
+    def made(cls, graph: Any) -> Records:
+        """The records of a graph, made if there were none."""
+        found: Records | None = getattr(graph, _ATTRIBUTE, None)
+        if found is None:
+            found = cls(graph)
+            setattr(graph, _ATTRIBUTE, found)
+        return found
+
+    def add(self, made: Record) -> None:
+        """Note one more gradient."""
+        self.records.append(made)
+
+    def contributions(self) -> dict[tuple[int, int], list[tuple[Record, int]]]:
+        """Tensor (its op's id and its index) -> the gradients that it is, with their positions."""
+        if self._contributed != len(self.records):
+            self._contributed = len(self.records)
+            self._contributions = {}
+            for found in self.records:
+                for position, gradient in enumerate(found.in_grads):
+                    for tensor in components(gradient):
+                        key = (id(tensor.op), tensor.value_index)
+                        self._contributions.setdefault(key, []).append((found, position))
+        return self._contributions
+
+    def of_op(self, op: Any) -> list[Record]:
+        """The gradients of an op."""
+        return [found for found in self.records if found.forward is op]
+
+    def is_gradient(self, tensor: Any) -> bool:
+        """Whether a tensor is what some gradient function returned."""
+        return (id(tensor.op), tensor.value_index) in self.contributions()
+
+    def owner(self, op: Any) -> Record | None:
+        """The innermost gradient whose function made `op`."""
+        if len(self._sorted) != len(self.records):
+            self._sorted = sorted(self.records, key=lambda r: (r.start, -r.stop))
+            self._starts = [found.start for found in self._sorted]
+            self._around = _enclosing(self._sorted)
+        number = op._id
+        index = bisect.bisect_right(self._starts, number) - 1
+        # Extents nest; an inner one that ended before does not hold the op, one around it may.
+        while index >= 0:
+            found = self._sorted[index]
+            if number < found.stop:
+                return found
+            index = self._around[index]
+        return self._named_owner(op)
+
+    def is_recomputed(self, op: Any, owner: Record) -> bool:
+        """Whether a gradient runs a forward op again, and differentiates it itself."""
+        if self._by_forward_until != len(self.records):
+            self._by_forward_until = len(self.records)
+            self._by_forward = {}
+            for found in self.records:
+                self._by_forward.setdefault(id(found.forward), []).append(found)
+        return any(
+            owner.start <= found.start and found.stop <= owner.stop
+            for found in self._by_forward.get(id(op), ())
+        )
+
+    def recomputes(self) -> bool:
+        """Whether some gradient runs forward ops again."""
+        graph = self._reference()
+        for found in self.records:
+            if found.forward.graph is graph:
+                owner = self.owner(found.forward)
+                if owner is not None and self.is_recomputed(found.forward, owner):
+                    return True
+        return False
+
+    def read_from_names(self) -> frozenset[str]:
+        """Names of the ops of which only the pairing with their gradients' ops is known."""
+        self._read()
+        return self._names
+
+    def has_unpaired(self) -> bool:
+        """Whether there are gradients' ops of which not even that is known."""
+        self._read()
+        return self._unpaired
+
+    def _read(self) -> None:
+        graph = self._reference()
+        count = ops.Graph.num_operations(graph)
+        if self._read_until == count:
+            return
+        self._read_until = count
+        named: set[str] = set()
+        tapes = False
+        for op in graph.get_operations():
+            owner = self.owner(op)
+            if owner is None:
+                tapes = tapes or _is_of_tape(op)
+            elif owner.is_named:
+                named.add(owner.forward.name)
+        # The recorder heard all of a function's gradients or none.
+        self._unpaired = tapes and not self.records
+        self._names = frozenset(named)
+
+    def _named_owner(self, op: Any) -> Record | None:
+        """By name, for what was built before the recorder listened, or read from a file."""
+        match = _OF_GRADIENTS.search(op.name)
+        if match is None:
+            return None
+        name = match.group(1)
+        if name not in self._named:
+            try:
+                forward = op.graph.get_operation_by_name(name)
+            except KeyError:
+                return None
+            none: tuple[Any, ...] = ()
+            self._named[name] = Record(
+                forward, forward.inputs, forward.outputs, none, frozenset(), none, (0, 0), None
+            )
+        return self._named[name]
+
+
+def _is_of_tape(op: Any) -> bool:
+    """Whether an op's name, or that of the function it calls, says that it is a gradient."""
+    if _OF_TAPES.search(op.name):
+        return True
+    if not op.type.endswith("PartitionedCall"):
+        return False
+    return "__backward_" in op.get_attr("f").name
+
+
+def _enclosing(records: Sequence[Record]) -> list[int]:
+    """For each of the sorted records the index of the next one around it, -1 where none is."""
+    around: list[int] = []
+    open_: list[int] = []
+    for index, found in enumerate(records):
+        while open_ and records[open_[-1]].stop <= found.start:
+            open_.pop()
+        around.append(open_[-1] if open_ else -1)
+        open_.append(index)
+    return around
+
+
+def components(gradient: Any) -> list[Any]:
+    """The tensors that a gradient consists of: none, one, or those of its slices."""
+    if gradient is None:
+        return []
+    if isinstance(gradient, indexed_slices.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient] if is_symbolic(gradient) else []
+
+
+def _children(graph: Any) -> weakref.WeakSet[Any]:
+    found: weakref.WeakSet[Any] | None = getattr(graph, _CHILDREN, None)
+    if found is None:
+        found = weakref.WeakSet()
+        setattr(graph, _CHILDREN, found)
+    return found
+
+
+def children_of(graph: Any) -> list[Any]:
+    """Graphs of gradients that were built for a function graph and are still there."""
+    return list(getattr(graph, _CHILDREN, ()))
+
+
+def name_of(graph: Any) -> str:
+    """The name of the function that was made from a graph last."""
+    return str(getattr(graph, _NAME))
+
+
+def graph_of(name: str, outer: Any = None) -> Any:
+    """The graph that a function was made from, or None if that is not known.
+
+    Args:
+        name: The function.
+        outer: The graph of a function that calls it, for one made before the recorder listened.
+    """
+    graph = GRAPHS.get(name)
+    while graph is None and outer is not None:
+        function = outer._functions.get(name) if hasattr(outer, "_functions") else None
+        graph = getattr(function, "_cached_graph", None)
+        if graph is not None:
+            GRAPHS[name] = graph
+        outer = getattr(outer, "outer_graph", None)
+    return graph
+
+
+def differentiate_anew(function: Any) -> None:
+    """Have a ConcreteFunction's gradients built again, if they were built without the recorder."""
+    graph = function._func_graph
+    if getattr(graph, _HEARD, False):
+        return
+    setattr(graph, _HEARD, True)
+    if any(Records.of(child) is not None for child in children_of(graph)):
+        return
+    function._first_order_tape_functions.clear()
+    function._higher_order_tape_functions.clear()
+    function._delayed_rewrite_functions._cached_function_pairs.clear()
+
+
+def name_graph(name: str, graph: Any) -> None:
+    """Note that a function of this name was made from a graph."""
+    GRAPHS[name] = graph
+    setattr(graph, _NAME, name)
+    if Records.of(graph) is not None:
+        # Gradients capture what they need of the forward run.
+        for outer, _ in graph.captures:
+            source = getattr(outer, "graph", None)
+            if isinstance(source, func_graph_module.FuncGraph):
+                _children(source).add(graph)
+
+
+# Every graph has a source and a sink, numbered 0 and 1.
+_FIRST = 2
+
+
+def next_id(graph: Any) -> int:
+    """The id that the next op of a graph gets."""
+    # Through the class: a graph that hides something would leave it out of the count.
+    return int(ops.Graph.num_operations(graph)) + _FIRST
+
+
+def is_symbolic(tensor: Any) -> bool:
+    """Whether a value is a tensor of a graph."""
+    return isinstance(tensor, tensor_lib.Tensor) and not isinstance(tensor, ops.EagerTensor)

@@ -1,0 +1,355 @@
+"""`Rewriter`: functions woven together with the functions that they call.
+
+Owns the walk through calls, branches and loops, which gradient belongs to which call, and the
+names under which what was woven is made known to TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensorflow.core.framework import types_pb2
+
+from amanda_core import Session
+from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._graph.analysis import Analysis
+from amanda_driver_tf._graph.body import Body, Node, Value
+from amanda_driver_tf._graph.links import Link, dummy, empty_list, pushed
+from amanda_driver_tf._graph.nodes import Argument
+from amanda_driver_tf._graph.records import Records, graph_of
+from amanda_driver_tf._graph.weave import Weaver
+from amanda_driver_tf._graph.write import (
+    Written,
+    add_function,
+    attr_func,
+    attr_types,
+    unjit,
+    write_function,
+)
+
+__all__ = ["Rewriter", "Woven"]
+
+# The attributes of an op that name the functions it runs, the one that loops first.
+_FUNCTIONS = {
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "While": ("body", "cond"),
+    "StatelessWhile": ("body", "cond"),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+}
+_STATEFUL = {
+    "PartitionedCall": "StatefulPartitionedCall",
+    "StatelessWhile": "While",
+    "StatelessIf": "If",
+    "StatelessCase": "Case",
+}
+_LOOPS = ("While", "StatelessWhile")
+_NUMBERS = itertools.count(1)
+
+
+class Woven:
+    """A body with the plans of its ops in it, not yet written down.
+
+    Attributes:
+        name: Name of the function that it was made from.
+        body: The body.
+        weaver: Its weaver.
+        arguments: New arguments.
+        demands: For each of them the value of the forward body that it is to be.
+        results: New results.
+        calls: Nodes that run functions, each with these.
+    """
+
+    def __init__(self, name: str, body: Body) -> None:
+        self.name = name
+        self.body = body
+        self.weaver: Weaver
+        self.arguments: list[Argument] = []
+        self.demands: list[Value] = []
+        self.results: list[Value] = []
+        self.calls: dict[int, tuple[Node, list[Woven | None]]] = {}
+        #: Value -> its index among the outputs of the node that runs the function.
+        self.led_out: dict[Value, int] = {}
+        self.has_hosts = False
+
+    def functions_of(self, op: Any) -> list[Woven | None]:
+        """The woven functions that an op of this body runs."""
+        found = self.calls.get(id(op))
+        return found[1] if found is not None else []
+
+
+class Rewriter:
+    """Weaves and writes functions for one session and epoch.
+
+    Args:
+        session: The session.
+        analysis: Plans of ops.
+        definition: Gives the FunctionDef of a name.
+        blind: Is told of functions that cannot be looked into: (op type, reason).
+
+    Attributes:
+        written: What must live as long as the functions that were written.
+        add: Makes a FunctionDef known to whatever runs it.
+        unjitted: Whether some function was taken out of XLA's hands.
+    """
+
+    def __init__(self, session: Session, analysis: Analysis, definition: Any, blind: Any) -> None:
+        self.session = session
+        self.written = Written()
+        self.add: Callable[[Any], object] = add_function
+        self.unjitted = False
+        self._analysis, self._definition, self._blind = analysis, definition, blind
+        self._stack: list[str] = []
+
+    def weave(
+        self,
+        name: str,
+        forward: Woven | None = None,
+        looped: bool = False,
+        analysis: Analysis | None = None,
+        outer: Woven | None = None,
+    ) -> Woven | None:
+        """Weave a function and all that it calls; None where it cannot be looked into.
+
+        Args:
+            name: The function.
+            forward: The forward function, of a function of gradients.
+            looped: Whether they are bodies of loops.
+            analysis: Plans, if not those of the rewriter.
+            outer: The function that calls it.
+        """
+        if name in self._stack:
+            self._blind("recursive functions", f"{name} calls itself")
+            return None
+        try:
+            body = Body.of_function(self._definition(name), graph_of(name, outer.body.graph if outer is not None else None))
+        except UnsupportedError as error:
+            self._blind("functions used as op types", str(error))
+            return None
+        woven = Woven(name, body)
+        self._stack.append(name)
+        try:
+            self.weave_body(woven, forward, looped, analysis, outer)
+        finally:
+            self._stack.pop()
+        return woven
+
+    def weave_body(
+        self,
+        woven: Woven,
+        forward: Woven | None = None,
+        looped: bool = False,
+        analysis: Analysis | None = None,
+        outer: Woven | None = None,
+    ) -> None:
+        """Weave a body that has been read."""
+        link = Link(forward, woven, looped) if forward is not None else None
+
+        def call(weaver: Weaver, node: Node) -> None:
+            self._call(woven, node, forward, link, analysis)
+
+        unpaired = outer is not None and outer.weaver.unpaired
+        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call, unpaired)
+        woven.weaver.weave()
+
+    # Nodes that run functions.
+
+    def _call(
+        self,
+        woven: Woven,
+        node: Node,
+        forward: Woven | None,
+        link: Link | None,
+        analysis: Analysis | None,
+    ) -> None:
+        attributes = _FUNCTIONS.get(node.op_type)
+        if attributes is None:
+            if any(attribute.type in ("func", "list(func)") for attribute in node.op.op_def.attr):
+                self._blind(f"functions inside {node.op_type}", "it runs them by its own rules")
+            return
+        names = _function_names(self._attr_of(woven, node), attributes)
+        ahead = self._forward_of(woven, node, forward)
+        behind = node.op_type in _LOOPS
+        inner: list[Woven | None] = []
+        for position, name in enumerate(names):
+            # The condition of a loop that runs backwards reads no forward value.
+            source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
+            if behind and position:
+                source = None
+            inner.append(self.weave(name, source, behind, analysis, woven))
+        woven.calls[id(node.op)] = (node, inner)
+        if ahead is not None:
+            self._supply(woven, node, inner, ahead, link)
+
+    def _attr_of(self, woven: Woven, node: Node) -> Any:
+        if woven.body.fdef is None:
+            return node.op.node_def.attr
+        return next(d for d in woven.body.fdef.node_def if d.name == node.name).attr
+
+    def _forward_of(
+        self, woven: Woven, node: Node, forward: Woven | None
+    ) -> tuple[Any, list[Woven | None], Woven] | None:
+        """The op that a gradient's call is the gradient of, its functions, and where it stands."""
+        records = Records.of(woven.body.graph)
+        owner = records.owner(node.op) if records is not None else None
+        if owner is None:
+            return None
+        for place in (woven, forward):
+            if place is not None:
+                found = place.functions_of(owner.forward)
+                if found:
+                    return owner.forward, found, place
+        return None
+
+    def _supply(
+        self,
+        woven: Woven,
+        node: Node,
+        inner: Sequence[Woven | None],
+        ahead: tuple[Any, list[Woven | None], Woven],
+        link: Link | None,
+    ) -> None:
+        """Lead the versions that the functions of a gradient's call demand to that call."""
+        op, _, place = ahead
+        forward_node = place.body.node_of(op)
+        assert forward_node is not None
+        own = [list(function.arguments) if function is not None else [] for function in inner]
+        for function in inner:
+            if function is not None:
+                function.arguments.clear()
+        for position, function in enumerate(inner):
+            if function is None:
+                continue
+            for argument, value in zip(own[position], function.demands, strict=True):
+                result = self._lead_out(place, forward_node, position, value)
+                if place is not woven:
+                    assert link is not None
+                    result = link.bring(result)
+                node.inputs.append(result)
+                # All functions of one op have the same arguments, in the order of its inputs.
+                for other in inner:
+                    if other is function:
+                        other.arguments.append(argument)
+                    elif other is not None:
+                        other.arguments.append(Argument("version", argument.dtypes[0]))
+                if node.op_type in _LOOPS:
+                    node.dtypes = (*node.dtypes, argument.dtypes[0])
+
+    def _lead_out(self, place: Woven, node: Node, position: int, value: Value) -> Value:
+        """A value of a function that `node` runs as an output of `node`."""
+        functions = place.functions_of(node.op)
+        function = functions[position]
+        assert function is not None
+        known = function.led_out.get(value)
+        if known is not None:
+            return Value(node, known)
+        dtype = value.dtype - 100 if value.dtype > 100 else value.dtype
+        weaver = place.weaver
+        if node.op_type in _LOOPS:
+            made = empty_list(dtype)
+            for each in made:
+                weaver.add(each)
+            node.inputs.append(Value(made[-1], 0))
+            argument = Argument("version", types_pb2.DT_VARIANT)
+            function.arguments.append(argument)
+            push = pushed(Value(argument, 0), value)
+            function.weaver.add(push)
+            condition = functions[1]
+            assert condition is not None
+            condition.arguments.append(Argument("version", types_pb2.DT_VARIANT))
+            condition.weaver.changed = True
+            dtype, result = types_pb2.DT_VARIANT, Value(push, 0)
+        else:
+            result = value
+            for other in functions:
+                if other is not None and other is not function:
+                    made = dummy(dtype)
+                    for each in made:
+                        other.weaver.add(each)
+                    other.results.append(Value(made[-1], 0))
+        function.results.append(result)
+        function.led_out[value] = len(node.dtypes)
+        node.dtypes = (*node.dtypes, dtype)
+        weaver.changed = True
+        return Value(node, len(node.dtypes) - 1)
+
+    # Writing.
+
+    def write(self, woven: Woven) -> str | None:
+        """Make a woven function known to TensorFlow; its name, or None if nothing was changed."""
+        self.write_calls(woven)
+        weaver = woven.weaver
+        if not (weaver.changed or woven.arguments or woven.results):
+            return None
+        name = f"amanda_{next(_NUMBERS)}_{woven.name.strip('_')}"
+        hosts_before, self.written.has_hosts = self.written.has_hosts, False
+        fdef = write_function(
+            woven.body,
+            name,
+            weaver.new,
+            weaver.kept,
+            woven.arguments,
+            woven.results,
+            self.session,
+            self.written,
+        )
+        woven.has_hosts = self.written.has_hosts or any(
+            function is not None and function.has_hosts
+            for _, functions in woven.calls.values()
+            for function in functions
+        )
+        self.written.has_hosts = hosts_before or woven.has_hosts
+        if woven.has_hosts:
+            # XLA cannot call Python.
+            self.unjitted = unjit(fdef.attr) or self.unjitted
+            for definition in fdef.node_def:
+                unjit(definition.attr)
+        self.add(fdef)
+        self.written.names.append(name)
+        return name
+
+    def write_calls(self, woven: Woven) -> None:
+        """Write the functions that a woven body calls, and name them in it."""
+        for node, functions in woven.calls.values():
+            written = [self.write(f) if f is not None else None for f in functions]
+            if not any(written):
+                continue
+            woven.weaver.changed = True
+            attributes = self._attr_of(woven, node)
+            names = _FUNCTIONS[node.op_type]
+            old = _function_names(attributes, names)
+            new = [name or kept for name, kept in zip(written, old, strict=True)]
+            if names == ("branches",):
+                value = type(attributes["branches"])()
+                for name in new:
+                    value.list.func.add().name = name
+                node.attrs["branches"] = value
+            else:
+                for attribute, name in zip(names, new, strict=True):
+                    node.attrs[attribute] = attr_func(name)
+            self._retype(node)
+            if any(f is not None and f.has_hosts for f in functions):
+                node.op_type = _STATEFUL.get(node.op_type, node.op_type)
+
+    def _retype(self, node: Node) -> None:
+        if node.op_type in _LOOPS:
+            node.attrs["T"] = attr_types(node.dtypes)
+            # Shapes of the loop's variables, of which there may be more now; they are not needed.
+            value = type(node.attrs["T"])()
+            value.list.SetInParent()
+            node.attrs["output_shapes"] = value
+        else:
+            skip = 0 if node.op_type.endswith("Call") else 1
+            node.attrs["Tin"] = attr_types([v.dtype % 100 for v in node.inputs[skip:]])
+            node.attrs["Tout"] = attr_types([dtype % 100 for dtype in node.dtypes])
+
+
+def _function_names(attributes: Any, names: Sequence[str]) -> list[str]:
+    if tuple(names) == ("branches",):
+        return [function.name for function in attributes["branches"].list.func]
+    return [attributes[name].func.name for name in names]

@@ -1,0 +1,244 @@
+"""What new nodes compute: the steps of plans as functions over flat lists of tensors.
+
+Owns how grouped values, steps and flat tensors fit together, and what is said of results that do
+not fit a graph, in which dtypes are fixed. Knows no nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import dtypes
+
+from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_core.plan import Step
+from amanda_driver_tf import _pywrap
+from amanda_driver_tf._signature import flattened
+
+__all__ = [
+    "Flat",
+    "Layout",
+    "fold",
+    "only_watching",
+    "replaced",
+    "replaced_backward",
+    "vector_jacobian",
+]
+
+#: A function over flat tensors.
+Flat = Callable[[list[Any]], list[Any]]
+
+
+class Layout:
+    """How positions lie in a flat list of tensors.
+
+    Args:
+        lengths: For each position the number of its tensors; None for a single one.
+        present: Which of the flat tensors there are; a gradient may be missing.
+        slices: Positions whose tensors are the values and indices of `tf.IndexedSlices`.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int | None],
+        present: Sequence[bool] | None = None,
+        slices: frozenset[int] = frozenset(),
+    ) -> None:
+        self.lengths = tuple(lengths)
+        self.total = sum(1 if length is None else length for length in self.lengths)
+        self.present = tuple(present) if present is not None else (True,) * self.total
+        self.slices = slices
+
+    def group(self, flat: Sequence[Any]) -> list[Any]:
+        """Values by position; those that are missing are None."""
+        tensors = iter(flat)
+        full = [next(tensors) if there else None for there in self.present]
+        result: list[Any] = []
+        start = 0
+        for position, length in enumerate(self.lengths):
+            stop = start + (1 if length is None else length)
+            if position in self.slices:
+                values, indices = full[start:stop]
+                result.append(None if values is None else tf.IndexedSlices(values, indices))
+            else:
+                result.append(full[start] if length is None else full[start:stop])
+            start = stop
+        return result
+
+    def flatten(self, positions: Sequence[Any], step: Step) -> list[Any]:
+        """The inverse of `group`."""
+        spread: list[Any] = []
+        for position, value in enumerate(positions):
+            if position not in self.slices:
+                spread.append(value)
+            elif value is None:
+                spread.append([None, None])
+            elif isinstance(value, tf.IndexedSlices):
+                spread.append([value.values, value.indices])
+            else:
+                raise UnsupportedError(
+                    "A gradient that is tf.IndexedSlices was replaced by a dense tensor in a graph",
+                    where=step.where,
+                    fix="Return tf.IndexedSlices of the same indices",
+                )
+        flat = flattened(spread, self.lengths)
+        return [value for value, there in zip(flat, self.present, strict=True) if there]
+
+
+def fold(
+    steps: Sequence[Step], layout: Layout, dtypes_of: Sequence[int], frozen: Sequence[bool]
+) -> Flat:
+    """The fold of `steps`, each of which sees what the earlier ones made of the values.
+
+    Args:
+        steps: The steps.
+        layout: How their positions lie.
+        dtypes_of: DataTypes of the flat tensors.
+        frozen: Which of them cannot be changed, as they are references.
+    """
+
+    def run(flat: list[Any]) -> list[Any]:
+        values = layout.group(flat)
+        new = flat
+        for step in steps:
+            changed = step(values)
+            for position, value in changed:
+                values[position] = value
+            if changed:
+                new = layout.flatten(values, step)
+                new = [
+                    as_tensor(value, dtype, step) if value is not old else old
+                    for value, old, dtype in zip(new, flat, dtypes_of, strict=True)
+                ]
+                for value, old, is_frozen in zip(new, flat, frozen, strict=True):
+                    if is_frozen and value is not old:
+                        raise UnsupportedError(
+                            "An input that the op writes to was edited",
+                            where=step.where,
+                            fix="Edit the outputs of the op, or another op's inputs",
+                        )
+        return list(new)
+
+    return run
+
+
+def only_watching(flat: Flat, step: Step, fix: str) -> Flat:
+    """A fold that must not change anything, as nobody knows which gradients to adapt."""
+
+    def run(values: list[Any]) -> list[Any]:
+        new = flat(values)
+        if any(a is not b for a, b in zip(new, values, strict=True)):
+            raise UnsupportedError(
+                "A value was edited in a graph whose gradients were built before Amanda listened",
+                where=step.where,
+                fix=fix,
+            )
+        return new
+
+    return run
+
+
+def as_tensor(value: Any, dtype: int, step: Step) -> Any:
+    """A routine's result as a tensor of the dtype that the graph has there."""
+    wanted = dtypes.as_dtype(dtype).base_dtype
+    if isinstance(value, tf.Variable):
+        value = value.read_value()
+    try:
+        return tf.convert_to_tensor(value, dtype=wanted)
+    except (TypeError, ValueError) as error:
+        found = getattr(value, "dtype", type(value).__name__)
+        raise RoutineResultError(
+            f"A routine returned {found!s} where the graph has {wanted.name}",
+            where=step.where,
+            fix=f"Return a tensor of {wanted.name}, for instance with tf.cast",
+        ) from error
+
+
+def replaced(step: Step, layout: Layout, dtypes_of: Sequence[int]) -> Flat:
+    """A replacement of an op: its outputs."""
+
+    def run(flat: list[Any]) -> list[Any]:
+        result = step.replace(layout.group(flat))
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        if len(outputs) != len(dtypes_of):
+            raise RoutineResultError(
+                f"A replacement returned {len(outputs)} values instead of {len(dtypes_of)}",
+                where=step.where,
+                fix="Return what the op would have returned",
+            )
+        return [as_tensor(v, dtype, step) for v, dtype in zip(outputs, dtypes_of, strict=True)]
+
+    return run
+
+
+def replaced_backward(step: Step, given: Layout, made: Layout, dtypes_of: Sequence[int]) -> Flat:
+    """A replacement of the backward of an op: the gradients of its inputs.
+
+    Args:
+        step: The replacement.
+        given: Layout of the gradients of the outputs.
+        made: Layout of the gradients of the inputs; `present` says which the graph needs.
+        dtypes_of: DataTypes of those.
+    """
+    needed = made.group([True] * sum(made.present))
+
+    def run(flat: list[Any]) -> list[Any]:
+        result = step.replace(given.group(flat))
+        gradients = list(result) if isinstance(result, (list, tuple)) else [result]
+        wanted = [position for position, there in enumerate(needed) if there is not None]
+        if len(gradients) == 1 and len(wanted) == 1:
+            positions: list[Any] = [None] * len(needed)
+            positions[wanted[0]] = gradients[0]
+        else:
+            positions = [*gradients, *[None] * (len(needed) - len(gradients))]
+        if len(positions) != len(needed) or any(positions[p] is None for p in wanted):
+            raise RoutineResultError(
+                f"A replacement returned {len(gradients)} gradients, but those of the inputs "
+                f"{wanted} are needed",
+                where=step.where,
+                fix="Return one gradient for each leading input up to the last one needed",
+            )
+        new = made.flatten(
+            [p if n is not None else n for p, n in zip(positions, needed, strict=True)], step
+        )
+        return [as_tensor(v, dtype, step) for v, dtype in zip(new, dtypes_of, strict=True)]
+
+    return run
+
+
+def vector_jacobian(forward: Flat, inputs: int) -> Flat:
+    """The gradient of a function over tensors: ``[*inputs, *gradients] -> gradients of inputs``.
+
+    Args:
+        forward: The function; it is run again here, on a tape.
+        inputs: How many inputs it has.
+    """
+
+    def run(flat: list[Any]) -> list[Any]:
+        values, gradients = flat[:inputs], flat[inputs:]
+        with _recording():
+            with tf.GradientTape() as tape:
+                tape.watch(values)
+                outputs = forward(values)
+            found = tape.gradient(
+                outputs, values, gradients, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+        return [tf.convert_to_tensor(gradient) for gradient in found]
+
+    return run
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    # Nodes run inside the call of their function, which stops the tapes of its thread.
+    stopped = _pywrap.tapes_stopped()
+    if stopped:
+        _pywrap.restart_tapes()
+    try:
+        yield
+    finally:
+        if stopped:
+            _pywrap.stop_tapes()

@@ -1,0 +1,95 @@
+"""Twins: the instrumented functions that run in the place of others, kept for an epoch.
+
+Owns their life: a twin goes with the function that it stands for, and when newer epochs crowd it
+out; what it was written as is removed from TensorFlow then. Holds no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import Any
+
+from tensorflow.python.eager import context
+
+from amanda_driver_tf._graph.records import GRAPHS
+from amanda_driver_tf._graph.write import Written
+
+__all__ = ["Gradients", "Twin", "Twins"]
+
+#: Graph of a function of gradients -> indices among the new results of its forward function.
+Gradients = weakref.WeakKeyDictionary[Any, list[int]]
+
+# How many epochs keep their twin of one function.
+_EPOCHS_KEPT = 4
+
+
+class Twin:
+    """What runs in the place of a function.
+
+    Attributes:
+        name: Name of the function that runs instead.
+        results: How many results it has behind the original's.
+        gradients: Graph of a function of gradients -> which of these results that one takes.
+        takes: Whether it takes results of the forward function's twin as arguments.
+        watched: Whether routines are to run when its gradient is computed.
+        definition: FunctionDef of the function it stands for, which may die before its gradients.
+    """
+
+    def __init__(
+        self,
+        name: bytes,
+        written: Written,
+        results: int = 0,
+        gradients: Gradients | None = None,
+        takes: bool = False,
+        watched: bool = False,
+        definition: Any = None,
+    ) -> None:
+        self.name = name
+        self.results = results
+        self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
+        self.takes, self.watched = takes, watched
+        self.definition = definition
+        self._written = written
+        finalizer = weakref.finalize(self, _remove, tuple(written.names))
+        finalizer.atexit = False
+
+
+def _remove(names: tuple[str, ...]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # The runtime may have been reset meanwhile.
+            context.context().remove_function(name)
+
+
+class Twins:
+    """The twins of one store of contexts; resumes with it."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[Any, Twin | None]] = {}
+
+    def get(self, name: str, key: Any) -> Twin | bool | None:
+        """The twin of a function under a key: None if it needs none, False if not known."""
+        return self._found.get(name, _NOTHING).get(key, False)
+
+    def put(self, name: str, key: Any, twin: Twin | None) -> None:
+        """Keep the twin of a function."""
+        kept = self._found.get(name)
+        if kept is None:
+            kept = self._found[name] = {}
+            graph = GRAPHS.get(name)
+            if graph is not None:
+                # Weakly: neither keeps the other.
+                weakref.finalize(graph, _drop, weakref.ref(self), name).atexit = False
+        kept[key] = twin
+        while len(kept) > _EPOCHS_KEPT:
+            del kept[next(iter(kept))]
+
+
+_NOTHING: dict[Any, Twin | None] = {}
+
+
+def _drop(reference: weakref.ref[Twins], name: str) -> None:
+    twins = reference()
+    if twins is not None:
+        twins._found.pop(name, None)

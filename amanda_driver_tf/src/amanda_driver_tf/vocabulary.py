@@ -1,0 +1,469 @@
+"""TensorFlow's operator types in the common words of `amanda_core.vocabulary`.
+
+Owns the translation and what it puts into contexts: ``type``, ``backward_type``, ``input_roles``,
+``layout`` and ``weight_layout``. Imports no TensorFlow: the words are names. What has no word, and
+why, stands in `tests/operators_without_words.txt`. Long, since most of it is tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_core.vocabulary import OP_TYPES as WORDS
+from amanda_core.vocabulary import backward_word
+
+__all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
+
+# Word -> TensorFlow's op types. A Keras layer is often several of them: a Dense is a matmul and an
+# add, a Conv1D an unsqueeze, a conv2d and a squeeze, a Dropout a random, a comparison and a choice.
+_NAMES = {
+    "matmul": "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul SparseTensorDenseMatMul "
+    "SparseMatrixMatMul SparseMatrixSparseMatMul TridiagonalMatMul",
+    "einsum": "Einsum XlaEinsum XlaDot XlaDotV2",
+    "inverse": "MatrixInverse BatchMatrixInverse",
+    "solve": "MatrixSolve BatchMatrixSolve MatrixTriangularSolve BatchMatrixTriangularSolve "
+    "BandedTriangularSolve TridiagonalSolve",
+    "det": "MatrixDeterminant BatchMatrixDeterminant",
+    "cholesky": "Cholesky BatchCholesky SparseMatrixSparseCholesky",
+    "qr": "Qr",
+    "svd": "Svd BatchSvd XlaSvd",
+    "eigh": "SelfAdjointEig SelfAdjointEigV2 BatchSelfAdjointEig BatchSelfAdjointEigV2 "
+    "XlaSelfAdjointEig",
+    "fft": "FFT FFT2D FFT3D FFTND IFFT IFFT2D IFFT3D IFFTND RFFT RFFT2D RFFT3D RFFTND "
+    "IRFFT IRFFT2D IRFFT3D IRFFTND BatchFFT BatchFFT2D BatchFFT3D BatchIFFT BatchIFFT2D "
+    "BatchIFFT3D",
+    # `Conv` serves every rank; see `_type`.
+    "conv2d": "Conv2D DepthwiseConv2dNative FusedPadConv2D FusedResizeAndPadConv2D",
+    "conv3d": "Conv3D",
+    # In a forward program these are layers; in a backward one see `BACKWARD_TYPES`.
+    "conv_transpose2d": "Conv2DBackpropInput Conv2DBackpropInputV2 "
+    "DepthwiseConv2dNativeBackpropInput",
+    "conv_transpose3d": "Conv3DBackpropInput Conv3DBackpropInputV2",
+    "unfold": "ExtractImagePatches ExtractVolumePatches",
+    # `CudnnRNN` is one of three by an attribute; see `_type`.
+    "lstm": "BlockLSTM BlockLSTMV2 LSTMBlockCell",
+    "gru": "GRUBlockCell",
+    # `Gather` and `GatherV2` of the rows of a table are embeddings, too; see `_type`.
+    "embedding": "ResourceGather",
+    "embedding_bag": "SparseSegmentSum SparseSegmentSumWithNumSegments SparseSegmentMean "
+    "SparseSegmentMeanWithNumSegments",
+    "batch_norm": "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 "
+    "BatchNormWithGlobalNormalization",
+    "relu": "Relu",
+    "relu6": "Relu6",
+    "leaky_relu": "LeakyRelu",
+    "elu": "Elu",
+    "selu": "Selu",
+    "sigmoid": "Sigmoid",
+    "softplus": "Softplus",
+    "softmax": "Softmax",
+    "log_softmax": "LogSoftmax",
+    "tanh": "Tanh",
+    "max_pool2d": "MaxPool MaxPoolV2 MaxPoolWithArgmax",
+    "max_pool3d": "MaxPool3D",
+    "avg_pool2d": "AvgPool",
+    "avg_pool3d": "AvgPool3D",
+    # Writing into a variable goes by the same word, as in-place operators elsewhere do.
+    "add": "Add AddV2 AddN AccumulateNV2 BiasAdd BiasAddV1 AssignAdd AssignAddVariableOp",
+    "sub": "Sub AssignSub AssignSubVariableOp",
+    "mul": "Mul MulNoNan",
+    "div": "Div RealDiv DivNoNan Xdivy",
+    "floor_div": "FloorDiv",
+    "mod": "Mod FloorMod TruncateMod",
+    "neg": "Neg",
+    "abs": "Abs ComplexAbs",
+    "sign": "Sign",
+    "reciprocal": "Inv Reciprocal",
+    "square": "Square",
+    "pow": "Pow",
+    "sqrt": "Sqrt",
+    "rsqrt": "Rsqrt",
+    "exp": "Exp",
+    "expm1": "Expm1",
+    "log": "Log",
+    "log1p": "Log1p",
+    "erf": "Erf",
+    "erfc": "Erfc",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "atan2": "Atan2",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round Rint",
+    "clip": "ClipByValue",
+    "maximum": "Maximum",
+    "minimum": "Minimum",
+    "complex": "Complex",
+    "real": "Real",
+    "imag": "Imag",
+    "conj": "Conj",
+    "where": "Select SelectV2",
+    "equal": "Equal",
+    "not_equal": "NotEqual",
+    "less": "Less",
+    "less_equal": "LessEqual",
+    "greater": "Greater",
+    "greater_equal": "GreaterEqual",
+    "logical_and": "LogicalAnd",
+    "logical_or": "LogicalOr",
+    "logical_not": "LogicalNot",
+    "bitwise_and": "BitwiseAnd",
+    "bitwise_or": "BitwiseOr",
+    "bitwise_xor": "BitwiseXor",
+    "bitwise_not": "Invert",
+    "isnan": "IsNan",
+    "isinf": "IsInf",
+    "isfinite": "IsFinite",
+    "sum": "Sum",
+    "mean": "Mean",
+    "prod": "Prod",
+    "max": "Max",
+    "min": "Min",
+    "argmax": "ArgMax",
+    "argmin": "ArgMin",
+    "any": "Any",
+    "all": "All",
+    "norm": "EuclideanNorm",
+    "cumsum": "Cumsum",
+    "cumprod": "Cumprod",
+    "segment_reduce": "SegmentMax SegmentMaxV2 SegmentMean SegmentMin SegmentMinV2 SegmentProd "
+    "SegmentProdV2 SegmentSum SegmentSumV2 UnsortedSegmentMax UnsortedSegmentMin "
+    "UnsortedSegmentProd UnsortedSegmentSum",
+    "topk": "TopK TopKV2 ApproxTopK",
+    "sort": "XlaSort",
+    "nonzero": "Where",
+    "unique": "Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2",
+    "histogram": "Bincount DenseBincount HistogramFixedWidth",
+    "reshape": "Reshape",
+    "transpose": "Transpose ConjugateTranspose",
+    "concat": "Concat ConcatV2 ParallelConcat",
+    "stack": "Pack",
+    "split": "Split SplitV Unpack",
+    # `Gather` picks along an axis by an index of any rank, which is not the word "gather".
+    "slice": "Slice StridedSlice Gather GatherV2 GatherNd ResourceGatherNd",
+    "assign_slice": "StridedSliceAssign ResourceStridedSliceAssign TensorStridedSliceUpdate "
+    "InplaceUpdate",
+    "assign": "Assign AssignVariableOp",
+    "scatter": "ScatterNd ScatterNdNonAliasingAdd TensorScatterAdd TensorScatterMax "
+    "TensorScatterMin TensorScatterSub TensorScatterUpdate ScatterAdd ScatterDiv ScatterMax "
+    "ScatterMin ScatterMul ScatterSub ScatterUpdate ScatterNdAdd ScatterNdMax ScatterNdMin "
+    "ScatterNdSub ScatterNdUpdate ResourceScatterAdd ResourceScatterDiv ResourceScatterMax "
+    "ResourceScatterMin ResourceScatterMul ResourceScatterSub ResourceScatterUpdate "
+    "ResourceScatterNdAdd ResourceScatterNdMax ResourceScatterNdMin ResourceScatterNdSub "
+    "ResourceScatterNdUpdate InplaceAdd InplaceSub",
+    "expand": "BroadcastTo",
+    "tile": "Tile",
+    "squeeze": "Squeeze",
+    "unsqueeze": "ExpandDims",
+    "flip": "Reverse ReverseV2",
+    "roll": "Roll",
+    "diag": "Diag DiagPart MatrixDiag MatrixDiagV2 MatrixDiagV3 MatrixDiagPart MatrixDiagPartV2 "
+    "MatrixDiagPartV3 BatchMatrixDiag BatchMatrixDiagPart",
+    "pad": "Pad PadV2 MirrorPad",
+    "cast": "Cast",
+    "bitcast": "Bitcast",
+    "identity": "Identity IdentityN RefIdentity Snapshot StopGradient PreventGradient EnsureShape "
+    "CheckNumerics CheckNumericsV2 DeepCopy Copy CopyHost GuaranteeConst PlaceholderWithDefault "
+    "DebugIdentity DebugIdentityV2 DebugIdentityV3 DebugGradientIdentity DebugGradientRefIdentity "
+    "Print",
+    "upsample": "ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor ScaleAndTranslate",
+    "depth_to_space": "DepthToSpace",
+    "space_to_depth": "SpaceToDepth",
+    "one_hot": "OneHot",
+    "constant": "Const HostConst ImmutableConst",
+    "full": "Fill ZerosLike OnesLike",
+    "empty": "Empty",
+    "range": "Range LinSpace",
+    "random": "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal "
+    "ParameterizedTruncatedNormal Multinomial RandomGamma RandomPoisson RandomPoissonV2 "
+    "RandomShuffle NonDeterministicInts StatefulRandomBinomial StatefulStandardNormal "
+    "StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt "
+    "StatefulUniformInt StatelessMultinomial StatelessParameterizedTruncatedNormal "
+    "StatelessRandomBinomial StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomNormal "
+    "StatelessRandomNormalV2 StatelessRandomPoisson StatelessRandomUniform "
+    "StatelessRandomUniformV2 StatelessRandomUniformFullInt StatelessRandomUniformFullIntV2 "
+    "StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessShuffle "
+    "StatelessTruncatedNormal StatelessTruncatedNormalV2",
+    "quantize": "QuantizeV2 UniformQuantize",
+    "dequantize": "Dequantize UniformDequantize",
+    "fake_quantize": "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars "
+    "FakeQuantWithMinMaxVarsPerChannel QuantizeAndDequantize QuantizeAndDequantizeV2 "
+    "QuantizeAndDequantizeV3 QuantizeAndDequantizeV4",
+    "cross_entropy": "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
+    "ctc_loss": "CTCLoss CTCLossV2",
+}
+
+# Forward word -> op types that exist to be its gradient.
+_GRADIENTS = {
+    "conv2d": "Conv2DBackpropInput Conv2DBackpropInputV2 Conv2DBackpropFilter "
+    "Conv2DBackpropFilterV2 DepthwiseConv2dNativeBackpropInput "
+    "DepthwiseConv2dNativeBackpropFilter",
+    "conv3d": "Conv3DBackpropInput Conv3DBackpropInputV2 Conv3DBackpropFilter "
+    "Conv3DBackpropFilterV2",
+    "lstm": "BlockLSTMGrad BlockLSTMGradV2 LSTMBlockCellGrad",
+    "gru": "GRUBlockCellGrad",
+    "embedding_bag": "SparseSegmentSumGrad SparseSegmentSumGradV2 SparseSegmentMeanGrad "
+    "SparseSegmentMeanGradV2",
+    "batch_norm": "FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 "
+    "BatchNormWithGlobalNormalizationGrad",
+    "relu": "ReluGrad",
+    "relu6": "Relu6Grad",
+    "leaky_relu": "LeakyReluGrad",
+    "elu": "EluGrad",
+    "selu": "SeluGrad",
+    "sigmoid": "SigmoidGrad",
+    "softplus": "SoftplusGrad",
+    "tanh": "TanhGrad",
+    "max_pool2d": "MaxPoolGrad MaxPoolGradV2 MaxPoolGradWithArgmax MaxPoolGradGrad "
+    "MaxPoolGradGradV2 MaxPoolGradGradWithArgmax",
+    "max_pool3d": "MaxPool3DGrad MaxPool3DGradGrad",
+    "avg_pool2d": "AvgPoolGrad",
+    "avg_pool3d": "AvgPool3DGrad",
+    "add": "BiasAddGrad",
+    "reciprocal": "InvGrad ReciprocalGrad",
+    "sqrt": "SqrtGrad",
+    "rsqrt": "RsqrtGrad",
+    "cholesky": "CholeskyGrad BatchCholeskyGrad",
+    "slice": "StridedSliceGrad",
+    "tile": "TileGrad",
+    "pad": "MirrorPadGrad",
+    "upsample": "ResizeBicubicGrad ResizeBilinearGrad ResizeNearestNeighborGrad "
+    "ScaleAndTranslateGrad",
+    "random": "RandomGammaGrad",
+    "fake_quantize": "FakeQuantWithMinMaxArgsGradient FakeQuantWithMinMaxVarsGradient "
+    "FakeQuantWithMinMaxVarsPerChannelGradient QuantizeAndDequantizeV4Grad",
+}
+
+# Forward word -> op types of general use that compute its gradient proper. What stands beside them
+# in the backward program (shapes, broadcasting, the parts of a longer formula) has no word. Op
+# types of the forward op's own word need no entry: a matmul's gradients are matmuls.
+_OWN_OPS = {
+    "conv_transpose2d": "Conv2D Conv2DBackpropFilter Conv2DBackpropFilterV2 DepthwiseConv2dNative "
+    "DepthwiseConv2dNativeBackpropFilter",
+    "conv_transpose3d": "Conv3D Conv3DBackpropFilter Conv3DBackpropFilterV2",
+    # Of an operand that was broadcast.
+    "add": "Sum",
+    "sub": "Neg Sum",
+    # The gradient times a derivative.
+    "square": "Mul",
+    "pow": "Mul",
+    "div": "Mul",
+    "abs": "Mul",
+    "exp": "Mul",
+    "expm1": "Mul",
+    "log": "Mul",
+    "log1p": "Mul Xdivy RealDiv",
+    "erf": "Mul",
+    "erfc": "Mul",
+    "sin": "Mul",
+    "cos": "Mul",
+    "tan": "Mul",
+    "asin": "Mul",
+    "acos": "Mul Neg",
+    "atan": "Mul",
+    "sinh": "Mul",
+    "cosh": "Mul",
+    "softmax": "Mul Sub Sum",
+    "log_softmax": "Mul Sub Sum",
+    "cross_entropy": "Mul",
+    "maximum": "Select SelectV2",
+    "minimum": "Select SelectV2",
+    "clip": "Select SelectV2",
+    "sum": "BroadcastTo Tile Reshape",
+    "mean": "RealDiv",
+    "prod": "Mul",
+    "max": "Mul RealDiv",
+    "min": "Mul RealDiv",
+    "norm": "RealDiv Mul",
+    "segment_reduce": "Gather GatherV2",
+    "topk": "ScatterNd",
+    "squeeze": "Reshape",
+    "unsqueeze": "Reshape",
+    "expand": "Sum",
+    "tile": "Sum",
+    "concat": "Slice Split SplitV",
+    "stack": "Unpack",
+    "split": "ConcatV2 Pack",
+    "slice": "Pad ScatterNd UnsortedSegmentSum",
+    "scatter": "Gather GatherV2 GatherNd",
+    "pad": "Slice",
+    "depth_to_space": "SpaceToDepth",
+    "space_to_depth": "DepthToSpace",
+    "embedding": "Reshape",
+    "real": "Complex",
+    "imag": "Complex",
+    "complex": "Real Imag",
+}
+
+# Roles of the leading inputs -> the op types that have them there.
+_ROLES = {
+    ("input", "weight"): "Conv Conv2D Conv3D DepthwiseConv2dNative",
+    ("input", "paddings", "weight"): "FusedPadConv2D",
+    ("input", "size", "paddings", "weight"): "FusedResizeAndPadConv2D",
+    ("output_shape", "weight", "input"): "Conv2DBackpropInput Conv3DBackpropInputV2 "
+    "DepthwiseConv2dNativeBackpropInput",
+    ("output_like", "weight", "input"): "Conv2DBackpropInputV2 Conv3DBackpropInput",
+    ("input", "bias"): "BiasAdd BiasAddV1",
+    ("input", "weight", "bias", "mean", "variance"): "FusedBatchNorm FusedBatchNormV2 "
+    "FusedBatchNormV3",
+    ("input", "mean", "variance", "bias", "weight"): "BatchNormWithGlobalNormalization",
+    ("left", "right"): "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul Sub Div "
+    "RealDiv DivNoNan Xdivy Pow FloorDiv Mod FloorMod TruncateMod",
+    ("weight", "indices", "segments"): _NAMES["embedding_bag"],
+    ("input", "target"): _NAMES["cross_entropy"],
+}
+
+# I and O are what goes into and comes out of the layer, so those of a transposed convolution stand
+# the other way round. M is the multiplier of a depthwise convolution: I * M channels come out of
+# it, and O * M go into its transpose.
+_WEIGHT_LAYOUTS = {
+    "Conv2D": "HWIO",
+    "FusedPadConv2D": "HWIO",
+    "FusedResizeAndPadConv2D": "HWIO",
+    "DepthwiseConv2dNative": "HWIM",
+    "Conv3D": "DHWIO",
+    "Conv2DBackpropInput": "HWOI",
+    "Conv2DBackpropInputV2": "HWOI",
+    "DepthwiseConv2dNativeBackpropInput": "HWOM",
+    "Conv3DBackpropInput": "DHWOI",
+    "Conv3DBackpropInputV2": "DHWOI",
+}
+_CONV_LAYOUTS = {1: "WIO", 2: "HWIO", 3: "DHWIO"}
+
+# Layout of the op types that have no attribute for it, or have it left out.
+_LAYOUTS = {
+    **dict.fromkeys(["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "upsample"], "NHWC"),
+    **dict.fromkeys(["conv3d", "conv_transpose3d", "max_pool3d", "avg_pool3d"], "NDHWC"),
+    **dict.fromkeys(["batch_norm", "depth_to_space", "space_to_depth"], "NHWC"),
+}
+_SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
+
+_TRANSPOSED = {"MatMul": "transpose_b", "SparseMatMul": "transpose_b"}
+_TRANSPOSED |= dict.fromkeys(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], "adj_y")
+_CUDNN = frozenset({"CudnnRNN", "CudnnRNNV2", "CudnnRNNV3"})
+_CUDNN_GRADIENTS = frozenset({"CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3"})
+
+
+def _by_name(words: Mapping[str, str]) -> dict[str, str]:
+    return {name: word for word, names in words.items() for name in names.split()}
+
+
+#: Op type -> common word of an op of the forward program.
+OP_TYPES: Mapping[str, str] = MappingProxyType(_by_name(_NAMES))
+
+#: Type of a backward op -> common word, where the type tells it without the forward op.
+BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
+    {name: backward_word(word) for name, word in _by_name(_GRADIENTS).items()}
+)
+
+_OWN = {word: frozenset(names.split()) for word, names in _OWN_OPS.items()}
+_ROLES_OF = {name: roles for roles, names in _ROLES.items() for name in names.split()}
+
+
+def describe(context: OpContext) -> None:
+    """Set the common keys of a context."""
+    if context.is_backward():
+        context["backward_type"] = _backward_type(context)
+        return
+    word = context["type"] = _type(context.op_type, context)
+    if word is None:
+        return
+    name = context.op_type
+    roles = ("weight", "indices") if word == "embedding" else _ROLES_OF.get(name)
+    if roles is not None:
+        context["input_roles"] = roles
+    layout = _layout(word, context)
+    if layout is not None:
+        context["layout"] = layout
+    weight_layout = _weight_layout(word, context)
+    if weight_layout is not None:
+        context["weight_layout"] = weight_layout
+
+
+def _type(name: str, context: OpContext) -> str | None:
+    """The word of op type `name`; `context` is that op's, or that of a backward op of it."""
+    if name == "Conv":
+        rank = _conv_rank(context)
+        return None if rank is None else f"conv{rank}d"
+    if name in _CUDNN:
+        # rnn_relu, rnn_tanh, lstm or gru.
+        return _text(context.attrs.get("rnn_mode", "lstm")).partition("_")[0]
+    if name in ("Gather", "GatherV2") and _picks_rows(name, context):
+        return "embedding"
+    return OP_TYPES.get(name)
+
+
+def _conv_rank(context: OpContext) -> int | None:
+    """Number of spatial axes of `Conv`, whose strides have an entry for each axis."""
+    rank = len(context.attrs.get("strides") or ()) - int(context.attrs.get("batch_dims", 1)) - 1
+    return rank if rank in _SPATIAL else None
+
+
+def _picks_rows(name: str, context: OpContext) -> bool:
+    """Whether a gather takes rows of a table: its first axis, of a matrix."""
+    inputs = context.get_inputs()
+    if inputs is None or _rank(inputs[0]) != 2 or context.attrs.get("batch_dims"):
+        return False
+    if name == "Gather":
+        return True
+    axis = context.value(2)
+    return axis is not None and int(axis) == 0
+
+
+def _layout(word: str, context: OpContext) -> str | None:
+    given = context.attrs.get("data_format")
+    if context.op_type == "Conv":
+        axes = _SPATIAL[int(word[4])]
+        return f"NC{axes}" if given and _text(given) == "CHANNELS_FIRST" else f"N{axes}C"
+    if word not in _LAYOUTS:
+        return None
+    return _text(given) if given else _LAYOUTS[word]
+
+
+def _weight_layout(word: str, context: OpContext) -> str | None:
+    name = context.op_type
+    if name == "Conv":
+        return _CONV_LAYOUTS[int(word[4])]
+    if name in _TRANSPOSED:
+        inputs = context.get_inputs()
+        # Of a stack of matrices there is more to say than these two axes.
+        if name != "MatMul" and (inputs is None or _rank(inputs[1]) != 2):
+            return None
+        return "OI" if context.attrs.get(_TRANSPOSED[name]) else "IO"
+    return _WEIGHT_LAYOUTS.get(name)
+
+
+def _backward_type(context: OpContext) -> str | None:
+    name, forward = context.op_type, context.forward
+    word = forward["type"] if forward is not None else None
+    if not isinstance(word, str) or word not in WORDS:
+        # Some tool put a word of its own there.
+        word = None if forward is None else _type(forward.op_type, context)
+    if name in _CUDNN_GRADIENTS:
+        return None if word is None else backward_word(word)
+    if word is not None and (name in _OWN.get(word, ()) or OP_TYPES.get(name) == word):
+        return backward_word(word)
+    return BACKWARD_TYPES.get(name)
+
+
+def _rank(value: Any) -> int | None:
+    """Number of axes of a tensor, None where it is not known."""
+    shape = getattr(value, "shape", None)
+    rank = getattr(shape, "rank", None)
+    if rank is None and isinstance(shape, tuple):
+        rank = len(shape)
+    return rank if isinstance(rank, int) else None
+
+
+def _text(value: Any) -> str:
+    """An attribute of type string, which comes as bytes or as text."""
+    return value.decode() if isinstance(value, bytes) else str(value)

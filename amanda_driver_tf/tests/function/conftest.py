@@ -1,0 +1,27 @@
+"""Each test starts with the same random numbers and leaves no tool applied."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import pytest
+import tensorflow as tf
+
+from amanda_driver_tf._state import STATE
+
+with_one_thread_each = tf.config.threading
+with_one_thread_each.set_intra_op_parallelism_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _same_start_and_nothing_left() -> Iterator[None]:
+    tf.random.set_seed(0)
+    yield
+    assert STATE.attachment is None
+    assert not STATE.quiet
+    assert not STATE.running
+    assert STATE.carried is None
+    assert STATE.arriving is None

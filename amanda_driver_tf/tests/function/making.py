@@ -1,0 +1,470 @@
+"""Programs that are run twice: in functions with tools, and eagerly with the edits written in.
+
+`Ops` runs operators by their names. Its twin, which no tool watches, does at each of them what the
+tools were asked to do there: an edited value takes the place of the original and its gradient is
+passed straight through, by `tf.custom_gradient`, at every order of differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import amanda
+from amanda import OpContext, Tool
+
+Routine = Callable[..., Any]
+Positions = Sequence[int] | None
+
+
+class Edit(NamedTuple):
+    """One request of a tool.
+
+    Attributes:
+        name: Name of the op, or its type.
+        kind: ``before``, ``after``, ``replace``, ``grad_out``, ``grad_in`` or ``backward``.
+        routine: What is inserted.
+        position: The one input, output or gradient that it gets; None for all.
+        autodiff: Whether it is differentiated.
+    """
+
+    name: str
+    kind: str
+    routine: Routine
+    position: int | None = None
+    autodiff: bool = False
+
+
+def tool(
+    analyse: Callable[[OpContext], Any],
+    op_type: str | None = None,
+    *,
+    backward: bool = False,
+    require_outputs: bool = False,
+) -> Tool:
+    """A tool with one analysis routine, for one type of (backward) op or for all."""
+
+    def chosen(context: OpContext) -> None:
+        if op_type in (None, context.op_type):
+            analyse(context)
+
+    made = Tool()
+    made.add_inst_for_op(chosen, backward, require_outputs)
+    return made
+
+
+_METHODS = {
+    "before": ("insert_before_op", "inputs"),
+    "after": ("insert_after_op", "outputs"),
+    "replace": ("replace_op", "inputs"),
+    "grad_out": ("insert_before_backward_op", "grad_outputs"),
+    "grad_in": ("insert_after_backward_op", "grad_inputs"),
+    "backward": ("replace_backward_op", "grad_outputs"),
+}
+
+
+def editing(*edits: Edit) -> Tool:
+    """A tool that does what the edits say, to all ops of a name or type."""
+
+    def analyse(context: OpContext) -> None:
+        for edit in edits:
+            if edit.name not in (context.op_type, context.name.rpartition("/")[2]):
+                continue
+            method, selects = _METHODS[edit.kind]
+            positions = None if edit.position is None else [edit.position]
+            switch = amanda.autodiff_enabled if edit.autodiff else amanda.autodiff_disabled
+            with switch():
+                getattr(context, method)(edit.routine, **{selects: positions})
+
+    return tool(analyse)
+
+
+def before(op: str, routine: Routine, position: int | None = None) -> Tool:
+    """A tool that inserts `routine` before every op of a name or type."""
+    return editing(Edit(op, "before", routine, position))
+
+
+def after(op: str, routine: Routine, position: int | None = None) -> Tool:
+    """A tool that inserts `routine` after every op of a name or type."""
+    return editing(Edit(op, "after", routine, position))
+
+
+def at_outputs(op: str, routine: Routine, position: int | None = None) -> Tool:
+    """A tool that inserts at the gradients of outputs (aligned)."""
+    return editing(Edit(op, "grad_out", routine, position))
+
+
+def at_inputs(op: str, routine: Routine, position: int | None = None) -> Tool:
+    """A tool that inserts at the gradients of inputs (aligned)."""
+    return editing(Edit(op, "grad_in", routine, position))
+
+
+def watching() -> tuple[list[str], Tool]:
+    """The types of the forward ops that run, and the tool that writes them down."""
+    seen: list[str] = []
+
+    def analyse(context: OpContext) -> None:
+        op_type = context.op_type
+        context.insert_before_op(lambda *values: seen.append(op_type))
+
+    return seen, tool(analyse)
+
+
+def watching_backward() -> tuple[list[tuple[str, str | None]], Tool]:
+    """The backward ops that run, each with the type of its forward op, and the tool."""
+    seen: list[tuple[str, str | None]] = []
+
+    def analyse(context: OpContext) -> None:
+        forward = context.forward.op_type if context.forward is not None else None
+        pair = (context.op_type, forward)
+        context.insert_before_backward_op(lambda *grads: seen.append(pair))
+
+    return seen, tool(analyse, backward=True)
+
+
+def analysed(backward: bool = False) -> tuple[list[OpContext], Tool]:
+    """The contexts that are analysed, and the tool that collects them."""
+    contexts: list[OpContext] = []
+    return contexts, tool(contexts.append, backward=backward)
+
+
+def straight(value: Any, routine: Routine) -> Any:
+    """`routine(value)`, with the gradient of `value`."""
+    if not value.dtype.is_floating:
+        return routine(value)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(tensor: Any) -> Any:
+        new = routine(tensor)
+        new = tf.identity(tensor) if new is None else tf.convert_to_tensor(new)
+        return new, lambda gradient: gradient
+
+    return run(value)
+
+
+def at_gradient(value: Any, routine: Routine) -> Any:
+    """`value`, whose gradient is changed by `routine`."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(tensor: Any) -> Any:
+        def back(gradient: Any) -> Any:
+            return straight(gradient, routine)
+
+        return tf.identity(tensor), back
+
+    return run(value) if value.dtype.is_floating else value
+
+
+class Ops:
+    """Runs operators; for the twin, with `edits` done to them where they stand.
+
+    A program gets one of these, and tensors; what it returns is differentiated.
+    """
+
+    def __init__(self, edits: Iterable[Edit] | None = None) -> None:
+        self.edits = None if edits is None else list(edits)
+        self._functions: dict[Callable[..., Any], Any] = {}
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether edits are written in, and functions, loops and branches are Python's."""
+        return self.edits is not None
+
+    def __call__(self, op_type: str, name: str, *inputs: Any, **attrs: Any) -> Any:
+        """Run an op with one output."""
+
+        def run(*values: Any) -> Any:
+            return _RUN[op_type](*values, name=name, **attrs)
+
+        if self.edits is None:
+            return run(*inputs)
+        mine = [edit for edit in self.edits if edit.name in (op_type, name)]
+        values = [tf.convert_to_tensor(value) for value in inputs]
+        for edit in reversed([edit for edit in mine if edit.kind == "grad_in"]):
+            values[edit.position or 0] = at_gradient(values[edit.position or 0], edit.routine)
+        for edit in mine:
+            if edit.kind == "before":
+                position = edit.position or 0
+                if edit.autodiff:
+                    values[position] = edit.routine(values[position])
+                else:
+                    values[position] = straight(values[position], edit.routine)
+        for edit in mine:
+            if edit.kind == "replace":
+                run = edit.routine
+        for edit in mine:
+            if edit.kind == "backward":
+                run = _with_backward(run, edit.routine)
+        output = run(*values)
+        for edit in mine:
+            if edit.kind == "after":
+                output = edit.routine(output) if edit.autodiff else straight(output, edit.routine)
+        for edit in reversed([edit for edit in mine if edit.kind == "grad_out"]):
+            output = at_gradient(output, edit.routine)
+        return output
+
+    def call(self, function: Callable[..., Any], *values: Any) -> Any:
+        """Call a function of the program's, as a `tf.function` of its own."""
+        if self.is_twin:
+            return function(*values)
+        if function not in self._functions:
+            self._functions[function] = tf.function(function, autograph=False)
+        return self._functions[function](*values)
+
+    def loop(self, times: int, body: Callable[..., Any], *state: Any, **kwargs: Any) -> list[Any]:
+        """`state = body(*state)`, so many times."""
+        if self.is_twin:
+            for _ in range(times):
+                state = tuple(body(*state))
+            return list(state)
+        _, *results = tf.while_loop(
+            lambda i, *_: i < times,
+            lambda i, *values: [i + 1, *body(*values)],
+            [tf.constant(0), *state],
+            **kwargs,
+        )
+        return results
+
+    def choose(self, which: Any, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
+        """One of two branches."""
+        if self.is_twin:
+            return then() if bool(which) else other()
+        return tf.cond(which, then, other)
+
+
+_RUN: dict[str, Callable[..., Any]] = {
+    "MatMul": tf.linalg.matmul,
+    "Mul": lambda x, y, name: tf.raw_ops.Mul(x=x, y=y, name=name),
+    "AddV2": lambda x, y, name: tf.raw_ops.AddV2(x=x, y=y, name=name),
+    "Sub": lambda x, y, name: tf.raw_ops.Sub(x=x, y=y, name=name),
+    "RealDiv": lambda x, y, name: tf.raw_ops.RealDiv(x=x, y=y, name=name),
+    "Maximum": lambda x, y, name: tf.raw_ops.Maximum(x=x, y=y, name=name),
+    "Tanh": tf.tanh,
+    "Sigmoid": tf.sigmoid,
+    "Exp": tf.exp,
+    "Relu": tf.nn.relu,
+    "Softplus": tf.nn.softplus,
+    "Square": tf.square,
+    "Neg": tf.negative,
+    "Identity": tf.identity,
+    "Sum": tf.reduce_sum,
+    "Softmax": tf.nn.softmax,
+}
+
+
+def _with_backward(run: Routine, routine: Routine) -> Routine:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def replaced(*values: Any) -> Any:
+        return run(*values), lambda gradient: routine(gradient)
+
+    return lambda *values: replaced(*values)
+
+
+Program = Callable[..., Any]
+
+
+def gradients_outside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """The program's result and its gradients, by a tape around the function."""
+    run: Any = lambda *given: program(ops, *given)  # noqa: E731
+    if function:
+        run = tf.function(run, autograph=False)
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        result = run(*values)
+    return [result, *tape.gradient(result, values)]
+
+
+def gradients_inside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """The program's result and its gradients, by a tape inside the function."""
+
+    def run(*given: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            result = program(ops, *given)
+        return [result, *tape.gradient(result, given)]
+
+    return list((tf.function(run, autograph=False) if function else run)(*values))
+
+
+def gradients_symbolic(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """The program's result and its gradients, by `tf.gradients` inside the function."""
+    if not function:
+        return gradients_inside(program, ops, values, False)
+
+    def run(*given: Any) -> list[Any]:
+        result = program(ops, *given)
+        return [result, *tf.gradients(result, given)]
+
+    return list(tf.function(run, autograph=False)(*values))
+
+
+def gradients_twice(program: Program, ops: Ops, values: Sequence[Any], function: bool) -> list[Any]:
+    """Second derivatives: the inner tape in the function, the outer around it."""
+
+    def run(*given: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            result = program(ops, *given)
+        return [result, *tape.gradient(result, given)]
+
+    chosen: Any = tf.function(run, autograph=False) if function else run
+    with tf.GradientTape() as outer:
+        outer.watch(values)
+        first = chosen(*values)
+        total = tf.add_n([tf.reduce_sum(tf.sin(g)) for g in first[1:] if g is not None])
+    return [*first, *outer.gradient(total, values)]
+
+
+def gradients_twice_inside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """Second derivatives, both tapes in the function."""
+
+    def run(*given: Any) -> Any:
+        return gradients_twice(program, ops, given, False)
+
+    return list((tf.function(run, autograph=False) if function else run)(*values))
+
+
+def gradients_twice_outside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """Second derivatives, both tapes around the function."""
+    run: Any = lambda *given: program(ops, *given)  # noqa: E731
+    if function:
+        run = tf.function(run, autograph=False)
+    with tf.GradientTape() as outer:
+        outer.watch(values)
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            result = run(*values)
+        first = tape.gradient(result, values)
+        total = tf.add_n([tf.reduce_sum(tf.sin(g)) for g in first if g is not None])
+    return [result, *first, *outer.gradient(total, values)]
+
+
+def jacobians(program: Program, ops: Ops, values: Sequence[Any], function: bool) -> list[Any]:
+    """The jacobian of the result, by a tape inside the function."""
+
+    def run(*given: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            result = program(ops, *given)
+        return list(tape.jacobian(result, given, experimental_use_pfor=False))
+
+    return list((tf.function(run, autograph=False) if function else run)(*values))
+
+
+#: Ways to differentiate a program twice.
+TWICE = {
+    "inside and outside": gradients_twice,
+    "twice inside": gradients_twice_inside,
+    "twice outside": gradients_twice_outside,
+}
+
+#: Ways to differentiate a program.
+WAYS = {
+    "outside": gradients_outside,
+    "inside": gradients_inside,
+    "tf.gradients": gradients_symbolic,
+}
+
+
+class Unchanged(Exception):
+    """The edits change nothing, so that a test of them would be one of nothing."""
+
+
+def check(program: Program, values: Sequence[Any], edits: Sequence[Edit], way: str) -> list[Any]:
+    """Compare a program under a tool with the twin that has the edits written in.
+
+    Also that the edits make a difference, and that nothing stays once the tools are left.
+    """
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    differentiate = {**WAYS, **TWICE, "jacobian": jacobians}[way]
+    wanted = differentiate(program, Ops(edits), tensors, False)
+    with amanda.apply(editing(*edits)):
+        found = differentiate(program, Ops(), tensors, True)
+    close([_zeros(w, f) for f, w in zip(found, wanted, strict=True)], wanted)
+    plain = differentiate(program, Ops([]), tensors, False)
+    if not _differ(plain, wanted):
+        raise Unchanged
+    return found
+
+
+def _zeros(wanted: Any, found: Any) -> Any:
+    # Loops and branches give zeros where Python's, in the twin, have no gradient.
+    return None if wanted is None and found is not None and not dense(found).any() else found
+
+
+def _differ(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return any(
+        (a is None) != (b is None) or (a is not None and not np.array_equal(dense(a), dense(b)))
+        for a, b in zip(these, those, strict=True)
+    )
+
+
+def dense(value: Any) -> Any:
+    """A tensor, or slices, as an array."""
+    return tf.convert_to_tensor(value).numpy()
+
+
+def equal(actual: Any, expected: Any) -> None:
+    """Compare values, shapes and dtypes bit by bit."""
+    _compare(actual, expected, np.testing.assert_array_equal)
+
+
+def close(actual: Any, expected: Any) -> None:
+    """Compare values whose sums may have another order."""
+
+    def near(found: Any, wanted: Any) -> None:
+        if np.issubdtype(wanted.dtype, np.floating):
+            assert np.isfinite(wanted).all(), "the expectation is not finite"
+            fine = wanted.dtype == np.float64
+            rtol, atol = (1e-9, 1e-10) if fine else (1e-5, 1e-6)
+            np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol)
+        else:
+            np.testing.assert_array_equal(found, wanted)
+
+    _compare(actual, expected, near)
+
+
+def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> None:
+    if isinstance(expected, (list, tuple)):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            _compare(one, other, compare)
+        return
+    if expected is None or actual is None:
+        assert actual is None
+        assert expected is None
+        return
+    one, other = dense(actual), dense(expected)
+    assert one.dtype == other.dtype
+    assert one.shape == other.shape
+    compare(one, other)
+
+
+def values(*shapes: Sequence[int], dtype: Any = tf.float64) -> list[Any]:
+    """Random tensors, the same for the same shapes."""
+    random = np.random.default_rng(0)
+    return [tf.constant(random.normal(size=shape), dtype) for shape in shapes]
+
+
+@contextmanager
+def nothing_shown() -> Iterator[None]:
+    """Extent after which TensorFlow is as it was."""
+    from tensorflow.python.eager import context
+
+    before = context.Context.call_function
+    yield
+    assert context.Context.call_function is before

@@ -1,0 +1,115 @@
+"""Programs under random edits, differentiated in every way, against twins that have them written in.
+
+The twins run eagerly, unwatched, with `tf.custom_gradient` in the place of the driver's work.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+
+from .making import TWICE, WAYS, Edit, Unchanged, check, values
+from .programs import OPS, PROGRAMS
+
+#: How many random sets of edits each program gets; more find more, in more time.
+ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "2"))
+
+X, W, V = values((2, 3), (3, 3), (3, 3))
+
+ROUTINES: list[Callable[[Any], Any]] = [
+    lambda t: t * 0.5 + 0.3,
+    tf.sin,
+    lambda t: tf.where(t > 0, t, 0.1 * t),
+]
+
+
+def one_edit(some: random.Random, name: str, kind: str) -> Edit:
+    inputs = OPS[name[0]]
+    position = some.randrange(inputs)
+    routine = some.choice(ROUTINES)
+    if kind == "replace":
+        routine = {1: lambda a: tf.cos(a) * a, 2: lambda a, b: tf.sin(a) * b + a}[inputs]
+    if kind == "backward":
+        routine = [lambda g: tf.sin(g) * 2, lambda g: (tf.sin(g) * 2, g * 3)][inputs - 1]
+    if some.random() < 0.3:
+        routine = amanda.staged(lambda *values, inner=routine: inner(*values))
+    kind, _, differentiated = kind.partition(" ")
+    if kind in ("replace", "backward"):
+        return Edit(name, kind, routine)
+    return Edit(
+        name, kind, routine, position if kind in ("before", "grad_in") else 0, bool(differentiated)
+    )
+
+
+KINDS = ["before", "after", "grad_out", "grad_in", "before autodiff", "after autodiff"]
+# Replacements take the shape of their inputs and give it back.
+ELEMENTWISE = "tgeipqad"
+
+
+def some_edits(some: random.Random, names: list[str], kinds: list[str]) -> list[Edit]:
+    edits: list[Edit] = []
+    for _ in range(some.choice([1, 1, 2, 3])):
+        name, kind = some.choice(names), some.choice(kinds)
+        if kind in ("replace", "backward"):
+            taken = any(e.name == name and e.kind == kind for e in edits)
+            # Those of the other kind would be of another shape where inputs are broadcast.
+            if taken or name[0] not in ELEMENTWISE:
+                continue
+        edits.append(one_edit(some, name, kind))
+    return edits
+
+
+def run(program: Any, edits: list[Edit], way: str) -> None:
+    try:
+        check(program, [X, W, V], edits, way)
+    except Unchanged:
+        pass  # A random edit may be of what the way of differentiation does not look at.
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
+def test_random_edits(program: Any, way: str) -> None:
+    some = random.Random(f"{program.__name__} {way}")
+    kinds = [*KINDS]
+    if program.__name__ != "passed_through":
+        kinds += ["replace", "backward"]
+    for _ in range(ROUNDS):
+        run(program, some_edits(some, PROGRAMS[program].split(), kinds), way)
+
+
+@pytest.mark.parametrize("way", TWICE)
+@pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
+def test_second_derivatives_under_random_edits(program: Any, way: str) -> None:
+    some = random.Random(f"{program.__name__} {way}")
+    for _ in range((ROUNDS + 1) // 2):
+        run(program, some_edits(some, PROGRAMS[program].split(), ["before", "after"]), way)
+
+
+@pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
+def test_every_input_edited_of_every_op(program: Any) -> None:
+    names = PROGRAMS[program].split()
+    edits = [
+        Edit(name, "before", lambda t: t * 0.9 + 0.1, position)
+        for name in names
+        for position in range(OPS[name[0]])
+    ]
+    run(program, edits, "outside")
+
+
+@pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
+def test_edits_that_give_back_what_they_got_change_nothing(program: Any) -> None:
+    names = PROGRAMS[program].split()
+    edits = [
+        Edit(name, kind, lambda t: t, 0)
+        for name in names
+        for kind in ("before", "after", "grad_out", "grad_in")
+    ]
+    with pytest.raises(Unchanged):
+        check(program, [X, W, V], edits, "inside")

@@ -1,0 +1,401 @@
+"""Programs that are built twice: as a graph that tools instrument, and with the edits written in.
+
+`Ops` makes operators by their names. Its twin does at each of them what the tools were asked to do
+there: an edited value takes the place of the original and its gradient is passed straight through,
+by `tf.custom_gradient`. The twin runs without tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
+
+import amanda
+from amanda import OpContext, Tool
+
+v1 = tf.compat.v1
+
+Routine = Callable[..., Any]
+Program = Callable[..., Any]
+
+
+class Edit(NamedTuple):
+    """One request of a tool.
+
+    Attributes:
+        name: Name of the op (its last part), or its type.
+        kind: ``before``, ``after``, ``replace``, ``grad_out``, ``grad_in`` or ``backward``.
+        routine: What is inserted.
+        position: The one input, output or gradient that it gets; None for all.
+        autodiff: Whether it is differentiated.
+    """
+
+    name: str
+    kind: str
+    routine: Routine
+    position: int | None = None
+    autodiff: bool = False
+
+
+def tool(
+    analyse: Callable[[OpContext], Any],
+    op: str | None = None,
+    *,
+    backward: bool = False,
+    require_outputs: bool = False,
+) -> Tool:
+    """A tool with one analysis routine, for the ops of a name or type, or for all."""
+
+    def chosen(context: OpContext) -> None:
+        if op in (None, context.op_type, context.name, context.name.rpartition("/")[2]):
+            analyse(context)
+
+    made = Tool()
+    made.add_inst_for_op(chosen, backward, require_outputs)
+    return made
+
+
+_METHODS = {
+    "before": ("insert_before_op", "inputs"),
+    "after": ("insert_after_op", "outputs"),
+    "replace": ("replace_op", "inputs"),
+    "grad_out": ("insert_before_backward_op", "grad_outputs"),
+    "grad_in": ("insert_after_backward_op", "grad_inputs"),
+    "backward": ("replace_backward_op", "grad_outputs"),
+}
+
+
+def editing(*edits: Edit) -> Tool:
+    """A tool that does what the edits say, to all forward ops of a name or type."""
+
+    def analyse(context: OpContext) -> None:
+        for edit in edits:
+            if edit.name not in (context.op_type, context.name.rpartition("/")[2]):
+                continue
+            method, selects = _METHODS[edit.kind]
+            positions = None if edit.position is None else [edit.position]
+            switch = amanda.autodiff_enabled if edit.autodiff else amanda.autodiff_disabled
+            with switch():
+                getattr(context, method)(edit.routine, **{selects: positions})
+
+    return tool(analyse)
+
+
+def before(op: str, routine: Routine, position: int | None = None) -> Tool:
+    """A tool that inserts `routine` before every op of a name or type."""
+    return editing(Edit(op, "before", routine, position))
+
+
+def after(op: str, routine: Routine, position: int | None = None) -> Tool:
+    """A tool that inserts `routine` after every op of a name or type."""
+    return editing(Edit(op, "after", routine, position))
+
+
+def counting(op: str | None = None) -> tuple[list[str], Tool]:
+    """The names of the forward ops that run, once for each time, and the tool."""
+    seen: list[str] = []
+
+    def analyse(context: OpContext) -> None:
+        name = context.name
+        context.insert_after_op(lambda *values: seen.append(name))
+
+    return seen, tool(analyse, op)
+
+
+def analysed(backward: bool = False) -> tuple[list[OpContext], Tool]:
+    """The contexts that are analysed, and the tool that collects them."""
+    contexts: list[OpContext] = []
+    return contexts, tool(contexts.append, backward=backward)
+
+
+def analysing(visit: Callable[[OpContext], Any]) -> Tool:
+    """A tool that analyses forward and backward ops alike."""
+    made = Tool()
+    made.add_inst_for_op(visit)
+    made.add_inst_for_op(visit, backward=True)
+    return made
+
+
+def double(value: Any) -> Any:
+    """An edit."""
+    return value * 2.0
+
+
+def straight(value: Any, routine: Routine) -> Any:
+    """`routine(value)`, with the gradient of `value`."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(tensor: Any) -> Any:
+        new = routine(tensor)
+        new = tf.identity(tensor) if new is None else tf.convert_to_tensor(new)
+        return new, lambda gradient: gradient
+
+    return run(value)
+
+
+def at_gradient(value: Any, routine: Routine) -> Any:
+    """`value`, whose gradient is changed by `routine`."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(tensor: Any) -> Any:
+        def back(gradient: Any) -> Any:
+            new = routine(gradient)
+            return gradient if new is None else new
+
+        return tf.identity(tensor), back
+
+    return run(value) if value.dtype.is_floating else value
+
+
+class Ops:
+    """Makes operators; for the twin, with `edits` done to them where they stand."""
+
+    def __init__(self, edits: Iterable[Edit] | None = None) -> None:
+        self.edits = None if edits is None else list(edits)
+
+    def __call__(self, op_type: str, name: str, *inputs: Any, **attrs: Any) -> Any:
+        """Make an op with one output."""
+
+        def run(*values: Any) -> Any:
+            return _RUN[op_type](*values, name=name, **attrs)
+
+        if self.edits is None:
+            return run(*inputs)
+        mine = [edit for edit in self.edits if edit.name in (op_type, name)]
+        values = [tf.convert_to_tensor(value) for value in inputs]
+        for edit in reversed([edit for edit in mine if edit.kind == "grad_in"]):
+            for index in _positions(edit, values):
+                values[index] = at_gradient(values[index], edit.routine)
+        for edit in mine:
+            if edit.kind == "before":
+                for index in _positions(edit, values):
+                    value = values[index]
+                    values[index] = (
+                        edit.routine(value) if edit.autodiff else straight(value, edit.routine)
+                    )
+        for edit in mine:
+            if edit.kind == "replace":
+                run = edit.routine
+            if edit.kind == "backward":
+                run = _with_backward(run, edit.routine)
+        output = run(*values)
+        for edit in mine:
+            if edit.kind == "after":
+                output = edit.routine(output) if edit.autodiff else straight(output, edit.routine)
+        for edit in reversed([edit for edit in mine if edit.kind == "grad_out"]):
+            output = at_gradient(output, edit.routine)
+        return output
+
+
+def _positions(edit: Edit, values: Sequence[Any]) -> Sequence[int]:
+    return range(len(values)) if edit.position is None else [edit.position]
+
+
+def _with_backward(run: Routine, routine: Routine) -> Routine:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def replaced(*values: Any) -> Any:
+        return run(*values), lambda gradient: routine(gradient)
+
+    return lambda *values: replaced(*values)
+
+
+_RUN: dict[str, Callable[..., Any]] = {
+    "MatMul": lambda x, y, name, **a: tf.raw_ops.MatMul(a=x, b=y, name=name, **a),
+    "Mul": lambda x, y, name: tf.raw_ops.Mul(x=x, y=y, name=name),
+    "AddV2": lambda x, y, name: tf.raw_ops.AddV2(x=x, y=y, name=name),
+    "Sub": lambda x, y, name: tf.raw_ops.Sub(x=x, y=y, name=name),
+    "RealDiv": lambda x, y, name: tf.raw_ops.RealDiv(x=x, y=y, name=name),
+    "Maximum": lambda x, y, name: tf.raw_ops.Maximum(x=x, y=y, name=name),
+    "BiasAdd": lambda x, y, name: tf.raw_ops.BiasAdd(value=x, bias=y, name=name),
+    "Conv2D": lambda x, y, name: tf.raw_ops.Conv2D(
+        input=x, filter=y, strides=[1, 1, 1, 1], padding="SAME", name=name
+    ),
+    "MaxPool": lambda x, name: tf.raw_ops.MaxPool(
+        input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="SAME", name=name
+    ),
+    "Tanh": tf.tanh,
+    "Sigmoid": tf.sigmoid,
+    "Exp": tf.exp,
+    "Log": tf.math.log,
+    "Relu": tf.nn.relu,
+    "Softmax": tf.nn.softmax,
+    "Softplus": tf.nn.softplus,
+    "Square": tf.square,
+    "Neg": tf.negative,
+    "Identity": tf.identity,
+    "Sum": tf.reduce_sum,
+    "Mean": tf.reduce_mean,
+    "Sin": tf.sin,
+}
+
+
+class Built(NamedTuple):
+    """A program as a graph.
+
+    Attributes:
+        graph: The graph.
+        fetches: The result, and its gradients with respect to the inputs.
+        feeds: Values of placeholders.
+        init: Initialises the variables.
+    """
+
+    graph: Any
+    fetches: list[Any]
+    feeds: dict[Any, Any]
+    init: Any
+
+
+def build(
+    program: Program,
+    values: Sequence[Any],
+    edits: Sequence[Edit] | None = None,
+    kind: str = "placeholder",
+    **how: Any,
+) -> Built:
+    """Build a program and its gradients.
+
+    Args:
+        program: Gets `Ops` and tensors (or variables); what it returns is differentiated.
+        values: Its inputs.
+        edits: What is written in; None leaves the ops to tools.
+        kind: Whether its inputs are ``placeholder``, ``resource`` or ``reference``.
+        **how: Passed to `tf.compat.v1.gradients`.
+    """
+    graph = tf.Graph()
+    with graph.as_default():
+        inputs: list[Any] = []
+        feeds: dict[Any, Any] = {}
+        for index, value in enumerate(values):
+            array = np.asarray(value)
+            if kind == "placeholder" or not np.issubdtype(array.dtype, np.floating):
+                inputs.append(v1.placeholder(array.dtype, array.shape, f"in{index}"))
+                feeds[inputs[-1]] = array
+            else:
+                resource = kind == "resource"
+                inputs.append(v1.Variable(array, name=f"in{index}", use_resource=resource))
+        result = program(Ops(edits), *inputs)
+        gradients = v1.gradients(result, inputs, **how)
+        init = v1.global_variables_initializer()
+    return Built(graph, [result, *gradients], feeds, init)
+
+
+def new_session(graph: Any, **how: Any) -> Any:
+    """A session with few threads."""
+    config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+    return v1.Session(graph=graph, config=config, **how)
+
+
+def run(built: Built) -> list[Any]:
+    """Run a program without tools."""
+    with new_session(built.graph) as session:
+        session.run(built.init)
+        return results(session, built)
+
+
+def results(session: Any, built: Built) -> list[Any]:
+    """What a program gives in a session; None for gradients that there are not."""
+    there = [fetch for fetch in built.fetches if fetch is not None]
+    found = iter(session.run(there, built.feeds))
+    return [None if fetch is None else next(found) for fetch in built.fetches]
+
+
+def check(
+    program: Program,
+    values: Sequence[Any],
+    edits: Sequence[Edit],
+    kind: str = "placeholder",
+    tools: Sequence[Tool] | None = None,
+    **how: Any,
+) -> list[Any]:
+    """Compare a program under tools with the twin that has the edits written in.
+
+    Also that the edits make a difference, that a second run gives the same, and that nothing of
+    them is seen in the graph and stays in the session once the tools are left.
+    """
+    wanted = run(build(program, values, edits, kind, **how))
+    built = build(program, values, None, kind, **how)
+    shown = serialised(built.graph)
+    with new_session(built.graph) as session:
+        session.run(built.init)
+        plain = results(session, built)
+        with amanda.apply(*(tools if tools is not None else [editing(*edits)])):
+            found = results(session, built)
+            again = results(session, built)
+        later = results(session, built)
+    close(found, wanted)
+    equal(again, found)
+    equal(later, plain)
+    assert serialised(built.graph) == shown
+    assert _differ(plain, wanted), "the edits change nothing: a test of nothing"
+    return found
+
+
+def serialised(graph: Any) -> bytes:
+    """The graph as its owner sees it, byte for byte."""
+    return bytes(graph.as_graph_def(add_shapes=True).SerializeToString(deterministic=True))
+
+
+def all_ops(graph: Any) -> int:
+    """How many ops a graph has, hidden ones too."""
+    return len(tf.Graph.get_operations(graph))
+
+
+def _differ(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return any(
+        (a is None) != (b is None) or (a is not None and not np.array_equal(dense(a), dense(b)))
+        for a, b in zip(these, those, strict=True)
+    )
+
+
+def dense(value: Any) -> Any:
+    """An array; of slices, what they add up to."""
+    if isinstance(value, IndexedSlicesValue):
+        rows = int(max(value.indices)) + 1 if value.dense_shape is None else value.dense_shape[0]
+        full = np.zeros((int(rows), *value.values.shape[1:]), value.values.dtype)
+        np.add.at(full, value.indices, value.values)
+        return full
+    return np.asarray(value)
+
+
+def equal(actual: Any, expected: Any) -> None:
+    """Compare values, shapes and dtypes bit by bit."""
+    _compare(actual, expected, np.testing.assert_array_equal)
+
+
+def close(actual: Any, expected: Any) -> None:
+    """Compare values whose sums may have another order."""
+
+    def near(found: Any, wanted: Any) -> None:
+        if np.issubdtype(wanted.dtype, np.floating):
+            assert np.isfinite(wanted).all(), "the expectation is not finite"
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(found, wanted)
+
+    _compare(actual, expected, near)
+
+
+def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> None:
+    if isinstance(expected, (list, tuple)) and not isinstance(expected, IndexedSlicesValue):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            _compare(one, other, compare)
+        return
+    if expected is None or actual is None:
+        assert actual is None
+        assert expected is None
+        return
+    one, other = dense(actual), dense(expected)
+    assert one.dtype == other.dtype
+    assert one.shape == other.shape
+    compare(one, other)
+
+
+def arrays(*shapes: Sequence[int], seed: int = 0) -> list[Any]:
+    """Random arrays, the same for the same shapes."""
+    random = np.random.default_rng(seed)
+    return [random.normal(size=shape).astype(np.float32) for shape in shapes]

@@ -1,0 +1,248 @@
+"""Hidden clones: the graph shows what its owner built, and goes on growing as it would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+import amanda
+
+from .making import all_ops, before, close, double, new_session, serialised, v1
+
+
+class Small:
+    """A graph with a while loop of functions, a collection and gradients."""
+
+    def __init__(self) -> None:
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.x = v1.placeholder(tf.float32, [2, 2], "x")
+            self.w = v1.get_variable("w", initializer=np.eye(2, dtype=np.float32))
+            self.mm = tf.matmul(self.x, self.w, name="mm")
+            with v1.name_scope("scope"):
+                self.act = tf.tanh(self.mm, name="act")
+            self.total = tf.reduce_sum(self.act, name="total")
+            self.grads = tf.gradients(self.total, [self.x, self.w])
+            v1.add_to_collection("mine", self.act)
+            v1.summary.scalar("sum", self.total)
+
+    def grow(self) -> list[str]:
+        """Add to the graph; the names of what was added."""
+        with self.graph.as_default():
+            added = [
+                tf.matmul(self.x, self.w, name="mm"),
+                tf.tanh(self.mm, name="scope/act"),
+                tf.constant(1.0),
+                *tf.gradients(self.total, [self.x, self.w]),
+                *tf.gradients(self.act, [self.mm]),
+                tf.add(1.0, 2.0, name="amanda_1"),
+            ]
+            v1.train.AdamOptimizer().minimize(self.total)
+            v1.train.Saver(name="amanda")
+        return [tensor.name for tensor in added] + [op.name for op in self.graph.get_operations()]
+
+
+GIVEN = np.array([[0.1, 0.2], [0.3, 0.4]], np.float32)
+
+
+def run_under_tools(small: Small, session: Any) -> None:
+    session.run(small.w.initializer)
+    with amanda.apply(before("mm", double, 1)):
+        close(session.run([small.mm, *small.grads], {small.x: GIVEN})[0], 2 * GIVEN)
+
+
+ANSWERS: dict[str, Callable[[Any], Any]] = {
+    "graph_def": serialised,
+    "from version": lambda g: g.as_graph_def(from_version=3).SerializeToString(deterministic=True),
+    "operations": lambda g: [op.name for op in g.get_operations()],
+    "num_operations": lambda g: g.num_operations(),
+    "version": lambda g: g.version,
+    "versions": lambda g: str(g.graph_def_versions),
+    "collections": lambda g: {k: list(map(str, g.get_collection(k))) for k in g.collections},
+    "names": lambda g: dict(g._names_in_use),
+    "functions": lambda g: sorted(g._functions),
+    "class": lambda g: (type(g).__name__, type(g).__module__, isinstance(g, tf.Graph)),
+    "unique": lambda g: g.unique_name("amanda", mark_as_used=False),
+    "finalized": lambda g: g.finalized,
+    "seed": lambda g: g.seed,
+    "readers": lambda g: {
+        t.name: [op.name for op in t.consumers()] for op in g.get_operations() for t in op.outputs
+    },
+    "meta graph": lambda g: v1.train.export_meta_graph(
+        graph=g, clear_devices=False
+    ).SerializeToString(deterministic=True),
+    "control inputs": lambda g: {
+        op.name: [c.name for c in op.control_inputs] for op in g.get_operations()
+    },
+    "stats": lambda g: str(v1.profiler.profile(g, cmd="scope", options=_silent())),
+}
+
+
+def _silent() -> Any:
+    builder = v1.profiler.ProfileOptionBuilder
+    return builder(builder.trainable_variables_parameter()).with_empty_output().build()
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_an_answer_of_the_graph_stays_what_it_was(what: str) -> None:
+    small, ask = Small(), ANSWERS[what]
+    with new_session(small.graph) as session:
+        expected = ask(small.graph)
+        run_under_tools(small, session)
+        assert all_ops(small.graph) > small.graph.num_operations()
+        assert ask(small.graph) == expected
+        with amanda.apply(before("mm", double, 1)):
+            session.run(small.mm, {small.x: GIVEN})
+            assert ask(small.graph) == expected
+
+
+def test_hidden_ops_cannot_be_had_by_name() -> None:
+    small = Small()
+    with new_session(small.graph) as session:
+        run_under_tools(small, session)
+        shown = {op.name for op in small.graph.get_operations()}
+        hidden = [op.name for op in tf.Graph.get_operations(small.graph) if op.name not in shown]
+        assert hidden
+        for name in hidden:
+            for ask in (
+                lambda n: small.graph.get_operation_by_name(n),
+                lambda n: small.graph.get_tensor_by_name(f"{n}:0"),
+                lambda n: small.graph.as_graph_element(n),
+                lambda n: small.graph.as_graph_element(f"{n}:0"),
+                lambda n: session.run(n),
+                lambda n: session.run(f"{n}:0"),
+            ):
+                with pytest.raises((KeyError, ValueError)) as caught:
+                    ask(name)
+                with pytest.raises(type(caught.value)) as unknown:
+                    ask("unknown")
+                assert str(caught.value).replace(name, "unknown") == str(unknown.value)
+
+
+def test_the_graph_grows_as_it_would_have() -> None:
+    other, small = Small(), Small()
+    expected = other.grow()
+    with new_session(small.graph) as session:
+        run_under_tools(small, session)
+        assert small.grow() == expected
+        assert serialised(small.graph) == serialised(other.graph)
+
+
+def test_ops_built_later_are_run_and_differentiated() -> None:
+    small = Small()
+    with new_session(small.graph) as session:
+        run_under_tools(small, session)
+        with small.graph.as_default():
+            second = tf.reduce_sum(tf.square(small.mm, name="square"))
+            later = tf.gradients(second, [small.x, small.w])
+        with amanda.apply(before("mm", double, 1)):
+            found = session.run([second, *later], {small.x: GIVEN})
+            with small.graph.as_default():
+                third = tf.gradients(tf.reduce_sum(later[0]), [small.w])
+            session.run(third, {small.x: GIVEN})
+        plain = session.run([second, *later], {small.x: GIVEN})
+    close(found, [4 * (GIVEN**2).sum(), 8 * GIVEN, 4 * GIVEN.T @ GIVEN])
+    close(plain, [(GIVEN**2).sum(), 2 * GIVEN, 2 * GIVEN.T @ GIVEN])
+
+
+def test_a_finalized_graph_stays_finalized() -> None:
+    small = Small()
+    small.graph.finalize()
+    with new_session(small.graph) as session:
+        run_under_tools(small, session)
+    assert small.graph.finalized
+    assert all_ops(small.graph) > small.graph.num_operations()
+    with small.graph.as_default(), pytest.raises(RuntimeError, match="finalized"):
+        tf.constant(1.0)
+
+
+def test_the_default_graph_is_hidden_from_as_well() -> None:
+    with tf.Graph().as_default() as graph:
+        a = v1.placeholder(tf.float32, [], "a")
+        b = tf.negative(a, name="neg")
+        shown = serialised(graph)
+        with (
+            v1.Session() as session,
+            tf.device("/cpu:0"),
+            tf.name_scope("open"),
+            tf.control_dependencies([b]),
+            amanda.apply(before("neg", double)),
+        ):
+            assert session.run(b, {a: 1.0}) == -2.0
+            assert v1.get_default_graph() is graph
+            c = tf.identity(b, "c")
+            assert c.op.name == "open/c"
+            assert [op.name for op in c.op.control_inputs] == ["neg"]
+        assert serialised(graph) != shown
+        assert not any("amanda" in op.name for op in graph.get_operations())
+
+
+def test_walking_the_graph_meets_no_hidden_op() -> None:
+    small = Small()
+    with new_session(small.graph) as session:
+        run_under_tools(small, session)
+    seen: set[Any] = set()
+    waiting = [small.x.op, small.total.op]
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        waiting += [reader for tensor in op.outputs for reader in tensor.consumers()]
+        waiting += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    shown = set(small.graph.get_operations())
+    assert seen <= shown
+
+
+def test_functions_of_graphs_stay_what_they_were() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [2], "x")
+        double_it = tf.function(lambda v: tf.negative(v, name="neg") * 2.0, autograph=False)
+        y = double_it(x)
+        grads = tf.gradients(y, x)
+    shown = serialised(graph)
+    with new_session(graph) as session, amanda.apply(before("neg", double)):
+        assert session.run(y, {x: [1.0, 2.0]}).tolist() == [-4.0, -8.0]
+        session.run(grads, {x: [1.0, 2.0]})
+    assert serialised(graph) == shown
+    with graph.as_default():
+        z = double_it(y)
+    with new_session(graph) as session:
+        assert session.run(z, {x: [1.0, 2.0]}).tolist() == [4.0, 8.0]
+
+
+def test_copies_of_the_graph_have_no_clones() -> None:
+    small = Small()
+    with new_session(small.graph) as session:
+        run_under_tools(small, session)
+        frozen = v1.graph_util.convert_variables_to_constants(
+            session, small.graph.as_graph_def(), ["total"]
+        )
+    assert not any("amanda" in node.name for node in frozen.node)
+    copied = tf.Graph()
+    with copied.as_default():
+        v1.import_graph_def(small.graph.as_graph_def(), name="copy")
+    assert len(copied.get_operations()) == small.graph.num_operations()
+    assert type(copied) is ops.Graph
+
+
+def test_gradients_of_the_same_tensors_do_not_walk_clones() -> None:
+    small = Small()
+    with new_session(small.graph) as session:
+        run_under_tools(small, session)
+        count = all_ops(small.graph)
+        with small.graph.as_default():
+            (grad,) = tf.gradients(small.total, [small.w])
+        added = all_ops(small.graph) - count
+        assert grad.name == "gradients_1/mm_grad/MatMul_1:0"
+        other = Small()
+        count = all_ops(other.graph)
+        with other.graph.as_default():
+            tf.gradients(other.total, [other.w])
+        assert added == all_ops(other.graph) - count
