@@ -93,9 +93,6 @@ VALUES = [value * 0.5 for value in arrays((3, 3), (3, 3))]
     ids=lambda e: f"{e.name}-{e.kind}",
 )
 def test_edits_around_a_differentiated_loop(new: bool, edit: Edit) -> None:
-    if edit.kind == "after" and edit.name == "last":
-        # Not seen by the gradient.
-        pass
     check(looping(), VALUES, [edit])
 
 
@@ -119,12 +116,25 @@ def test_edits_in_a_differentiated_loop(edit: Edit) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
+        Edit("inner", "grad_out", shifted, 0),
+        Edit("inner", "grad_in", shifted, 1),
+        Edit("inner", "grad_in", shifted, 0),
+        Edit("act", "grad_in", double, 0),
+        Edit("act", "backward", double),
+    ],
+    ids=lambda e: f"{e.name}-{e.kind}-{e.position}",
+)
+def test_edits_of_gradients_in_a_loop(new: bool, edit: Edit) -> None:
+    check(looping(), VALUES, [edit])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
         Edit("inner", "before", shifted, 1),
         Edit("act", "after", shifted, 0),
         Edit("act", "replace", tf.nn.softplus),
-        Edit("inner", "grad_out", shifted, 0),
-        Edit("inner", "grad_in", shifted, 1),
-        Edit("act", "backward", double),
+        Edit("act", "before", double, 0, True),
     ],
     ids=lambda e: f"{e.name}-{e.kind}",
 )

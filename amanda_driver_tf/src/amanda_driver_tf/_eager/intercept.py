@@ -143,7 +143,7 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
                 try:
                     return ORIGINALS.fast_path(ctx, op_name, name, *args)
                 except _Fallback:
-                    _hand_over(op_type, frame, found, args)
+                    _hand_over(op_type, frame, found, args, idle=True)
                     raise
             if _can_be_tagged(op_type, args):
                 return _tagged(op_type, found, frame, ctx, name, args, ())
@@ -192,7 +192,7 @@ def _tagged(
             STATE.eager = None
         result = ORIGINALS.fast_path(ctx, op_type.name, name, *args, *pair)
     except _Fallback:
-        _hand_over(op_type, frame, found, args)
+        _hand_over(op_type, frame, found, args, idle=True)
         raise
     finally:
         STATE.eager = place
@@ -201,7 +201,9 @@ def _tagged(
     return result
 
 
-def _hand_over(op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any]) -> None:
+def _hand_over(
+    op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any], idle: bool = False
+) -> None:
     """Let `execute_op` know what it was called for."""
     if execute.execute is not execute_op:
         raise UnsupportedError(
@@ -218,7 +220,7 @@ def _hand_over(op_type: OpType, frame: FrameType, found: Record, args: Sequence[
     if len(handed) >= _HANDED:
         del handed[0]
     # Which arguments are constants, and not the arguments: nothing is kept alive here.
-    plain = tuple(is_plain(value) for value in args[: op_type.count])
+    plain = () if idle else tuple(is_plain(value) for value in args[: op_type.count])
     handed.append((op_type.name, id(frame), found, plain))
 
 

@@ -6,6 +6,7 @@ who is at which place when, `backward` and `intercept` say.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Between", "Forward", "InGradient", "Place"]
 
 _EagerTensor = ops.EagerTensor
+_frame = sys._getframe
 # Ops of one call site in one gradient function beyond this share an id.
 _OCCURRENCES = 1024
 
@@ -37,7 +39,7 @@ class Place:
     def locate(
         self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
     ) -> Record | None:
-        """The record of an op being called with `args` from `frame`."""
+        """The record of an op being called with `args` from `frame`, the caller of the caller."""
         raise NotImplementedError
 
 
@@ -85,15 +87,16 @@ class Forward(Place):
         if expected is None or expected.op_type is not op_type or expected.operands != operands:
             found = self.mode.sites.look_up(activation, op_type, operands, frame)
             return found if found.watched else None
-        here = frame
-        for code, offset in expected.chain:
-            if here is None or (
-                code is not None
-                and ((here.f_lasti != offset and offset >= 0) or here.f_code is not code)
-            ):
-                found = self.mode.sites.look_up(activation, op_type, operands, frame)
-                return found if found.watched else None
-            here = here.f_back
+        # By depth: frames that do not count are not made objects of.
+        try:
+            for depth, code, offset in expected.chain:
+                here = _frame(depth)
+                if (here.f_lasti != offset and offset >= 0) or here.f_code is not code:
+                    found = self.mode.sites.look_up(activation, op_type, operands, frame)
+                    return found if found.watched else None
+        except ValueError:  # The stack is not that deep.
+            found = self.mode.sites.look_up(activation, op_type, operands, frame)
+            return found if found.watched else None
         if scope.root:
             group, counts = expected.group, activation.counts
             occurrence = counts.get(group, 0)

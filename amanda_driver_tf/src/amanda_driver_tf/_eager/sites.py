@@ -38,12 +38,14 @@ _USER_FRAMES = 3
 # endless loop does not make endless ops.
 _OCCURRENCES = 1024
 _DEPTH = 48  # frames
+# Depth of the frame that a call site begins with: above `Place.locate` and what calls that.
+_CALLER = 2
 
 #: The operands that tell ops apart, as (position, token).
 Operands = tuple[tuple[int, int], ...]
 _Found = list[tuple[Code, int]]
-#: The frames of a call site as they lie; None for one that does not count, -1 for any offset.
-_Chain = tuple[tuple[CodeType | None, int], ...]
+#: The frames of a call site that count: depth as `Place.locate` sees it, code, offset (-1 for any).
+_Chain = tuple[tuple[int, CodeType, int], ...]
 
 
 class Group:
@@ -253,7 +255,7 @@ class Sites:
     def ends_at(self, frame: FrameType | None, scope: Scope) -> tuple[bool, CodeType | None]:
         """Whether a call site has frames that count, and the code at which it ends."""
         found, chain = self._walk(frame, bool(scope.root), scope.call)
-        return bool(found), chain[-1][0] if chain else None
+        return bool(found), chain[-1][1] if chain else None
 
     def _walk(
         self, frame: FrameType | None, inside: bool, call: CodeType | None
@@ -263,19 +265,18 @@ class Sites:
         limit = _USER_FRAMES if inside else 1
         depth = _DEPTH
         found: _Found = []
-        chain: list[tuple[CodeType | None, int]] = []
+        chain: list[tuple[int, CodeType, int]] = []
+        level = _CALLER
         while frame is not None:
             here = frame.f_code
             code = known.get(id(here)) or self.codes.add(frame)
             kind = code.kind
-            if kind == SKIPPED:
-                chain.append((None, 0))
-            else:
+            if kind != SKIPPED:
                 offset = frame.f_lasti
-                chain.append((here, offset))
                 if kind == STOP:
-                    chain[-1] = (here, -1)
+                    chain.append((level, here, -1))
                     break
+                chain.append((level, here, offset))
                 found.append((code, offset + 4 if offset in code.precalls else offset))
                 if here is call:
                     break
@@ -287,6 +288,7 @@ class Sites:
                 if not depth:
                     break
             frame = frame.f_back
+            level += 1
         return found, tuple(chain)
 
     def _operand_label(self, scope: Scope, position: int, token: int) -> tuple[Any, ...]:

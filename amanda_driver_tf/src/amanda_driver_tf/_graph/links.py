@@ -87,9 +87,12 @@ def _captures(backward: Any, forward: Any) -> dict[tuple[int, int], Any]:
         for inner, outer in (noted.captured if noted is not None else {}).items()
         if getattr(outer, "graph", None) is forward
     }
-    indirect = getattr(backward, "_indirect_captures", None)
+    # Loops and branches keep numbers of tensors instead of the tensors, and copy constants.
+    indirect = {
+        **getattr(backward, "_indirect_captures", {}),
+        **getattr(backward, "_captured_constants", {}),
+    }
     if indirect:
-        # Loops and branches keep numbers of tensors instead of the tensors.
         for op in forward.get_operations():
             for tensor in op.outputs:
                 inner = indirect.get(ops.tensor_id(tensor))

@@ -244,7 +244,8 @@ def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
         forward_function: Any = None,
     ) -> Any:
         first = output_tensors[0] if output_tensors else None
-        if first is not None and is_symbolic(first):
+        # A captured value and the placeholder for it are one.
+        if op_type != "captured_value" and first is not None and is_symbolic(first):
             forward, inputs, outputs = first.op, tuple(input_tensors), tuple(output_tensors)
             compute = backward_function
 

@@ -170,7 +170,8 @@ class Records:
             self._contributions = {}
             for found in self.records:
                 for position, gradient in enumerate(found.in_grads):
-                    for tensor in components(gradient):
+                    # Of slices their values: indices are the forward program's.
+                    for tensor in components(gradient)[:1]:
                         key = (id(tensor.op), tensor.value_index)
                         self._contributions.setdefault(key, []).append((found, position))
         return self._contributions
@@ -245,8 +246,10 @@ class Records:
                 tapes = tapes or _is_of_tape(op)
             elif owner.is_named:
                 named.add(owner.forward.name)
-        # The recorder heard all of a function's gradients or none.
-        self._unpaired = tapes and not self.records
+        # The recorder heard all of a function's gradients or none; what pfor vectorises it makes
+        # anew from them, unheard.
+        vectorised = any("/pfor/" in op.name for op in graph.get_operations())
+        self._unpaired = vectorised or (tapes and not self.records)
         self._names = frozenset(named)
 
     def _named_owner(self, op: Any) -> Record | None:
@@ -293,7 +296,8 @@ def components(gradient: Any) -> list[Any]:
     if gradient is None:
         return []
     if isinstance(gradient, indexed_slices.IndexedSlices):
-        return [gradient.values, gradient.indices]
+        parts = [gradient.values, gradient.indices, gradient.dense_shape]
+        return [part for part in parts if part is not None]
     return [gradient] if is_symbolic(gradient) else []
 
 

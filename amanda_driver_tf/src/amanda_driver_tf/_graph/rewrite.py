@@ -76,6 +76,8 @@ class Woven:
         #: Value -> its index among the outputs of the node that runs the function.
         self.led_out: dict[Value, int] = {}
         self.has_hosts = False
+        #: The graphs that run this one in a loop, branch or call, outermost first.
+        self.around: tuple[Any, ...] = ()
 
     def functions_of(self, op: Any) -> list[Woven | None]:
         """The woven functions that an op of this body runs."""
@@ -154,7 +156,10 @@ class Rewriter:
             self._call(woven, node, forward, link, analysis)
 
         unpaired = outer is not None and outer.weaver.unpaired
-        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call, unpaired)
+        woven.around = (*outer.around, outer.body.graph) if outer is not None else ()
+        woven.weaver = Weaver(
+            woven.body, analysis or self._analysis, link, call, unpaired, woven.around
+        )
         woven.weaver.weave()
 
     # Nodes that run functions.

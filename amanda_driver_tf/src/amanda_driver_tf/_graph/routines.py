@@ -22,6 +22,7 @@ __all__ = [
     "Flat",
     "Layout",
     "fold",
+    "of_shape",
     "only_watching",
     "replaced",
     "replaced_backward",
@@ -38,7 +39,8 @@ class Layout:
     Args:
         lengths: For each position the number of its tensors; None for a single one.
         present: Which of the flat tensors there are; a gradient may be missing.
-        slices: Positions whose tensors are the values and indices of `tf.IndexedSlices`.
+        slices: Positions whose tensors are the parts of `tf.IndexedSlices`: values, indices and,
+            where it is known, the dense shape.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class Layout:
         for position, length in enumerate(self.lengths):
             stop = start + (1 if length is None else length)
             if position in self.slices:
-                values, indices = full[start:stop]
-                result.append(None if values is None else tf.IndexedSlices(values, indices))
+                parts = full[start:stop]
+                result.append(None if parts[0] is None else tf.IndexedSlices(*parts))
             else:
                 result.append(full[start] if length is None else full[start:stop])
             start = stop
@@ -75,9 +77,10 @@ class Layout:
             if position not in self.slices:
                 spread.append(value)
             elif value is None:
-                spread.append([None, None])
+                spread.append([None] * (self.lengths[position] or 0))
             elif isinstance(value, tf.IndexedSlices):
-                spread.append([value.values, value.indices])
+                parts = [value.values, value.indices, value.dense_shape]
+                spread.append(parts[: self.lengths[position]])
             else:
                 raise UnsupportedError(
                     "A gradient that is tf.IndexedSlices was replaced by a dense tensor in a graph",
@@ -136,6 +139,24 @@ def only_watching(flat: Flat, step: Step, fix: str) -> Flat:
                 where=step.where,
                 fix=fix,
             )
+        return new
+
+    return run
+
+
+def of_shape(flat: Flat, shapes: Sequence[Any], step: Step) -> Flat:
+    """A fold that keeps shapes, as the gradients of a graph are built for them."""
+
+    def run(values: list[Any]) -> list[Any]:
+        new = flat(values)
+        for value, old, shape in zip(new, values, shapes, strict=True):
+            if value is not old and shape is not None and not shape.is_compatible_with(value.shape):
+                raise UnsupportedError(
+                    f"A routine returned a tensor of shape {value.shape} where the graph, and its "
+                    f"gradients, were built for {shape}",
+                    where=step.where,
+                    fix="Return a tensor of the same shape",
+                )
         return new
 
     return run

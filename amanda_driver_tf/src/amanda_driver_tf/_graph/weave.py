@@ -19,17 +19,18 @@ from amanda_core.plan import Step
 from amanda_driver_tf._graph.analysis import Analysis, OpPlans, is_accumulation, is_operator
 from amanda_driver_tf._graph.body import Body, Node, Value, is_ref
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
-from amanda_driver_tf._graph.records import Record, Records, components
+from amanda_driver_tf._graph.records import Record, Records, children_of, components
 from amanda_driver_tf._graph.routines import (
     Flat,
     Layout,
     fold,
+    of_shape,
     only_watching,
     replaced,
     replaced_backward,
     vector_jacobian,
 )
-from amanda_driver_tf._graph.staging import trace, trace_gradient
+from amanda_driver_tf._graph.staging import static_shape, trace, trace_gradient
 from amanda_driver_tf._signature import signature_of
 
 __all__ = ["Foreign", "Seen", "Weaver"]
@@ -41,7 +42,10 @@ def _key(tensor: Any) -> _Key:
     return id(tensor.op), tensor.value_index
 
 
-_IMPORT_FIRST = "Import amanda before the graph is built, or trace the function again"
+_IMPORT_FIRST = (
+    "Import amanda before the graph is built, trace the function again, and compute Jacobians "
+    "outside of functions or with experimental_use_pfor=False"
+)
 
 
 class Seen:
@@ -93,6 +97,7 @@ class Weaver:
         foreign: The forward program of a body of gradients.
         call: Called for each node that runs functions, to have these woven.
         unpaired: Whether somebody who calls this computes gradients that nobody has noted.
+        around: The graphs that run this body in a loop, branch or call.
 
     Attributes:
         new: The new nodes.
@@ -107,6 +112,7 @@ class Weaver:
         foreign: Foreign | None = None,
         call: Callable[[Weaver, Node], None] | None = None,
         unpaired: bool = False,
+        around: tuple[Any, ...] = (),
     ) -> None:
         self.body = body
         self.new: list[New] = []
@@ -114,6 +120,7 @@ class Weaver:
         self.changed = False
         self._analysis = analysis
         self._foreign = foreign or Foreign()
+        self._around = around
         self._call = call
         self._records = Records.of(body.graph)
         #: Whether there are gradients of this body that nobody has noted: no edit is safe then.
@@ -125,6 +132,7 @@ class Weaver:
         self._captured = {
             ops.tensor_id(outer): _key(inner) for outer, inner in getattr(body.graph, "captures", ())
         }
+        self._is_differentiated = self._records is not None or bool(children_of(body.graph))
         self._ambiguous: set[int] = set()
         self._out: dict[int, list[list[Value] | None]] = {}
         self._in: dict[int, list[list[Value] | None]] = {}
@@ -279,6 +287,8 @@ class Weaver:
             dtypes = [value.dtype for value in given]
             frozen = [is_ref(dtype) for dtype in dtypes]
             flat = fold(group, inner, dtypes, frozen)
+            if self._is_differentiated:
+                flat = of_shape(flat, [static_shape(value) for value in given], group[0])
             if differentiated is not None and self.unpaired:
                 flat = only_watching(flat, group[0], _IMPORT_FIRST)
             if differentiated is not None and group[0].action.autodiff:
@@ -342,6 +352,19 @@ class Weaver:
                 fix=_IMPORT_FIRST,
             )
 
+    def _refuse_inner(self, owner: Record) -> None:
+        """Refuse the gradient, in a loop, of an edited op that has run ahead of the loop."""
+        if not any(graph is owner.forward.graph for graph in self._around):
+            return
+        plans = self._analysis.plans_of(owner.forward)
+        if plans is not None and plans.context.is_forward() and (plans.before or plans.after):
+            raise UnsupportedError(
+                "The gradient of an edited op is computed in a loop, branch or function inside the "
+                "one that ran the op",
+                where=plans.context.where,
+                fix="Compute the gradient beside the op",
+            )
+
     # Which version a reader gets.
 
     def _read(self, value: Value, owner: Record | None) -> Value:
@@ -356,6 +379,7 @@ class Weaver:
 
     def _read_in_gradient(self, value: Value, owner: Record) -> Value:
         """What an op of a gradient function reads."""
+        self._refuse_inner(owner)
         tensor = self._foreign.tensor(value)
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)
@@ -502,6 +526,7 @@ class Weaver:
         known = self._out.get(id(owner))
         if known is not None:
             return known
+        self._refuse_inner(owner)
         arrived: list[list[Value] | None] = []
         for position, gradient in enumerate(owner.out_grads):
             values = [self.body.value_of(tensor) for tensor in components(gradient)]
@@ -830,14 +855,15 @@ def _gradient_layout(
     for position, length in enumerate(lengths):
         indices = range(start, start + (1 if length is None else length))
         start = indices.stop
-        if length is None and len(components(of[indices[0]])) == 2:
+        parts_of = len(components(of[indices[0]])) if length is None else 1
+        if parts_of > 1:
             slices.add(position)
-            new_lengths.append(2)
+            new_lengths.append(parts_of)
         else:
             new_lengths.append(length)
         for index in indices:
             parts = gradients[index] if index < len(gradients) else None
-            for part in range(2 if position in slices else 1):
+            for part in range(parts_of if position in slices else 1):
                 there = parts is not None and part < len(parts)
                 present.append(there)
                 if there:
