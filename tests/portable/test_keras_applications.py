@@ -54,10 +54,9 @@ FAMILIES = {
     "vgg19": Family("VGG19"),
     "xception": Family("Xception", 71),
 }
-#: Depthwise convolutions, dropout and batch norm; and a model with none of these.
-SAMPLE = ["mobilenet", "vgg16"]
-#: With residuals, too.
-EAGER_SAMPLE = ["mobilenet_v3", "vgg16"]
+#: Depthwise convolutions, dropout and batch norm; eagerly with residuals, too.
+SAMPLE = ["mobilenet"]
+EAGER_SAMPLE = ["mobilenet_v3"]
 if os.environ.get("AMANDA_ALL_APPLICATIONS"):
     SAMPLE = EAGER_SAMPLE = list(FAMILIES)
 
@@ -286,7 +285,7 @@ def test_identity_in_an_optimised_function(
             f" optimised against not: {differing(first, unoptimised)}, by {moved:.1e};"
             f" not optimised against eager: {differing(eager, unoptimised)};"
             f" instrumented against plain: {differing(instrumented, first)},"
-            f" by {distance(instrumented, first):.1e}"
+            f" against not optimised: {differing(instrumented, unoptimised)}"
         )
-    # No further than TensorFlow's own optimiser moves it.
-    assert distance(instrumented, first) <= max(2 * moved, 1e-6)
+    # No tensor but what plain TensorFlow gives, with its optimiser or without.
+    assert differing(instrumented, unoptimised, fused=first) == 0

@@ -22,7 +22,8 @@ def half(value: Any) -> Any:
 
 
 EDITED = before("MatMul", half, 1)
-STAGED = before("MatMul", amanda.staged(half), 1)
+# The mark of a staged routine stays on the function.
+STAGED = before("MatMul", amanda.staged(lambda value: half(value)), 1)
 
 
 def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
@@ -85,7 +86,9 @@ def test_branches_that_do_not_look_alike(other: str) -> None:
             if bound > 0:
                 return tf.reduce_sum(tf.tanh(tf.matmul(x, edited(w))) ** 2)
             if other == "another shape":
-                return tf.reduce_sum(tf.matmul(tf.concat([x, x], 0), edited(V))) + 0 * tf.reduce_sum(w)
+                return tf.reduce_sum(
+                    tf.matmul(tf.concat([x, x], 0), edited(V))
+                ) + 0 * tf.reduce_sum(w)
             if other == "nothing edited":
                 return tf.reduce_sum(x) + 0 * tf.reduce_sum(w)
             ones = half(tf.ones((3, 1)))
@@ -126,7 +129,10 @@ def test_vectorized_map() -> None:
     wanted = tf.stack([tf.matmul(x, half(W)) for x in tf.unstack(XS)])
     seen, watch = watching()
     with amanda.apply(watch):
-        close(tf.function(lambda xs: tf.vectorized_map(lambda x: tf.matmul(x, half(W)), xs))(XS), wanted)
+        close(
+            tf.function(lambda xs: tf.vectorized_map(lambda x: tf.matmul(x, half(W)), xs))(XS),
+            wanted,
+        )
     assert any("MatMul" in op_type for op_type in seen)
 
 

@@ -35,6 +35,11 @@ class Edited(keras.layers.Dense):  # type: ignore[misc]
         return self.activation(tf.matmul(x, kernel) + self.bias)
 
 
+@amanda.staged
+def staged_half(value: Any) -> Any:
+    return value * 0.5 + 0.1
+
+
 def model(dense: Any, **kwargs: Any) -> Any:
     keras.utils.set_random_seed(0)
     made = keras.Sequential([dense(4, activation="relu", name="one"), dense(2, name="two")])
@@ -66,7 +71,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 def test_training_under_a_tool(configuration: dict[str, Any], staged: bool) -> None:
     wanted = numbers(model(Edited, **configuration))
     made = model(keras.layers.Dense, **configuration)
-    with amanda.apply(before("MatMul", amanda.staged(half) if staged else half, 1)):
+    with amanda.apply(before("MatMul", staged_half if staged else half, 1)):
         found = numbers(made)
     close(found, wanted)
 
@@ -161,4 +166,5 @@ def test_files_written_under_a_tool_know_nothing_of_it(tmp_path: Any) -> None:
             assert b"eagerpyfunc" not in content
     plain = made.predict(INPUTS, verbose=0)
     close(keras.models.load_model(tmp_path / "model.keras").predict(INPUTS, verbose=0), plain)
-    close(tf.saved_model.load(str(tmp_path / "exported")).serve(INPUTS), plain)
+    exported = tf.saved_model.load(str(tmp_path / "exported"))
+    close(exported.serve(INPUTS), plain)

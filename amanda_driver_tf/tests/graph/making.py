@@ -125,6 +125,16 @@ def double(value: Any) -> Any:
     return value * 2.0
 
 
+def staged(routine: Routine) -> Routine:
+    """`routine` staged; itself it stays a host routine, which `amanda.staged` would mark."""
+
+    @amanda.staged
+    def run(*values: Any) -> Any:
+        return routine(*values)
+
+    return run
+
+
 def straight(value: Any, routine: Routine) -> Any:
     """`routine(value)`, with the gradient of `value`."""
 

@@ -28,6 +28,7 @@ from .making import (
     new_session,
     results,
     serialised,
+    staged,
     straight,
     v1,
 )
@@ -173,7 +174,7 @@ def test_an_old_loop_is_watched(new: bool) -> None:
         Edit("inner", "before", shifted, 1),
         Edit("inner", "after", shifted, 0),
         Edit("act", "replace", tf.nn.softplus),
-        Edit("act", "before", amanda.staged(shifted), 0),
+        Edit("act", "before", staged(shifted), 0),
         Edit("first", "after", shifted, 0),
     ],
     ids=lambda e: f"{e.name}-{e.kind}",

@@ -26,6 +26,7 @@ from .making import (
     equal,
     new_session,
     results,
+    staged,
     tool,
     v1,
 )
@@ -181,7 +182,7 @@ def test_tools_in_order() -> None:
 def test_a_staged_and_a_host_routine_at_one_point() -> None:
     edits = [
         Edit("mm", "before", shifted, 1),
-        Edit("mm", "before", amanda.staged(double), 1),
+        Edit("mm", "before", staged(double), 1),
         Edit("mm", "before", lambda v: v + 1.0, 1),
     ]
     check(dense, arrays((4, 3), (3, 2)), edits, "resource")
@@ -192,10 +193,10 @@ def test_staged_routines_give_what_host_routines_give(kind: str) -> None:
     position = 1 if kind == "before" else 0
     values = arrays((4, 3), (3, 2))
     host = check(dense, values, [Edit("mm", kind, shifted, position)])
-    staged = check(
-        dense, values, [Edit("mm", kind, amanda.staged(lambda v: v * 0.5 + 0.25), position)]
+    native = check(
+        dense, values, [Edit("mm", kind, staged(lambda v: v * 0.5 + 0.25), position)]
     )
-    equal(staged, host)
+    equal(native, host)
 
 
 def test_a_staged_routine_reads_its_mask() -> None:
@@ -252,7 +253,7 @@ def test_differentiated_and_straight_edits_together() -> None:
         ("act", tf.nn.softplus),
         ("act", tf.identity),
         ("mm", lambda x, w: tf.matmul(x, w * w) + 1.0),
-        ("mm", amanda.staged(lambda x, w: tf.matmul(tf.sin(x), w))),
+        ("mm", staged(lambda x, w: tf.matmul(tf.sin(x), w))),
     ],
 )
 def test_replacements(name: str, routine: Any) -> None:

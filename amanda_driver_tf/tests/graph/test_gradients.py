@@ -25,6 +25,7 @@ from .making import (
     equal,
     new_session,
     results,
+    staged,
     tool,
     v1,
 )
@@ -110,8 +111,13 @@ def test_aligned_whole_gradient_of_a_tensor_with_several_readers() -> None:
     check(several, arrays((3, 4)), [Edit("exp", "grad_out", tf.square, 0)])
 
 
-@pytest.mark.parametrize("method", list(v1.AggregationMethod.__dict__.keys() & {
-    "ADD_N", "EXPERIMENTAL_TREE", "EXPERIMENTAL_ACCUMULATE_N"}))
+@pytest.mark.parametrize(
+    "method",
+    list(
+        v1.AggregationMethod.__dict__.keys()
+        & {"ADD_N", "EXPERIMENTAL_TREE", "EXPERIMENTAL_ACCUMULATE_N"}
+    ),
+)
 def test_aggregation_methods(method: str) -> None:
     def several(ops: Ops, x: Any) -> Any:
         y = ops("Exp", "exp", x)
@@ -130,7 +136,11 @@ def test_aggregation_methods(method: str) -> None:
 def test_aligned_replacement_of_the_backward() -> None:
     edit = Edit("act", "backward", lambda gradient: gradient * 7.0)
     check(program, VALUES, [edit], "resource")
-    check(program, VALUES, [edit, Edit("act", "grad_in", shifted, 0), Edit("act", "grad_out", double, 0)])
+    check(
+        program,
+        VALUES,
+        [edit, Edit("act", "grad_in", shifted, 0), Edit("act", "grad_out", double, 0)],
+    )
 
 
 def test_aligned_replacement_for_all_inputs() -> None:
@@ -152,7 +162,7 @@ def test_aligned_replacement_for_all_inputs() -> None:
 @pytest.mark.parametrize("kind", ["grad_out", "grad_in"])
 def test_staged_gives_what_host_gives(kind: str) -> None:
     host = check(program, VALUES, [Edit("mm", kind, shifted, 0)])
-    routine = amanda.staged(lambda g: g * 0.5 + 0.25)
+    routine = staged(lambda g: g * 0.5 + 0.25)
     equal(check(program, VALUES, [Edit("mm", kind, routine, 0)]), host)
 
 
@@ -333,7 +343,9 @@ def test_raw_output_goes_to_where_the_op_is_read() -> None:
         edit = raw("gradients/mm_grad/MatMul_1", insert_after_backward_op=double)
         with amanda.apply(edit):
             close(results(session, built), [*plain[:2], plain[2] * 2])
-        edit = raw("gradients/mm_grad/MatMul_1", replace_backward_op=lambda a, b: tf.matmul(a, b, True) * 3)
+        edit = raw(
+            "gradients/mm_grad/MatMul_1", replace_backward_op=lambda a, b: tf.matmul(a, b, True) * 3
+        )
         with amanda.apply(edit):
             close(results(session, built), [*plain[:2], plain[2] * 3])
         edit = raw("gradients/AddN", insert_before_backward_op=lambda *parts: None)

@@ -22,8 +22,9 @@ from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.patches import Patch
 from amanda_driver_tf._eager.places import Forward, Place
+from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS
-from amanda_driver_tf._eager.sites import Record, handle_of
+from amanda_driver_tf._eager.sites import handle_of
 from amanda_driver_tf._eager.symbols import (
     CHECKED,
     backprop,
@@ -46,6 +47,8 @@ _SIMPLE = (bool, int, float, str, bytes, list, tuple)
 _EagerTensor = ops.EagerTensor
 _no_tape = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 _recorded = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
+# How often an op is put on the tapes as one whose gradient is looked into.
+_WAITED = 2
 # Ops that fall back while their arguments are converted for others.
 _HANDED = 8
 
@@ -148,7 +151,7 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
             if _can_be_tagged(op_type, args):
                 return _tagged(op_type, found, frame, ctx, name, args, ())
         elif (
-            found.settled == epoch or _no_tape() or not _is_recorded(op_type, args)
+            found.settled == epoch or _no_tape() or _may_wait(op_type, found, args, epoch)
         ) and _can_be_tagged(op_type, args):
             return _tagged(op_type, found, frame, ctx, name, args, (PAIR, found))
     _hand_over(op_type, frame, found, args)
@@ -157,6 +160,20 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
 
 def _can_be_tagged(op_type: OpType, args: Sequence[Any]) -> bool:
     return op_type.kind != PASS or type(args[0]) is _EagerTensor
+
+
+def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -> bool:
+    """Whether an op with an unknown gradient needs no `Taped`: the gradient function will do.
+
+    With it nothing is said where the tools are left before the gradient is computed, so not where
+    something is planned, and not at first.
+    """
+    if not _is_recorded(op_type, args):
+        return True
+    found.waited += 1
+    return found.waited > _WAITED and not any(
+        child.planned == epoch for child in found.children.values()
+    )
 
 
 def _is_recorded(op_type: OpType, args: Sequence[Any]) -> bool:

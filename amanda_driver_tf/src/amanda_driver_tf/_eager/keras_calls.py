@@ -60,7 +60,8 @@ def _watching() -> Forward | None:
     """The place of this thread, if it runs the forward program of a session."""
     place = STATE.eager
     if (
-        not isinstance(place, Forward)
+        place is None
+        or not isinstance(place, Forward)
         or STATE.quiet
         or THREAD.routine_depth
         or not place.mode.control.enabled

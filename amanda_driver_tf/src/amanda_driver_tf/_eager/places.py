@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from amanda_driver_tf._eager.frames import STOP, source_of
 from amanda_driver_tf._eager.op_types import READ, OpType
+from amanda_driver_tf._eager.records import Operands, Record, backward_site
 from amanda_driver_tf._eager.scopes import OUTSIDE, TOKENS, Activation
-from amanda_driver_tf._eager.sites import Operands, Record, backward_site, operands_of
+from amanda_driver_tf._eager.sites import operands_of
 from amanda_driver_tf._eager.symbols import ops
 
 if TYPE_CHECKING:

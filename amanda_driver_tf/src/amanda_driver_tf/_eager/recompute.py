@@ -20,8 +20,9 @@ from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.op_types import READ, OpType
 from amanda_driver_tf._eager.originals import ORIGINALS
 from amanda_driver_tf._eager.places import Forward
+from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation
-from amanda_driver_tf._eager.sites import Record, operands_of
+from amanda_driver_tf._eager.sites import operands_of
 from amanda_driver_tf._eager.symbols import executes_eagerly
 from amanda_driver_tf._state import STATE
 

@@ -13,7 +13,8 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tensorflow.python.framework import dtypes, op_def_registry, ops, tensor_util
@@ -143,14 +144,23 @@ class Analysis:
         """Drop what was found out for one rewriting; contexts keep what must last."""
         self._plans.clear()
 
+    @contextmanager
+    def afresh(self) -> Iterator[None]:
+        """Extent in which plans are taken anew, and what was found out before is kept."""
+        before, self._plans = self._plans, {}
+        try:
+            yield
+        finally:
+            self._plans = before
+
     def sweep(self) -> None:
         """Forget the contexts of graphs that are gone."""
         dead = self._labels.take_dead()
         if not dead:
             return
         for context in self.session.contexts():
-            key = context.site.key
-            owner = context.forward.site.key if context.forward is not None else key
+            key: Any = context.site.key
+            owner: Any = context.forward.site.key if context.forward is not None else key
             if context.namespace == self._namespace and (key[1] in dead or owner[1] in dead):
                 self.session.forget(context)
 

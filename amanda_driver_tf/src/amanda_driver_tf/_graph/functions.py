@@ -24,7 +24,7 @@ from amanda_driver_tf._graph.analysis import Analysis, OpPlans
 from amanda_driver_tf._graph.constants import Constants
 from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
-from amanda_driver_tf._graph.twins import Gradients, Twin, Twins
+from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins
 from amanda_driver_tf._namespaces import FUNCTION
 from amanda_driver_tf._state import STATE
 
@@ -71,9 +71,10 @@ class _Carried:
         tensors: Its results beyond those of the function.
         earlier: What the call itself was given, where it was a gradient's.
         graph: The function's graph, which may die before its gradient is computed.
+        tools: The tools that were applied, and their epoch.
     """
 
-    __slots__ = ("earlier", "function", "graph", "mode", "tensors", "twin")
+    __slots__ = ("earlier", "epoch", "function", "graph", "mode", "tensors", "tools", "twin")
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class _Carried:
     ) -> None:
         self.mode, self.function, self.twin, self.tensors = mode, function, twin, tensors
         self.earlier = earlier
+        self.tools, self.epoch = mode.session.tools, mode.session.epoch
         self.graph = GRAPHS.get(function)
 
 
@@ -192,17 +194,17 @@ class FunctionMode:
     def _twin(self, function: str, inputs: Sequence[Any], carried: _Carried | None) -> Twin | None:
         session = self.session
         silent = not session.enabled
-        key = (session.epoch, silent, carried is not None)
+        key = (session.epoch, silent, carried.epoch if carried is not None else 0)
         if session.caching or silent:
-            known = self._twins.get(function, key)
-            if known is not False:
-                return known  # type: ignore[no-any-return]
+            known: Twin | None = self._twins.get(function, key)
+            if known is not UNKNOWN:
+                return known
         with _BUILDING, _quiet_graph():
             twin = self._build(function, inputs, carried, silent)
         # The analysis may have changed the epoch: an invalidated tool.
         if session.caching or silent:
             self._twins.put(function, (session.epoch, *key[1:]), twin)
-        return twin  # type: ignore[no-any-return]
+        return twin
 
     def _build(
         self, function: str, inputs: Sequence[Any], carried: _Carried | None, silent: bool
@@ -212,8 +214,8 @@ class FunctionMode:
         kept = Records.of(graph) if graph is not None else None
         if silent and kept is not None and kept.recomputes():
             raise UnsupportedError(
-                f"The gradient {function!r} runs forward ops again, which were edited by tools that "
-                "are not active now",
+                f"The gradient {function!r} runs forward ops again, which were edited by tools "
+                "that are not active now",
                 fix="Compute the gradient inside amanda.apply",
             )
         if graph is not None:
@@ -277,7 +279,9 @@ class FunctionMode:
     def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
         """What the twin that carried values was made of, woven again."""
         earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
-        return rewriter.weave(carried.function, earlier, analysis=_Bare(self._analysis, True))
+        # Under the tools of then; which routines run at its gradients, those of now decide.
+        with self.session.as_of(carried.tools), self._analysis.afresh():
+            return rewriter.weave(carried.function, earlier, analysis=_Bare(self._analysis, True))
 
     def _lead_out(self, rewriter: Rewriter, woven: Woven) -> Gradients:
         """Have a forward function return what the functions of its gradients will ask for."""
@@ -374,7 +378,11 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
         attachment = STATE.attachment
         if STATE.quiet or (attachment is None and carried is None):
             return original(self, name, tensor_inputs, num_outputs)
-        mode = carried.mode if carried is not None else attachment.functions
+        if carried is not None:
+            mode = carried.mode
+        else:
+            assert attachment is not None
+            mode = attachment.functions
         function = name.decode()
         if function not in GRAPHS:
             # Traced before the recorder listened; the caller is the AtomicFunction.

@@ -7,7 +7,6 @@ hidden ones stay, cost nothing when they are not run, and nobody meets them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -104,9 +103,13 @@ def _delete(items: Any, gone: Sequence[bool]) -> None:
         stop = start
 
 
-@functools.cache
+_CLASSES: dict[type, type] = {}
+
+
 def _hiding_class(kind: type) -> type:
-    return type(kind.__name__, (_Hiding, kind), {"__module__": kind.__module__})
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(kind.__name__, (_Hiding, kind), {"__module__": kind.__module__})
+    return _CLASSES[kind]
 
 
 @contextmanager

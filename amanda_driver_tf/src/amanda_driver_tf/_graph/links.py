@@ -15,7 +15,7 @@ from tensorflow.python.framework import ops
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.nodes import Argument, Plain
 from amanda_driver_tf._graph.records import Records
-from amanda_driver_tf._graph.weave import Foreign, Seen
+from amanda_driver_tf._graph.versions import Foreign, Seen
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.rewrite import Woven
@@ -41,7 +41,7 @@ class Link(Foreign):
 
     def tensor(self, value: Value) -> Any:
         """The forward tensor that a value of the gradient's body carries."""
-        return self._sources.get((id(value.node.op), value.index))
+        return self._sources.get((id(value.node.op), value.slot))
 
     def seen(self, op: Any) -> Seen | None:
         """What an op of the forward body saw and made."""

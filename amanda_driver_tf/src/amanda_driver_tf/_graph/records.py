@@ -146,7 +146,9 @@ class Records:
         found: Records | None = getattr(graph, _ATTRIBUTE, None)
         if found is None and not hasattr(graph, _READ):
             setattr(graph, _READ, True)
-            if any(_OF_GRADIENTS.search(op.name) or _is_of_tape(op) for op in graph.get_operations()):
+            if any(
+                _OF_GRADIENTS.search(op.name) or _is_of_tape(op) for op in graph.get_operations()
+            ):
                 found = cls.made(graph)
         return found
 
@@ -233,7 +235,7 @@ class Records:
         return self._unpaired
 
     def _read(self) -> None:
-        graph = self._reference()
+        graph: Any = self._reference()
         count = ops.Graph.num_operations(graph)
         if self._read_until == count:
             return

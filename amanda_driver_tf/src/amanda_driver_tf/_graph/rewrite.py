@@ -129,7 +129,10 @@ class Rewriter:
             self._blind("recursive functions", f"{name} calls itself")
             return None
         try:
-            body = Body.of_function(self._definition(name), graph_of(name, outer.body.graph if outer is not None else None))
+            body = Body.of_function(
+                self._definition(name),
+                graph_of(name, outer.body.graph if outer is not None else None),
+            )
         except UnsupportedError as error:
             self._blind("functions used as op types", str(error))
             return None

@@ -70,8 +70,8 @@ class Layout:
             start = stop
         return result
 
-    def flatten(self, positions: Sequence[Any], step: Step) -> list[Any]:
-        """The inverse of `group`."""
+    def flatten(self, positions: Sequence[Any], step: Step, old: Sequence[Any] = ()) -> list[Any]:
+        """The inverse of `group`; `old` gives the dense shape where new slices leave it out."""
         spread: list[Any] = []
         for position, value in enumerate(positions):
             if position not in self.slices:
@@ -88,7 +88,11 @@ class Layout:
                     fix="Return tf.IndexedSlices of the same indices",
                 )
         flat = flattened(spread, self.lengths)
-        return [value for value, there in zip(flat, self.present, strict=True) if there]
+        found = [value for value, there in zip(flat, self.present, strict=True) if there]
+        return [
+            old[place] if value is None and place < len(old) else value
+            for place, value in enumerate(found)
+        ]
 
 
 def fold(
@@ -111,7 +115,7 @@ def fold(
             for position, value in changed:
                 values[position] = value
             if changed:
-                new = layout.flatten(values, step)
+                new = layout.flatten(values, step, new)
                 new = [
                     as_tensor(value, dtype, step) if value is not old else old
                     for value, old, dtype in zip(new, flat, dtypes_of, strict=True)
@@ -135,7 +139,8 @@ def only_watching(flat: Flat, step: Step, fix: str) -> Flat:
         new = flat(values)
         if any(a is not b for a, b in zip(new, values, strict=True)):
             raise UnsupportedError(
-                "A value was edited in a graph whose gradients were built before Amanda listened",
+                "A value was edited whose gradient cannot follow: it was built before Amanda "
+                "listened, or by pfor, or is that of a while loop of TensorFlow 1",
                 where=step.where,
                 fix=fix,
             )

@@ -191,9 +191,7 @@ class GraphMode:
             _output(cloned, value, old) for value, old in zip(seen, fetches, strict=True)
         ]
         new_targets = [(cloned.operations.get(op.name) or op)._c_op for op in run]
-        return _Translation(
-            new_fetches, new_targets + [op._c_op for op in cloned.kept], written
-        )
+        return _Translation(new_fetches, new_targets + [op._c_op for op in cloned.kept], written)
 
     def _note_blind(self, what: str, why: str) -> None:
         self._blind[what] = why
@@ -204,7 +202,7 @@ def _op(graph: Any, c_op: Any) -> Any:
 
 
 def _output(cloned: Cloned, value: Value, original: Any) -> Any:
-    tensor = cloned.tensors.get((value.node.name, value.index))
+    tensor = cloned.tensors.get((value.node.name, value.slot))
     return tensor._as_tf_output() if tensor is not None else original
 
 

@@ -80,9 +80,9 @@ def trace_gradient(
 def static_shape(value: Value) -> Any:
     """What a graph knows of a value's shape when it is built; None for new values."""
     op = getattr(value.node, "op", None)
-    if op is None or value.index >= len(op.outputs):
+    if op is None or value.slot >= len(op.outputs):
         return None
-    return op.outputs[value.index].shape
+    return op.outputs[value.slot].shape
 
 
 def _dtype(value: Value) -> Any:

@@ -15,10 +15,13 @@ from tensorflow.python.eager import context
 from amanda_driver_tf._graph.records import GRAPHS
 from amanda_driver_tf._graph.write import Written
 
-__all__ = ["Gradients", "Twin", "Twins"]
+__all__ = ["UNKNOWN", "Gradients", "Twin", "Twins"]
 
 #: Graph of a function of gradients -> indices among the new results of its forward function.
 Gradients = weakref.WeakKeyDictionary[Any, list[int]]
+
+#: Of a function that was not looked at.
+UNKNOWN: Any = object()
 
 # How many epochs keep their twin of one function.
 _EPOCHS_KEPT = 4
@@ -68,9 +71,9 @@ class Twins:
     def __init__(self) -> None:
         self._found: dict[str, dict[Any, Twin | None]] = {}
 
-    def get(self, name: str, key: Any) -> Twin | bool | None:
-        """The twin of a function under a key: None if it needs none, False if not known."""
-        return self._found.get(name, _NOTHING).get(key, False)
+    def get(self, name: str, key: Any) -> Any:
+        """The twin of a function under a key: None if it needs none, or `UNKNOWN`."""
+        return self._found.get(name, _NOTHING).get(key, UNKNOWN)
 
     def put(self, name: str, key: Any, twin: Twin | None) -> None:
         """Keep the twin of a function."""
