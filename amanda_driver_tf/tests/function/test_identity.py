@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,13 +102,15 @@ PROGRAM = """
 """
 
 
-def test_ids_are_the_same_in_another_process() -> None:
+def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
     outputs = []
     for disturb in (False, True):
-        program = textwrap.dedent(PROGRAM.format(disturb=disturb))
+        program = tmp_path / "program.py"
+        program.write_text(textwrap.dedent(PROGRAM.format(disturb=disturb)))
         ran = subprocess.run(
-            [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+            [sys.executable, "-P", str(program)], capture_output=True, text=True, check=False
         )
+        assert ran.returncode == 0, ran.stderr
         outputs.append(ran.stdout)
     assert "MatMul" in outputs[0]
     assert outputs[0] == outputs[1]

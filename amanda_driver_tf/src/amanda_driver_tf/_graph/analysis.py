@@ -13,8 +13,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tensorflow.python.framework import dtypes, op_def_registry, ops, tensor_util
@@ -144,14 +143,17 @@ class Analysis:
         """Drop what was found out for one rewriting; contexts keep what must last."""
         self._plans.clear()
 
-    @contextmanager
-    def afresh(self) -> Iterator[None]:
-        """Extent in which plans are taken anew, and what was found out before is kept."""
-        before, self._plans = self._plans, {}
-        try:
-            yield
-        finally:
-            self._plans = before
+    def forward_plans(self) -> dict[tuple[str, str], OpPlans]:
+        """What happens at the forward ops that were looked at, by label and name."""
+        return {
+            (self._labels.of(op.graph), op.name): plans
+            for op, plans in self._plans.values()
+            if plans is not None and plans.context.is_forward() and (plans.before or plans.after)
+        }
+
+    def label(self, graph: Any) -> str:
+        """The label of a graph."""
+        return self._labels.of(graph)
 
     def sweep(self) -> None:
         """Forget the contexts of graphs that are gone."""

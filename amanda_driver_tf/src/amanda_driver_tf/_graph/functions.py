@@ -61,6 +61,31 @@ class _Bare(Analysis):
         return plans._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
 
 
+class _Kept(Analysis):
+    """Plans as they were when a forward function ran.
+
+    Args:
+        analysis: The whole analysis.
+        plans: What happened at the forward ops, by label and name.
+    """
+
+    def __init__(self, analysis: Analysis, plans: dict[tuple[str, str], OpPlans]) -> None:
+        self._whole, self._kept = analysis, plans
+
+    def is_backward(self, op: Any) -> bool:
+        """Whether an op belongs to the backward program."""
+        return self._whole.is_backward(op)
+
+    def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
+        """The plans of a forward op, None for others."""
+        plans = self._kept.get((self._whole.label(op.graph), op.name))
+        return (
+            None
+            if plans is None
+            else plans._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
+        )
+
+
 class _Carried:
     """Results of a forward twin on their way to the gradients of that very call.
 
@@ -71,10 +96,9 @@ class _Carried:
         tensors: Its results beyond those of the function.
         earlier: What the call itself was given, where it was a gradient's.
         graph: The function's graph, which may die before its gradient is computed.
-        tools: The tools that were applied, and their epoch.
     """
 
-    __slots__ = ("earlier", "epoch", "function", "graph", "mode", "tensors", "tools", "twin")
+    __slots__ = ("earlier", "function", "graph", "mode", "tensors", "twin")
 
     def __init__(
         self,
@@ -86,7 +110,6 @@ class _Carried:
     ) -> None:
         self.mode, self.function, self.twin, self.tensors = mode, function, twin, tensors
         self.earlier = earlier
-        self.tools, self.epoch = mode.session.tools, mode.session.epoch
         self.graph = GRAPHS.get(function)
 
 
@@ -194,7 +217,7 @@ class FunctionMode:
     def _twin(self, function: str, inputs: Sequence[Any], carried: _Carried | None) -> Twin | None:
         session = self.session
         silent = not session.enabled
-        key = (session.epoch, silent, carried.epoch if carried is not None else 0)
+        key = (session.epoch, silent, carried.twin.number if carried is not None else 0)
         if session.caching or silent:
             known: Twin | None = self._twins.get(function, key)
             if known is not UNKNOWN:
@@ -262,6 +285,7 @@ class FunctionMode:
                 takes=bool(woven.demands),
                 watched=watched,
                 definition=definition if gradients else None,
+                plans=self._analysis.forward_plans() if gradients else None,
             )
         finally:
             self._constants.handles = {}
@@ -279,9 +303,8 @@ class FunctionMode:
     def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
         """What the twin that carried values was made of, woven again."""
         earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
-        # Under the tools of then; which routines run at its gradients, those of now decide.
-        with self.session.as_of(carried.tools), self._analysis.afresh():
-            return rewriter.weave(carried.function, earlier, analysis=_Bare(self._analysis, True))
+        kept = _Kept(self._analysis, carried.twin.plans)
+        return rewriter.weave(carried.function, earlier, analysis=kept)
 
     def _lead_out(self, rewriter: Rewriter, woven: Woven) -> Gradients:
         """Have a forward function return what the functions of its gradients will ask for."""

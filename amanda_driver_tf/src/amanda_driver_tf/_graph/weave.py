@@ -246,6 +246,12 @@ class Weaver:
             for index, old, new in zip(selected, given, made, strict=True):
                 if not is_ref(old.dtype):
                     values[index] = new
+            if given and all(frozen) and made[0].node not in self.kept:
+                # Nobody reads it, as references go past it.
+                if behind:
+                    self.kept.append(made[0].node)
+                else:
+                    node.controls.append(made[0].node)
         return values
 
     def insert(
