@@ -6,6 +6,7 @@ reach the function of its gradients that a tape calls later. What a twin is made
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -396,6 +397,7 @@ _PATCHES = _Patches()
 
 
 def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def call_function(self: Any, name: Any, tensor_inputs: Any, num_outputs: Any) -> Any:
         carried = STATE.arriving
         attachment = STATE.attachment
@@ -426,6 +428,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def _select_forward_and_backward_functions(self: Any, *args: Any, **kwargs: Any) -> Any:
         records.differentiate_anew(self)
         functions = original(self, *args, **kwargs)
@@ -439,6 +442,7 @@ def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
 def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
     """Of what puts a call on the tape: its gradient finds the values that were led out for it."""
 
+    @functools.wraps(original)
     def record_operation(
         op_type: Any,
         output_tensors: Any,

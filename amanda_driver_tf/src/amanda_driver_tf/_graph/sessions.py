@@ -6,6 +6,7 @@ stand hidden in the same graph, so that variables, queues and iterators are the 
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -309,6 +310,7 @@ _PATCHES = _Patches()
 
 
 def _running(original: Any) -> Any:
+    @functools.wraps(original)
     def _call_tf_sessionrun(
         self: Any,
         options: Any,
@@ -328,6 +330,7 @@ def _running(original: Any) -> Any:
 
 
 def _running_partially(original: Any) -> Any:
+    @functools.wraps(original)
     def _call_tf_sessionprun(self: Any, handle: Any, feed_dict: Any, fetch_list: Any) -> Any:
         attachment = STATE.attachment
         if attachment is not None and not STATE.quiet and attachment.session.enabled:
