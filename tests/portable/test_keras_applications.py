@@ -25,6 +25,9 @@ import amanda
 
 from .tools import Array
 
+# ConvNeXt's grouped convolutions are functions compiled by XLA, in eager mode too.
+pytestmark = pytest.mark.filterwarnings("ignore:.*compiled by XLA:amanda.AmandaWarning")
+
 Step = Callable[[], Any]
 Values = list[Array]
 

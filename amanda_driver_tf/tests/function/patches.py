@@ -24,7 +24,7 @@ _MODULES = [
 
 
 def fingerprint() -> dict[str, Any]:
-    """The identity of every function in the modules that the driver touches, and in their classes."""
+    """The identity of every function in the modules, and their classes, that the driver touches."""
     found: dict[str, Any] = {}
     for name in _MODULES:
         module = importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Programs in which edits can go wrong: values used twice, calls, loops and branches within one another.
+"""Programs in which edits can go wrong: values used twice; calls, loops and branches nested.
 
 Each takes `Ops` and three tensors, and returns a scalar. The names of ops tell edits where to go.
 """

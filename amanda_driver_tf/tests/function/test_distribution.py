@@ -1,4 +1,4 @@
-"""Distribution strategies; each in a process of its own, for devices are fixed once they are used."""
+"""Distribution strategies; each in a process of its own, for devices are fixed once used."""
 
 from __future__ import annotations
 

@@ -100,7 +100,9 @@ def test_own_error_with_one_note_that_names_tool_routine_and_op(point: str, form
 def test_own_error_from_inner_functions(where: str) -> None:
     inner = tf.function(layer)
     programs = {
-        "loop": lambda x, w: tf.while_loop(lambda i, _: i < 2, lambda i, x: (i + 1, layer(x, w)), (0, x))[1],
+        "loop": lambda x, w: tf.while_loop(
+            lambda i, _: i < 2, lambda i, x: (i + 1, layer(x, w)), (0, x)
+        )[1],
         "branch": lambda x, w: tf.cond(tf.reduce_sum(x) < 1e9, lambda: layer(x, w), lambda: x),
         "nested": lambda x, w: inner(x, w),
     }
@@ -244,7 +246,10 @@ def test_two_replacements_are_an_error_that_names_both_tools() -> None:
         pass
 
     function = tf.function(layer)
-    with pytest.raises(ReplacementConflictError, match=r"First and .*Second"), amanda.apply(First(), Second()):
+    with (
+        pytest.raises(ReplacementConflictError, match=r"First and .*Second"),
+        amanda.apply(First(), Second()),
+    ):
         function(X, W)
     with amanda.apply(First()):
         close(function(X, W), PRODUCT)

@@ -1,4 +1,4 @@
-"""Keras models on TensorFlow: training and inference under tools, against models with edits built in."""
+"""Keras models: training and inference under tools, against models with edits built in."""
 
 from __future__ import annotations
 

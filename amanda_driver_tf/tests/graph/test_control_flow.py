@@ -30,6 +30,7 @@ from .making import (
     serialised,
     staged,
     straight,
+    tool,
     v1,
 )
 
@@ -126,7 +127,46 @@ def test_edits_in_a_differentiated_loop(edit: Edit) -> None:
     ids=lambda e: f"{e.name}-{e.kind}-{e.position}",
 )
 def test_edits_of_gradients_in_a_loop(new: bool, edit: Edit) -> None:
-    check(looping(), VALUES, [edit])
+    if new:
+        check(looping(), VALUES, [edit])
+        return
+    built = build(looping(), VALUES)
+    with new_session(built.graph) as session:
+        plain = results(session, built)
+        with (
+            amanda.apply(editing(edit)),
+            pytest.raises(UnsupportedError, match="enable_control_flow_v2") as caught,
+        ):
+            results(session, built)
+        assert f"while/{edit.name}" in str(caught.value)
+        equal(results(session, built), plain)
+
+
+def test_raw_edits_of_gradients_in_a_loop(new: bool) -> None:
+    built = build(looping(), VALUES)
+    seen: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        name = context.name
+        if context.forward is not None and context.forward.op_type == "Tanh":
+            assert context.op_type == "TanhGrad"
+            context.insert_after_backward_op(lambda g: seen.append(name))
+            context.insert_after_backward_op(lambda g: g * 0.0)
+
+    made = tool(analyse, backward=True)
+    with new_session(built.graph) as session:
+        plain = results(session, built)
+        with amanda.apply(made):
+            try:
+                found = results(session, built)
+            except UnsupportedError as error:
+                assert not new, error
+                assert "enable_control_flow_v2" in str(error)
+                return
+    assert len(seen) == 3
+    equal(found[0], plain[0])
+    # The first product's gradient is behind a tanh, as that of each later one.
+    close(found[1:], [np.zeros((3, 3), np.float32)] * 2)
 
 
 @pytest.mark.parametrize(

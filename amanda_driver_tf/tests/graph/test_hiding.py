@@ -175,7 +175,7 @@ def test_the_default_graph_is_hidden_from_as_well() -> None:
         ):
             assert session.run(b, {a: 1.0}) == -2.0
             assert v1.get_default_graph() is graph
-            c = tf.identity(b, "c")
+            c = tf.identity(a, "c")
             assert c.op.name == "open/c"
             assert [op.name for op in c.op.control_inputs] == ["neg"]
         assert serialised(graph) != shown

@@ -108,15 +108,22 @@ def test_tools_applied_inside_a_monitored_session() -> None:
         close(session.run(model.mm) * 2, via)
 
 
-def test_a_supervisor(tmp_path: pathlib.Path) -> None:
-    model = Trained()
+def test_a_supervisor() -> None:
+    # A supervisor knows no resource variables, the global step's included.
+    was = v1.resource_variables_enabled()
+    v1.disable_resource_variables()
+    try:
+        model = Trained(resource=False)
+    finally:
+        if was:
+            v1.enable_resource_variables()
     with model.graph.as_default():
-        supervisor = v1.train.Supervisor(logdir=str(tmp_path), global_step=None)
+        # With a folder of its own, today's TensorFlow fails: it takes the thread for an eager one.
+        supervisor = v1.train.Supervisor(logdir=None, summary_op=None, global_step=model.step)
         with amanda.apply(doubled()), supervisor.managed_session() as session:
             for _ in range(3):
                 session.run(model.train)
-            supervisor.saver.save(session, str(tmp_path / "model"))
-    close(tf.train.load_variable(str(tmp_path / "model"), "w"), reached(3))
+            close(session.run(model.w), reached(3))
 
 
 def test_a_scaffold_and_a_session_creator() -> None:

@@ -77,6 +77,12 @@ class Weaver:
         self.records = Records.of(body.graph)
         #: Whether there are gradients of this body that nobody has noted: no edit is safe then.
         self.unpaired = unpaired or bool(self.records and self.records.has_unpaired())
+        #: Ops with a gradient in this body of which only the pairing is known.
+        self._named = {
+            owner.forward.name
+            for owner in map(self._owner, (node.op for node in body.nodes))
+            if owner is not None and owner.is_named
+        }
         self._visible: dict[Value, Value] = {}
         self._seen: dict[int, Seen] = {}
         self._done: set[int] = set()
@@ -311,7 +317,7 @@ class Weaver:
                 where=plans.context.where,
                 fix=_NEW_LOOPS,
             )
-        named = self.records is not None and node.op.name in self.records.read_from_names()
+        named = node.op.name in self._named
         if needs_gradient and (named or self.unpaired):
             raise UnsupportedError(
                 "The gradient of this op was built before Amanda was imported, or read from a file",
