@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ import tensorflow as tf
 
 import amanda
 
-from .making import Edit, values
+from .making import Edit, Ops, editing, equal, values
 from .programs import OPS, PROGRAMS
 from .ways import TWICE, WAYS, Unchanged, check
 
 #: How many random sets of edits each program gets; more find more, in more time.
-ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))
 
 X, W, V = values((2, 3), (3, 3), (3, 3))
 
@@ -77,6 +78,16 @@ def some_edits(some: random.Random, names: list[str], kinds: list[str]) -> list[
     return edits
 
 
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Extent in which TensorFlow does not rewrite formulas, which depends on what stands around."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
 def run(program: Any, edits: list[Edit], way: str) -> None:
     # A random edit may be of what the way of differentiation does not look at.
     with contextlib.suppress(Unchanged):
@@ -114,12 +125,16 @@ def test_every_input_edited_of_every_op(program: Any) -> None:
 
 
 @pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
-def test_edits_that_give_back_what_they_got_change_nothing(program: Any) -> None:
-    names = PROGRAMS[program].split()
+def test_edits_that_give_back_what_they_got_leave_all_bits_as_they_are(program: Any) -> None:
     edits = [
         Edit(name, kind, lambda t: t, 0)
-        for name in names
+        for name in PROGRAMS[program].split()
         for kind in ("before", "after", "grad_out", "grad_in")
     ]
-    with pytest.raises(Unchanged):
-        check(program, [X, W, V], edits, "inside")
+    tensors = [X, W, V]
+    function = tf.function(lambda *v: WAYS["inside"](program, Ops(), v, False), autograph=False)
+    with as_written():
+        wanted = function(*tensors)
+        with amanda.apply(editing(*edits)):
+            found = function(*tensors)
+    equal(found, wanted)

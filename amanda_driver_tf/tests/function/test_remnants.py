@@ -149,11 +149,11 @@ def test_memory_stays_flat_over_new_tools() -> None:
     rounds(6)
     gc.collect()
     objects, names, hosts = len(gc.get_objects()), len(known()), script_ops._py_funcs.size()
-    rounds(60)
+    rounds(30)
     gc.collect()
     assert len(known()) <= names
     assert script_ops._py_funcs.size() <= hosts
-    assert len(gc.get_objects()) - objects < 60 * 10
+    assert len(gc.get_objects()) - objects < 30 * 10
 
 
 def test_memory_stays_flat_over_executions() -> None:
@@ -163,11 +163,11 @@ def test_memory_stays_flat_over_executions() -> None:
             run(function)
         gc.collect()
         objects, names = len(gc.get_objects()), len(known())
-        for _ in range(200):
+        for _ in range(100):
             run(function)
         gc.collect()
         assert len(known()) == names
-        assert len(gc.get_objects()) - objects < 200
+        assert len(gc.get_objects()) - objects < 100
 
 
 def test_memory_stays_flat_without_the_cache_and_with_schedules() -> None:
@@ -185,10 +185,10 @@ def test_memory_stays_flat_without_the_cache_and_with_schedules() -> None:
     rounds(8)
     gc.collect()
     objects, names = len(gc.get_objects()), len(known())
-    rounds(40)
+    rounds(20)
     gc.collect()
     assert len(known()) <= names
-    assert len(gc.get_objects()) - objects < 40 * 10
+    assert len(gc.get_objects()) - objects < 20 * 10
 
 
 def test_twins_go_with_their_function() -> None:

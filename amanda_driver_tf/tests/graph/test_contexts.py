@@ -73,9 +73,7 @@ def test_values_are_those_of_the_session_that_runs() -> None:
     with new_session(layer.graph) as one, new_session(layer.graph) as two:
         for session, factor in ((one, 1.0), (two, 3.0)):
             session.run(layer.init)
-            session.run(
-                layer.w.initializer, {layer.w.initializer.inputs[1]: layer.weight * factor}
-            )
+            session.run(layer.w.initializer, {layer.w.initializer.inputs[1]: layer.weight * factor})
             found = seen_in(
                 layer,
                 session,
@@ -108,7 +106,7 @@ def test_facts() -> None:
         facts[context.name] = context
         if context.name == "layer/mm":
             assert context.get_op() is layer.y.op
-            assert list(context.get_inputs())[0] is layer.x
+            assert context.get_inputs()[0] is layer.x
             assert context.get_inputs()[1].shape == [2, 3]
             assert context.input_names == ("a", "b")
 
@@ -192,9 +190,7 @@ def test_keys_persist_and_tensors_do_not_outlive_the_call() -> None:
 def test_outputs_are_known_after_the_op() -> None:
     layer = Layer()
     found: list[Any] = []
-    after = tool(
-        lambda c: found.append(c.get_outputs()), "layer/mm", require_outputs=True
-    )
+    after = tool(lambda c: found.append(c.get_outputs()), "layer/mm", require_outputs=True)
     with new_session(layer.graph) as session, amanda.apply(after):
         session.run(layer.init)
         session.run(layer.sum, layer.feed)

@@ -193,9 +193,7 @@ def test_staged_routines_give_what_host_routines_give(kind: str) -> None:
     position = 1 if kind == "before" else 0
     values = arrays((4, 3), (3, 2))
     host = check(dense, values, [Edit("mm", kind, shifted, position)])
-    native = check(
-        dense, values, [Edit("mm", kind, staged(lambda v: v * 0.5 + 0.25), position)]
-    )
+    native = check(dense, values, [Edit("mm", kind, staged(lambda v: v * 0.5 + 0.25), position)])
     equal(native, host)
 
 

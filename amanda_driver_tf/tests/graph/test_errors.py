@@ -196,8 +196,9 @@ def test_late_actions_are_refused(small: Small, session: Any) -> None:
 
 
 def test_a_replacement_of_nothing_is_refused(small: Small, session: Any) -> None:
-    with amanda.apply(editing(Edit("act", "replace", lambda value: None))), pytest.raises(
-        RoutineResultError, match="returned None"
+    with (
+        amanda.apply(editing(Edit("act", "replace", lambda value: None))),
+        pytest.raises(RoutineResultError, match="returned None"),
     ):
         session.run(small.act)
 

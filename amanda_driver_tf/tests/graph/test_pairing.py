@@ -110,9 +110,7 @@ def test_edits_are_right_or_refused(imported: Imported, edit: Edit) -> None:
     ],
     ids=lambda e: f"{e.name}-{e.kind}-{e.autodiff}",
 )
-def test_what_needs_the_gradient_is_refused_with_the_reason(
-    imported: Imported, edit: Edit
-) -> None:
+def test_what_needs_the_gradient_is_refused_with_the_reason(imported: Imported, edit: Edit) -> None:
     with new_session(imported.graph) as session:
         plain = session.run(imported.fetches, imported.feeds)
         with (
@@ -149,8 +147,9 @@ def test_gradients_built_on_an_imported_graph_are_known() -> None:
     with imported.graph.as_default():
         get = imported.graph.get_tensor_by_name
         again = tf.gradients(get("loss:0"), [get("in0:0"), get("in1:0")])
-    with new_session(imported.graph) as session, amanda.apply(
-        editing(Edit("mm", "grad_in", double, 1))
+    with (
+        new_session(imported.graph) as session,
+        amanda.apply(editing(Edit("mm", "grad_in", double, 1))),
     ):
         try:
             found = session.run(again, imported.feeds)
@@ -170,7 +169,8 @@ def build(factor, resource):
     graph = tf.Graph()
     with graph.as_default():
         x = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-        w = v1.get_variable("w", initializer=np.eye(2, dtype=np.float32) + 0.5, use_resource=resource)
+        start = np.eye(2, dtype=np.float32) + 0.5
+        w = v1.get_variable("w", initializer=start, use_resource=resource)
         read = tf.convert_to_tensor(w)
         edited = read + tf.stop_gradient(read * (factor - 1.0)) if factor != 1.0 else w
         h = tf.tanh(tf.matmul(x, edited, name="mm"), name="act")
@@ -256,8 +256,9 @@ def test_names_that_only_look_like_gradients() -> None:
         with v1.name_scope("gradients"), v1.name_scope("x_grad"):
             y = tf.negative(x, name="neg")
     contexts: list[OpContext] = []
-    with new_session(graph) as session, amanda.apply(
-        tool(contexts.append), tool(contexts.append, backward=True)
+    with (
+        new_session(graph) as session,
+        amanda.apply(tool(contexts.append), tool(contexts.append, backward=True)),
     ):
         session.run(y)
     assert [context.name for context in contexts] == ["gradients/x_grad/neg"]

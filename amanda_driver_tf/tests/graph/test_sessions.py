@@ -48,7 +48,8 @@ def doubled() -> amanda.Tool:
 
 class _Losses(v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self, fetch: Any) -> None:
-        self.fetch, self.seen = fetch, []
+        self.fetch = fetch
+        self.seen: list[Any] = []
 
     def before_run(self, run_context: Any) -> Any:
         return v1.train.SessionRunArgs(self.fetch)
@@ -289,4 +290,7 @@ def test_threads_with_tools_of_their_own(shared: bool) -> None:
         thread.join()
     assert not errors
     for number, values in found.items():
-        equal(values, [np.full((2, 2), 2.0 * number, np.float32)] * 10 + [np.full((2, 2), 2, np.float32)])
+        equal(
+            values,
+            [np.full((2, 2), 2.0 * number, np.float32)] * 10 + [np.full((2, 2), 2, np.float32)],
+        )

@@ -7,6 +7,7 @@ made of names and instruction offsets, never of addresses or file paths.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -97,15 +98,13 @@ class Sites:
             self._groups.pop(self._records.pop(key).group.key, None)
         self.firsts = {key: record for key, record in self.firsts.items() if not gone(record)}
 
-    def read(
-        self, activation: Activation, op_type: OpType, token: int, frame: FrameType | None
-    ) -> Record:
-        """The record of a read of a variable."""
+    def read(self, activation: Activation, op_type: OpType, token: int) -> Record:
+        """The record of a read of a variable, called by the caller of the caller of the caller."""
         # A read is told by what is read: walking to its line would cost more than reading.
         key: Any = (activation.scope.number, op_type.name, token)
         record = self._records.get(key)
         if record is None:
-            operands = ((0, token),)
+            operands, frame = ((0, token),), sys._getframe(3)
             record = self._new(Group(key), activation.scope, frame, [], op_type, operands, 0)
             record.token = token
             self._records[key] = record

@@ -7,6 +7,7 @@ whose sessions are over are given to the next that needs the same ones.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import weakref
@@ -27,6 +28,8 @@ __all__ = ["Cloned", "clone", "dirty_nodes", "reached"]
 
 _ATTRIBUTE = "_amanda_clones"
 _NUMBERS = itertools.count(1)
+# Copies of one set of clones that are made without asking whether an owner could go.
+_COPIES = 4
 _FRAMES = ("Enter", "RefEnter")
 
 
@@ -131,7 +134,11 @@ def clone(
     if pool is None:
         pool = {}
         setattr(graph, _ATTRIBUTE, pool)
-    for known in pool.setdefault(signature, []):
+    copies = pool.setdefault(signature, [])
+    if len(copies) >= _COPIES and all(copy.owner is not None and copy.owner() for copy in copies):
+        # The graph would keep another copy for good; tools that were left may only wait for this.
+        gc.collect()
+    for known in copies:
         if known.owner is None or known.owner() is None:
             known.owner = weakref.ref(written)
             # The nodes have the tokens of earlier functions; these take their place.

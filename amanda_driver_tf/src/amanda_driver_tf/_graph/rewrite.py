@@ -345,16 +345,18 @@ class Rewriter:
                 node.op_type = _STATEFUL.get(node.op_type, node.op_type)
 
     def _retype(self, node: Node) -> None:
+        plain = [dtype % 100 for dtype in node.dtypes]
         if node.op_type in _LOOPS:
-            node.attrs["T"] = attr_types(node.dtypes)
-            # Shapes of the loop's variables, of which there may be more now; they are not needed.
-            value = type(node.attrs["T"])()
-            value.list.SetInParent()
-            node.attrs["output_shapes"] = value
+            node.attrs["T"] = attr_types(plain)
         else:
             skip = 0 if node.op_type.endswith("Call") else 1
             node.attrs["Tin"] = attr_types([v.dtype % 100 for v in node.inputs[skip:]])
-            node.attrs["Tout"] = attr_types([dtype % 100 for dtype in node.dtypes])
+            node.attrs["Tout"] = attr_types(plain)
+        if not node.op_type.endswith("Call"):
+            # Shapes of the outputs, of which there may be more now; they are not needed.
+            value = type(next(iter(node.attrs.values())))()
+            value.list.SetInParent()
+            node.attrs["output_shapes"] = value
 
 
 def _function_names(attributes: Any, names: Sequence[str]) -> list[str]:

@@ -366,7 +366,10 @@ class Weaver:
         if forward is not None:
             self.visit(forward)
         seen = self.seen(owner.forward)
-        version = self._version(value.node.op.outputs[value.slot], owner, seen) if seen else None
+        read = value.node.op.outputs[value.slot]
+        if value.node.is_argument and any(read is made for made in owner.forward.outputs):
+            return self.visible(value)  # It is fed, whatever the op would make.
+        version = self._version(read, owner, seen) if seen else None
         return version if version is not None else self.visible(value)
 
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
