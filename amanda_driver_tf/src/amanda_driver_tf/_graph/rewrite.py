@@ -14,7 +14,7 @@ from tensorflow.core.framework import types_pb2
 
 from amanda_core import Session
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._graph.analysis import Analysis
+from amanda_driver_tf._graph.analysis import Analysis, runs_functions
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.links import Link, dummy, empty_list, pushed
 from amanda_driver_tf._graph.nodes import Argument
@@ -177,7 +177,7 @@ class Rewriter:
     ) -> None:
         attributes = _FUNCTIONS.get(node.op_type)
         if attributes is None:
-            if any(attribute.type in ("func", "list(func)") for attribute in node.op.op_def.attr):
+            if runs_functions(node.op_type):
                 self._blind(f"functions inside {node.op_type}", "it runs them by its own rules")
             return
         names = _function_names(self._attr_of(woven, node), attributes)

@@ -12,7 +12,13 @@ from typing import Any
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf._graph.analysis import Analysis, OpPlans, is_accumulation, is_operator
+from amanda_driver_tf._graph.analysis import (
+    Analysis,
+    OpPlans,
+    is_accumulation,
+    is_operator,
+    runs_functions,
+)
 from amanda_driver_tf._graph.body import Body, Node, Value, is_ref
 from amanda_driver_tf._graph.gradients import Gradients
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
@@ -163,6 +169,8 @@ class Weaver:
             if self._call is not None:
                 self._call(self, node)
             return
+        if self._call is not None and runs_functions(node.op_type):
+            self._call(self, node)
         plans = self.analysis.plans_of(node.op)
         if plans is None or not (plans.before or plans.after):
             self._wire(node, inputs)
