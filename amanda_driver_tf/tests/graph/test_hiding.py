@@ -108,18 +108,19 @@ def test_hidden_ops_cannot_be_had_by_name() -> None:
         shown = {op.name for op in small.graph.get_operations()}
         hidden = [op.name for op in tf.Graph.get_operations(small.graph) if op.name not in shown]
         assert hidden
+        asking: list[Callable[[str], Any]] = [
+            small.graph.get_operation_by_name,
+            lambda name: small.graph.get_tensor_by_name(f"{name}:0"),
+            small.graph.as_graph_element,
+            lambda name: small.graph.as_graph_element(f"{name}:0"),
+            session.run,
+            lambda name: session.run(f"{name}:0"),
+        ]
         for name in hidden:
-            for ask in (
-                lambda n: small.graph.get_operation_by_name(n),
-                lambda n: small.graph.get_tensor_by_name(f"{n}:0"),
-                lambda n: small.graph.as_graph_element(n),
-                lambda n: small.graph.as_graph_element(f"{n}:0"),
-                lambda n: session.run(n),
-                lambda n: session.run(f"{n}:0"),
-            ):
-                with pytest.raises((KeyError, ValueError)) as caught:
+            for ask in asking:
+                with pytest.raises((KeyError, ValueError)) as caught:  # type: ignore[no-untyped-call]
                     ask(name)
-                with pytest.raises(type(caught.value)) as unknown:
+                with pytest.raises(type(caught.value)) as unknown:  # type: ignore[no-untyped-call]
                     ask("unknown")
                 assert str(caught.value).replace(name, "unknown") == str(unknown.value)
 
