@@ -118,9 +118,9 @@ def test_hidden_ops_cannot_be_had_by_name() -> None:
         ]
         for name in hidden:
             for ask in asking:
-                with pytest.raises((KeyError, ValueError)) as caught:  # type: ignore[no-untyped-call]
+                with pytest.raises((KeyError, ValueError)) as caught:
                     ask(name)
-                with pytest.raises(type(caught.value)) as unknown:  # type: ignore[no-untyped-call]
+                with pytest.raises(type(caught.value)) as unknown:
                     ask("unknown")
                 assert str(caught.value).replace(name, "unknown") == str(unknown.value)
 
