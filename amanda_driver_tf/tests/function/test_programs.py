@@ -17,7 +17,7 @@ import tensorflow as tf
 
 import amanda
 
-from .making import Edit, Ops, editing, values
+from .making import Edit, Ops, close, editing, values
 from .programs import OPS, PROGRAMS
 from .ways import TWICE, WAYS, Unchanged, check
 
