@@ -30,15 +30,20 @@ Values = list[Array]
 
 
 class Family(NamedTuple):
-    """A member of a family, and the smallest image that it takes."""
+    """A member of a family, and the smallest image that it takes.
+
+    With `staged`, the routines are traced into graphs: Keras compiles its grouped convolutions with
+    XLA, in eager mode too, since TensorFlow has no gradient for them on a CPU. XLA calls no Python.
+    """
 
     name: str
     size: int = 32
+    staged: bool = False
 
 
 #: Module of `keras.applications` -> its smallest member.
 FAMILIES = {
-    "convnext": Family("ConvNeXtTiny"),
+    "convnext": Family("ConvNeXtTiny", staged=True),
     "densenet": Family("DenseNet121"),
     "efficientnet": Family("EfficientNetB0"),
     "efficientnet_v2": Family("EfficientNetV2B0"),
@@ -54,10 +59,9 @@ FAMILIES = {
     "vgg19": Family("VGG19"),
     "xception": Family("Xception", 71),
 }
-#: Depthwise convolutions, dropout and batch norm; and a model with none of these.
-SAMPLE = ["mobilenet", "vgg16"]
-#: With residuals, too.
-EAGER_SAMPLE = ["mobilenet_v3", "vgg16"]
+#: Depthwise convolutions, dropout and batch norm; eagerly with residuals, too.
+SAMPLE = ["mobilenet"]
+EAGER_SAMPLE = ["mobilenet_v3"]
 if os.environ.get("AMANDA_ALL_APPLICATIONS"):
     SAMPLE = EAGER_SAMPLE = list(FAMILIES)
 
@@ -94,6 +98,37 @@ def copies(*values: Any) -> Any:
 VARIANTS: dict[str, Callable[..., Any]] = {"none": nothing, "same": same, "copies": copies}
 
 
+@amanda.staged
+def nothing_in_graph(*values: Any) -> None:
+    """Return None: nothing is changed."""
+
+
+@amanda.staged
+def same_in_graph(*values: Any) -> Any:
+    """Return the very objects."""
+    return values
+
+
+@amanda.staged
+def copies_in_graph(*values: Any) -> Any:
+    """Return what TensorFlow calls identities; XLA has no other copy."""
+    return tuple(
+        tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value)
+        for value in values
+    )
+
+
+STAGED: dict[str, Callable[..., Any]] = {
+    "none": nothing_in_graph,
+    "same": same_in_graph,
+    "copies": copies_in_graph,
+}
+
+
+def variant_of(family: str, variant: str) -> Callable[..., Any]:
+    return (STAGED if FAMILIES[family].staged else VARIANTS)[variant]
+
+
 class Identity(amanda.Tool):
     """`routine` at all points: forward, backward aligned and backward raw."""
 
@@ -125,7 +160,7 @@ class Application:
     """A model with its batch, which can be put back to where it was."""
 
     def __init__(self, family: str) -> None:
-        name, size = FAMILIES[family]
+        name, size, _ = FAMILIES[family]
         keras.utils.set_random_seed(0)
         build = getattr(keras.applications, name)
         self.model = build(weights=None, input_shape=(size, size, 3), classes=4)
@@ -203,6 +238,16 @@ def differing(one: Values, other: Values, fused: Values | None = None) -> int:
     return sum(a.tobytes() not in (b.tobytes(), c.tobytes()) for a, b, c in triples)
 
 
+def assert_same(family: str, values: Values, expected: Values, fused: Values | None = None) -> None:
+    """Bit for bit; but XLA compiles another program where there is a node more."""
+    if not FAMILIES[family].staged:
+        assert differing(values, expected, fused) == 0
+        return
+    for value, wanted in zip(values, expected, strict=True):
+        scale = float(np.abs(wanted).max(initial=0)) if wanted.dtype.kind == "f" else 0.0
+        np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-3 * scale)
+
+
 # The list.
 
 
@@ -231,10 +276,10 @@ def test_identity_in_eager_mode(
     if (family, "eager") not in plain:
         plain[family, "eager"] = network.values(step)
         assert differing(network.values(step), plain[family, "eager"]) == 0
-    tool = Identity(VARIANTS[variant])
+    tool = Identity(variant_of(family, variant))
     with amanda.apply(tool):
         values = network.values(step)
-    assert differing(values, plain[family, "eager"]) == 0
+    assert_same(family, values, plain[family, "eager"])
     assert "Conv2D" in tool.forward_types
     assert "Conv2DBackpropFilter" in tool.backward_types
 
@@ -256,10 +301,10 @@ def test_identity_in_functions(
         if (family, mode) not in plain:
             plain[family, mode] = network.values(step)
             assert differing(network.values(step), plain[family, mode]) == 0
-        tool = Identity(VARIANTS[variant])
+        tool = Identity(variant_of(family, variant))
         with amanda.apply(tool):
             values = network.values(step)
-    assert differing(values, plain[family, "eager"], fused=plain[family, mode]) == 0
+    assert_same(family, values, plain[family, "eager"], fused=plain[family, mode])
     assert "Conv2D" in tool.forward_types
     assert "Conv2DBackpropFilter" in tool.backward_types
 
@@ -276,7 +321,7 @@ def test_identity_in_an_optimised_function(
     with optimiser(on=False):
         unoptimised = network.values(network.step_of("step function"))
     eager = network.values(network.step_of("eager"))
-    with amanda.apply(Identity(same)):
+    with amanda.apply(Identity(variant_of(family, "same"))):
         instrumented = network.values(step)
     moved = distance(first, unoptimised)
     with capsys.disabled():
@@ -286,7 +331,7 @@ def test_identity_in_an_optimised_function(
             f" optimised against not: {differing(first, unoptimised)}, by {moved:.1e};"
             f" not optimised against eager: {differing(eager, unoptimised)};"
             f" instrumented against plain: {differing(instrumented, first)},"
-            f" by {distance(instrumented, first):.1e}"
+            f" against not optimised: {differing(instrumented, unoptimised)}"
         )
-    # No further than TensorFlow's own optimiser moves it.
-    assert distance(instrumented, first) <= max(2 * moved, 1e-6)
+    # No tensor but what plain TensorFlow gives, with its optimiser or without.
+    assert_same(family, instrumented, unoptimised, fused=first)

@@ -13,9 +13,9 @@ from typing import Protocol
 from tensorflow.python.eager import record
 
 from amanda_core import Blind, Session
+from amanda_driver_tf._eager import EagerMode
 from amanda_driver_tf._graph.functions import FunctionMode
 from amanda_driver_tf._graph.sessions import GraphMode
-from amanda_driver_tf._eager import EagerMode
 from amanda_driver_tf._state import STATE, quietly
 
 __all__ = ["Mode", "TensorFlowAttachment"]

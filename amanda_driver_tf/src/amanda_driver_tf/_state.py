@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from amanda_driver_tf._attachment import TensorFlowAttachment
     from amanda_driver_tf._eager.places import Place
     from amanda_driver_tf._eager.recompute import FirstRun
-    from amanda_driver_tf._eager.sites import Record
+    from amanda_driver_tf._eager.records import Record
 
 __all__ = ["STATE", "quietly"]
 

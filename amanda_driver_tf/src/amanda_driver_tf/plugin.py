@@ -51,7 +51,27 @@ def amanda_driver_info() -> DriverInfo:
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
     """Look for what in this environment would make results wrong."""
-    return []
+    import importlib_metadata
+
+    installed = {
+        name: importlib_metadata.version(name)
+        for name in importlib_metadata.packages_distributions().get("tensorflow", ())
+    }
+    if not installed:
+        return [Finding("error", "TensorFlow is not installed", "pip install tensorflow-cpu")]
+    version = next(iter(installed.values()))
+    findings = []
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 16):
+        fix = "pip install -U tensorflow"
+        findings.append(Finding("error", f"TensorFlow {version} is older than 2.16", fix))
+    if "tensorflow.python.eager.context" in sys.modules:
+        from amanda_driver_tf._graph import symbols
+
+        findings += [
+            Finding("error", f"TensorFlow {version} is not known: {problem}", "Use 2.21")
+            for problem in symbols.problems()
+        ]
+    return findings
 
 
 @hookimpl

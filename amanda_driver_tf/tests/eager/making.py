@@ -97,6 +97,16 @@ def watching_backward() -> tuple[list[tuple[str, str | None]], Tool]:
     return seen, tool(analyse, backward=True)
 
 
+def noting(into: list[Any], routine: Routine) -> Routine:
+    """A routine of one value that also keeps what it gets."""
+
+    def noted(value: Any) -> Any:
+        into.append(value)
+        return routine(value)
+
+    return noted
+
+
 def idle() -> Tool:
     """A tool that analyses at all four points and inserts nothing."""
     made = Tool()

@@ -378,3 +378,52 @@ def test_edited_forward_value_is_what_backward_ops_get() -> None:
     with apply(before("MatMul", lambda value: value * 2.0, [1]), made):
         gradient(lambda x, w: tf.matmul(x, w), x, w)
     close(got[0][1], w * 2.0)
+
+
+def test_op_off_the_way_to_the_loss_is_still_looked_into_when_it_is_on_it() -> None:
+    x = normal(3)
+    analysed: list[str] = []
+
+    def program(aside: bool) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y, z = tf.exp(x), tf.tanh(x)
+        return tape.gradient(z if aside else y, x)
+
+    expected = tf.exp(x) * 2.0
+    for insert in (False, True):
+        analysed.clear()
+
+        def analyse(context: OpContext, insert: bool = insert) -> None:
+            if context.forward is not None and context.forward.op_type == "Exp":
+                analysed.append(context.op_type)
+                if insert:
+                    context.insert_after_backward_op(lambda g: g * 2.0)
+
+        with apply(tool(analyse, "Mul", backward=True)):
+            for _ in range(6):
+                program(aside=True)
+            assert analysed == []
+            grads = [program(aside=False) for _ in range(6)]
+        assert analysed == ["Mul"]
+        if insert:
+            equal(grads, [expected] * 6)
+
+
+def test_raw_routine_is_refused_in_a_graph_also_of_an_op_that_was_quiet_before() -> None:
+    from amanda_core.errors import UnsupportedError
+
+    x = normal(3)
+
+    def program(pfor: bool) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.exp(x)
+        return tape.jacobian(y, x, experimental_use_pfor=pfor)
+
+    made = tool(lambda c: c.insert_after_backward_op(lambda g: g * 2.0), "Mul", backward=True)
+    with apply(made):
+        for _ in range(4):
+            program(False)
+        with pytest.raises(UnsupportedError, match="jacobian"):
+            program(True)

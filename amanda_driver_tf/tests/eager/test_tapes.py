@@ -27,6 +27,7 @@ from .making import (
     equal,
     idle,
     normal,
+    noting,
     replacing_backward,
     tool,
     variable,
@@ -46,7 +47,7 @@ def double(value: Any) -> Any:
 def test_persistent_tape_runs_routines_each_time() -> None:
     x = normal(3)
     got: list[Any] = []
-    with apply(at_inputs("Exp", lambda g: got.append(g) or g * 2.0)):
+    with apply(at_inputs("Exp", noting(got, double))):
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
             y = tf.exp(x)
@@ -410,7 +411,7 @@ def test_gradient_after_leaving_keeps_edits_warns_once_and_runs_no_routine() -> 
     got: list[Any] = []
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
-        with apply(before("Exp", double), at_inputs("Tanh", lambda g: got.append(g) or g * 0.0)):
+        with apply(before("Exp", double), at_inputs("Tanh", noting(got, lambda g: g * 0.0))):
             y = tf.tanh(tf.exp(x))
     with pytest.warns(AmandaWarning, match="inside `apply`") as caught:
         grad = tape.gradient(y, x)

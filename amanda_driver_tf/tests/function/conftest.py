@@ -12,9 +12,6 @@ import tensorflow as tf
 
 from amanda_driver_tf._state import STATE
 
-with_one_thread_each = tf.config.threading
-with_one_thread_each.set_intra_op_parallelism_threads(1)
-
 
 @pytest.fixture(autouse=True)
 def _same_start_and_nothing_left() -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Programs in which edits can go wrong: values used twice, calls, loops and branches within one another.
+"""Programs in which edits can go wrong: values used twice; calls, loops and branches nested.
 
 Each takes `Ops` and three tensors, and returns a scalar. The names of ops tell edits where to go.
 """
@@ -154,9 +154,7 @@ def call_in_branch(o: Ops, x: Any, w: Any, v: Any) -> Any:
     def linear(x: Any, w: Any) -> Any:
         return o("Tanh", "t1", o("MatMul", "m1", x, w))
 
-    y = o.choose(
-        tf.reduce_sum(x) > 1e9, lambda: o.call(linear, x, w), lambda: o.call(linear, x, v)
-    )
+    y = o.choose(tf.reduce_sum(x) > 1e9, lambda: o.call(linear, x, w), lambda: o.call(linear, x, v))
     return o("Sum", "s1", o("MatMul", "m2", y, w))
 
 

@@ -1,13 +1,15 @@
-"""Programs under random edits, differentiated in every way, against twins that have them written in.
+"""Programs under random edits, differentiated in every way, against twins with the edits built in.
 
 The twins run eagerly, unwatched, with `tf.custom_gradient` in the place of the driver's work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,19 +17,29 @@ import tensorflow as tf
 
 import amanda
 
-from .making import TWICE, WAYS, Edit, Unchanged, check, values
+from .making import Edit, Ops, close, editing, values
 from .programs import OPS, PROGRAMS
+from .ways import TWICE, WAYS, Unchanged, check
 
 #: How many random sets of edits each program gets; more find more, in more time.
-ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))
 
 X, W, V = values((2, 3), (3, 3), (3, 3))
 
-ROUTINES: list[Callable[[Any], Any]] = [
+ROUTINES: list[Callable[..., Any]] = [
     lambda t: t * 0.5 + 0.3,
     tf.sin,
     lambda t: tf.where(t > 0, t, 0.1 * t),
 ]
+#: Number of inputs -> replacement of an op, and of its backward.
+REPLACEMENTS: dict[int, Callable[..., Any]] = {
+    1: lambda a: tf.cos(a) * a,
+    2: lambda a, b: tf.sin(a) * b + a,
+}
+BACKWARD: dict[int, Callable[..., Any]] = {
+    1: lambda g: tf.sin(g) * 2,
+    2: lambda g: (tf.sin(g) * 2, g * 3),
+}
 
 
 def one_edit(some: random.Random, name: str, kind: str) -> Edit:
@@ -35,9 +47,9 @@ def one_edit(some: random.Random, name: str, kind: str) -> Edit:
     position = some.randrange(inputs)
     routine = some.choice(ROUTINES)
     if kind == "replace":
-        routine = {1: lambda a: tf.cos(a) * a, 2: lambda a, b: tf.sin(a) * b + a}[inputs]
+        routine = REPLACEMENTS[inputs]
     if kind == "backward":
-        routine = [lambda g: tf.sin(g) * 2, lambda g: (tf.sin(g) * 2, g * 3)][inputs - 1]
+        routine = BACKWARD[inputs]
     if some.random() < 0.3:
         routine = amanda.staged(lambda *values, inner=routine: inner(*values))
     kind, _, differentiated = kind.partition(" ")
@@ -66,11 +78,20 @@ def some_edits(some: random.Random, names: list[str], kinds: list[str]) -> list[
     return edits
 
 
-def run(program: Any, edits: list[Edit], way: str) -> None:
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Extent in which TensorFlow does not rewrite formulas, which depends on what stands around."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+def run(program: Any, edits: list[Edit], way: str) -> None:
+    # A random edit may be of what the way of differentiation does not look at.
+    with contextlib.suppress(Unchanged):
         check(program, [X, W, V], edits, way)
-    except Unchanged:
-        pass  # A random edit may be of what the way of differentiation does not look at.
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -105,11 +126,16 @@ def test_every_input_edited_of_every_op(program: Any) -> None:
 
 @pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
 def test_edits_that_give_back_what_they_got_change_nothing(program: Any) -> None:
-    names = PROGRAMS[program].split()
     edits = [
         Edit(name, kind, lambda t: t, 0)
-        for name in names
+        for name in PROGRAMS[program].split()
         for kind in ("before", "after", "grad_out", "grad_in")
     ]
-    with pytest.raises(Unchanged):
-        check(program, [X, W, V], edits, "inside")
+    tensors = [X, W, V]
+    function = tf.function(lambda *v: WAYS["inside"](program, Ops(), v, False), autograph=False)
+    with as_written():
+        wanted = function(*tensors)
+        with amanda.apply(editing(*edits)):
+            found = function(*tensors)
+    # Under load TensorFlow's threads split sums in other places, plain runs' too: the last bit.
+    close(found, wanted)

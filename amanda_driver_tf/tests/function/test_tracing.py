@@ -317,7 +317,9 @@ def test_list_inputs_are_one_position() -> None:
 
 
 def test_list_outputs_are_positions_of_their_own() -> None:
-    function = tf.function(lambda w: tf.add_n([p * (i + 1.0) for i, p in enumerate(tf.split(w, 3))]))
+    function = tf.function(
+        lambda w: tf.add_n([p * (i + 1.0) for i, p in enumerate(tf.split(w, 3))])
+    )
     rows = tf.split(W, 3)
     wanted = (rows[0] + 2 * (rows[1] * 10) + 3 * rows[2]).numpy()
     with amanda.apply(after("Split", lambda t: t * 10, 1)):

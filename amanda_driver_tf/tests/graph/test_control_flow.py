@@ -28,7 +28,9 @@ from .making import (
     new_session,
     results,
     serialised,
+    staged,
     straight,
+    tool,
     v1,
 )
 
@@ -93,9 +95,6 @@ VALUES = [value * 0.5 for value in arrays((3, 3), (3, 3))]
     ids=lambda e: f"{e.name}-{e.kind}",
 )
 def test_edits_around_a_differentiated_loop(new: bool, edit: Edit) -> None:
-    if edit.kind == "after" and edit.name == "last":
-        # Not seen by the gradient.
-        pass
     check(looping(), VALUES, [edit])
 
 
@@ -119,12 +118,61 @@ def test_edits_in_a_differentiated_loop(edit: Edit) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
+        Edit("inner", "grad_out", shifted, 0),
+        Edit("inner", "grad_in", shifted, 1),
+        Edit("inner", "grad_in", shifted, 0),
+        Edit("act", "grad_in", double, 0),
+        Edit("act", "backward", double),
+    ],
+    ids=lambda e: f"{e.name}-{e.kind}-{e.position}",
+)
+def test_edits_of_gradients_in_a_loop(new: bool, edit: Edit) -> None:
+    if new:
+        check(looping(), VALUES, [edit])
+        return
+    built = build(looping(), VALUES)
+    with new_session(built.graph) as session:
+        plain = results(session, built)
+        with (
+            amanda.apply(editing(edit)),
+            pytest.raises(UnsupportedError, match="enable_control_flow_v2") as caught,
+        ):
+            results(session, built)
+        assert f"while/{edit.name}" in str(caught.value)
+        equal(results(session, built), plain)
+
+
+def test_raw_edits_of_gradients_in_a_loop(new: bool) -> None:
+    built = build(looping(), VALUES)
+    seen: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        name = context.name
+        # Beside it there are the ops that bring values from the loop to its gradient.
+        if context.op_type == "TanhGrad":
+            assert context.forward is not None
+            assert context.forward.op_type == "Tanh"
+            context.insert_after_backward_op(lambda g: seen.append(name))
+            context.insert_after_backward_op(lambda g: g * 0.0)
+
+    made = tool(analyse, backward=True)
+    with new_session(built.graph) as session:
+        plain = results(session, built)
+        with amanda.apply(made):
+            found = results(session, built)
+    assert len(seen) == 3
+    equal(found[0], plain[0])
+    # The first product's gradient is behind a tanh, as that of each later one.
+    close(found[1:], [np.zeros((3, 3), np.float32)] * 2)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
         Edit("inner", "before", shifted, 1),
         Edit("act", "after", shifted, 0),
         Edit("act", "replace", tf.nn.softplus),
-        Edit("inner", "grad_out", shifted, 0),
-        Edit("inner", "grad_in", shifted, 1),
-        Edit("act", "backward", double),
+        Edit("act", "before", double, 0, True),
     ],
     ids=lambda e: f"{e.name}-{e.kind}",
 )
@@ -163,7 +211,7 @@ def test_an_old_loop_is_watched(new: bool) -> None:
         Edit("inner", "before", shifted, 1),
         Edit("inner", "after", shifted, 0),
         Edit("act", "replace", tf.nn.softplus),
-        Edit("act", "before", amanda.staged(shifted), 0),
+        Edit("act", "before", staged(shifted), 0),
         Edit("first", "after", shifted, 0),
     ],
     ids=lambda e: f"{e.name}-{e.kind}",

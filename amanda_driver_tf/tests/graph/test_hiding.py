@@ -108,15 +108,16 @@ def test_hidden_ops_cannot_be_had_by_name() -> None:
         shown = {op.name for op in small.graph.get_operations()}
         hidden = [op.name for op in tf.Graph.get_operations(small.graph) if op.name not in shown]
         assert hidden
+        asking: list[Callable[[str], Any]] = [
+            small.graph.get_operation_by_name,
+            lambda name: small.graph.get_tensor_by_name(f"{name}:0"),
+            small.graph.as_graph_element,
+            lambda name: small.graph.as_graph_element(f"{name}:0"),
+            session.run,
+            lambda name: session.run(f"{name}:0"),
+        ]
         for name in hidden:
-            for ask in (
-                lambda n: small.graph.get_operation_by_name(n),
-                lambda n: small.graph.get_tensor_by_name(f"{n}:0"),
-                lambda n: small.graph.as_graph_element(n),
-                lambda n: small.graph.as_graph_element(f"{n}:0"),
-                lambda n: session.run(n),
-                lambda n: session.run(f"{n}:0"),
-            ):
+            for ask in asking:
                 with pytest.raises((KeyError, ValueError)) as caught:
                     ask(name)
                 with pytest.raises(type(caught.value)) as unknown:
@@ -175,7 +176,7 @@ def test_the_default_graph_is_hidden_from_as_well() -> None:
         ):
             assert session.run(b, {a: 1.0}) == -2.0
             assert v1.get_default_graph() is graph
-            c = tf.identity(b, "c")
+            c = tf.identity(a, "c")
             assert c.op.name == "open/c"
             assert [op.name for op in c.op.control_inputs] == ["neg"]
         assert serialised(graph) != shown

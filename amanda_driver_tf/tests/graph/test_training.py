@@ -84,12 +84,12 @@ def masking(mask: Any = MASK) -> amanda.Tool:
     return editing(Edit("mm1", "before", lambda w: w * mask, 1))
 
 
-@pytest.mark.parametrize("gate", [0, 1, 2])
-@pytest.mark.parametrize("resource", [True, False])
+# Not references with gate 0: plain TensorFlow diverges, reads and updates are not ordered.
+@pytest.mark.parametrize(
+    ("resource", "gate"), [(True, 0), (True, 1), (True, 2), (False, 1), (False, 2)]
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_masked_weight(optimizer: str, resource: bool, gate: int) -> None:
-    if gate == 0 and not resource:
-        gate = 2  # Plain TensorFlow diverges, too: reads and updates are not ordered.
     twin = Model(optimizer, resource, gate, masked=True, scaled=2.0)
     with new_session(twin.graph) as session:
         session.run(twin.init)

@@ -16,8 +16,8 @@ from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR
 from amanda_driver_tf._eager.places import Between, Place
 from amanda_driver_tf._eager.recompute import Recompute, first_run_of
-from amanda_driver_tf._eager.sites import Record
-from amanda_driver_tf._eager.symbols import executes_eagerly
+from amanda_driver_tf._eager.records import Record
+from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
 from amanda_driver_tf._eager.taped import LEFT, mark
 from amanda_driver_tf._state import STATE
 
@@ -77,7 +77,21 @@ def gradient_function(
             return original(*call)
         finally:
             STATE.eager = place
-    results = place.mode.in_gradient(record, skip_input_indices, lambda: original(*call))
+    mode = place.mode
+    session = mode.session
+    if (
+        record.settled == session.epoch
+        and record.skip == skip_input_indices
+        and mode.control.caching
+        and pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+    ):
+        STATE.eager = None
+        try:
+            results = original(*call)
+        finally:
+            STATE.eager = place
+    else:
+        results = mode.in_gradient(record, skip_input_indices, lambda: original(*call))
     mark(results if isinstance(results, (list, tuple)) else [results], record)
     return results
 

@@ -23,11 +23,33 @@ __all__ = [
     "check_gradient",
     "edited",
     "edited_gradient",
+    "is_trainable",
     "isolated",
     "pass_straight",
     "records",
     "tensor_of",
 ]
+
+
+# What gradients flow through, by the numbers that tensors know their types by.
+_TRAINABLE = frozenset(
+    kind.as_datatype_enum
+    for kind in (
+        dtypes.float16,
+        dtypes.float32,
+        dtypes.float64,
+        dtypes.complex64,
+        dtypes.complex128,
+        dtypes.resource,
+        dtypes.variant,
+        dtypes.bfloat16,
+    )
+)
+
+
+def is_trainable(tensor: Any) -> bool:
+    """Whether gradients flow through values of this kind."""
+    return tensor.dtype.as_datatype_enum in _TRAINABLE
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from tensorflow.python.framework import dtypes
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import AmandaError, RoutineResultError, is_annotated
-from amanda_driver_tf._eager.edits import call_step, edited, isolated
+from amanda_driver_tf._eager.edits import call_step, edited, is_trainable, isolated
 from amanda_driver_tf._eager.op_types import PASS, READ
 from amanda_driver_tf._eager.operator import Attributes, EagerOp
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.places import Forward, Place
-from amanda_driver_tf._eager.sites import Record
+from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.symbols import ops, pywrap_tfe
 from amanda_driver_tf._eager.taped import Taped, record_on_tapes, skipped
 from amanda_driver_tf._eager.taps import tap_inputs, tap_outputs
@@ -238,6 +238,8 @@ class _Run:
         settled: bool,
     ) -> None:
         record, session, call = self.record, self.session, self.call
+        if session.caching and not any(is_trainable(output) for output in outputs):
+            record.settled = session.epoch  # No gradient will ever arrive.
         if not outputs:
             return
         origins = flattened(self.origins, self.lengths)
@@ -263,8 +265,6 @@ class _Run:
             aligned,
         )
         record_on_tapes(call.op_type, outputs, origins, taped)
-        if session.caching and not any(self.mode.is_trainable(output) for output in outputs):
-            record.settled = session.epoch  # No gradient will ever arrive.
 
     # Outputs.
 

@@ -22,8 +22,9 @@ from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.patches import Patch
 from amanda_driver_tf._eager.places import Forward, Place
+from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS
-from amanda_driver_tf._eager.sites import Record, handle_of
+from amanda_driver_tf._eager.sites import handle_of
 from amanda_driver_tf._eager.symbols import (
     CHECKED,
     backprop,
@@ -46,6 +47,8 @@ _SIMPLE = (bool, int, float, str, bytes, list, tuple)
 _EagerTensor = ops.EagerTensor
 _no_tape = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 _recorded = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
+# How often an op is put on the tapes as one whose gradient is looked into.
+_WAITED = 2
 # Ops that fall back while their arguments are converted for others.
 _HANDED = 8
 
@@ -127,36 +130,49 @@ PATCHES = _Patches()
 def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
     """Stands for `TFE_Py_FastPathExecute`, through which every op comes first."""
     place = STATE.eager
-    if place is None or STATE.quiet or THREAD.routine_depth or not place.mode.control.enabled:
+    if place is None or STATE.quiet or THREAD.routine_depth or not place.control.enabled:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
     op_type = op_type_of(op_name)
-    frame = sys._getframe(1)
-    found = place.locate(op_type, args, frame)
+    found = place.locate(op_type, args)
     if found is None:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
-    mode = place.mode
-    session = mode.session
+    session = place.session
     epoch = session.epoch
-    if found.idle == epoch and mode.control.caching:
+    if found.idle == epoch and place.control.caching:
         if not session.wants_backward:
-            if not (op_type.kind or found.marks):
-                try:
-                    return ORIGINALS.fast_path(ctx, op_name, name, *args)
-                except _Fallback:
-                    _hand_over(op_type, frame, found, args)
-                    raise
-            if _can_be_tagged(op_type, args):
-                return _tagged(op_type, found, frame, ctx, name, args, ())
-        elif (
-            found.settled == epoch or _no_tape() or not _is_recorded(op_type, args)
-        ) and _can_be_tagged(op_type, args):
-            return _tagged(op_type, found, frame, ctx, name, args, (PAIR, found))
-    _hand_over(op_type, frame, found, args)
+            pair: tuple[Any, ...] = ()
+            idle = True
+        else:
+            pair = (PAIR, found)
+            idle = found.settled == epoch or _no_tape() or _may_wait(op_type, found, args, epoch)
+        kind = op_type.kind
+        if idle and kind <= READ and not found.marks:
+            try:
+                result = ORIGINALS.fast_path(ctx, op_name, name, *args, *pair)
+            except _Fallback:
+                _hand_over(op_type, sys._getframe(1), found, args, idle=True)
+                raise
+            if kind == READ and not found.backward:
+                result._amanda_source = found.token
+            return result
+        if idle and (kind != PASS or type(args[0]) is _EagerTensor):
+            return _tagged(op_type, found, sys._getframe(1), ctx, name, args, pair)
+    _hand_over(op_type, sys._getframe(1), found, args)
     raise _Fallback("to be executed by execute.execute")
 
 
-def _can_be_tagged(op_type: OpType, args: Sequence[Any]) -> bool:
-    return op_type.kind != PASS or type(args[0]) is _EagerTensor
+def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -> bool:
+    """Whether an op with an unknown gradient needs no `Taped`: the gradient function will do.
+
+    With it nothing is said where the tools are left before the gradient is computed, so not where
+    something is planned, and not at first.
+    """
+    if not _is_recorded(op_type, args):
+        return True
+    found.waited += 1
+    return found.waited > _WAITED and not any(
+        child.planned == epoch for child in found.children.values()
+    )
 
 
 def _is_recorded(op_type: OpType, args: Sequence[Any]) -> bool:
@@ -192,7 +208,7 @@ def _tagged(
             STATE.eager = None
         result = ORIGINALS.fast_path(ctx, op_type.name, name, *args, *pair)
     except _Fallback:
-        _hand_over(op_type, frame, found, args)
+        _hand_over(op_type, frame, found, args, idle=True)
         raise
     finally:
         STATE.eager = place
@@ -201,7 +217,9 @@ def _tagged(
     return result
 
 
-def _hand_over(op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any]) -> None:
+def _hand_over(
+    op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any], idle: bool = False
+) -> None:
     """Let `execute_op` know what it was called for."""
     if execute.execute is not execute_op:
         raise UnsupportedError(
@@ -218,7 +236,7 @@ def _hand_over(op_type: OpType, frame: FrameType, found: Record, args: Sequence[
     if len(handed) >= _HANDED:
         del handed[0]
     # Which arguments are constants, and not the arguments: nothing is kept alive here.
-    plain = tuple(is_plain(value) for value in args[: op_type.count])
+    plain = () if idle else tuple(is_plain(value) for value in args[: op_type.count])
     handed.append((op_type.name, id(frame), found, plain))
 
 
@@ -244,7 +262,7 @@ def execute_op(
         or type(op_name) is not bytes
         or STATE.quiet
         or THREAD.routine_depth
-        or not place.mode.control.enabled
+        or not place.control.enabled
     ):
         return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
     decoded = op_name.decode()
@@ -253,16 +271,16 @@ def execute_op(
     if taken is not None:
         found, plain = taken
     else:
-        located = place.locate(op_type_of(decoded), inputs, caller)
+        located = place.locate(op_type_of(decoded), inputs)
         if located is None:
             return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
         found, plain = located, ()
     # What does not ask afterwards whether to record does not want to be on tapes.
     asks = "must_record_gradient" in caller.f_code.co_names
-    session = place.mode.session
+    session = place.session
     if (
         found.idle == session.epoch
-        and place.mode.control.caching
+        and place.control.caching
         and (
             not session.wants_backward
             or found.settled == session.epoch

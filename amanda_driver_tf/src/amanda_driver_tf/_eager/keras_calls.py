@@ -60,7 +60,8 @@ def _watching() -> Forward | None:
     """The place of this thread, if it runs the forward program of a session."""
     place = STATE.eager
     if (
-        not isinstance(place, Forward)
+        place is None
+        or not isinstance(place, Forward)
         or STATE.quiet
         or THREAD.routine_depth
         or not place.mode.control.enabled
@@ -73,8 +74,14 @@ def _watching() -> Forward | None:
 def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         place = _watching()
-        if place is None or _is_symbolic(args) or _is_symbolic(kwargs):
+        if place is None:
             return original(self, *args, **kwargs)
+        for value in args:
+            if type(value) not in _CONCRETE and _is_symbolic(value):
+                return original(self, *args, **kwargs)
+        for name in kwargs:
+            if type(kwargs[name]) not in _CONCRETE and _is_symbolic(kwargs[name]):
+                return original(self, *args, **kwargs)
         mode, activations = place.mode, place.activations
         activation = mode.enter(self, activations[-1])
         session, path = mode.session, activation.scope.path
@@ -106,13 +113,19 @@ def _left_alone(function: Any) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+# What is in most calls, and stands for nothing symbolic.
+_CONCRETE = frozenset({ops.EagerTensor, bool, int, float, str, type(None)})
+
+
 def _is_symbolic(value: Any) -> bool:
     """Whether a model is being put together, and nothing computed."""
+    if type(value) in _CONCRETE:
+        return False
     if isinstance(value, (list, tuple)):
         return any(_is_symbolic(item) for item in value)
     if isinstance(value, dict):
         return any(_is_symbolic(item) for item in value.values())
-    return type(value) is not ops.EagerTensor and type(value).__name__ == "KerasTensor"
+    return type(value).__name__ == "KerasTensor"
 
 
 def _apply(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,10 +15,11 @@ from amanda_driver_tf._eager.frames import source_of, user_stacklevel
 from amanda_driver_tf._eager.intercept import PATCHES
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.places import Forward, InGradient
+from amanda_driver_tf._eager.records import Record, backward_site
 from amanda_driver_tf._eager.scopes import Activation, Labels, Scopes
-from amanda_driver_tf._eager.sites import Record, Sites, backward_site
-from amanda_driver_tf._eager.symbols import backprop_util, executes_eagerly, pywrap_tfe
-from amanda_driver_tf._eager.taped import LEFT, Applied
+from amanda_driver_tf._eager.sites import Sites
+from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
+from amanda_driver_tf._eager.taped import LEFT, Applied, unsupported_in_graph
 from amanda_driver_tf._state import STATE
 
 if TYPE_CHECKING:
@@ -102,11 +103,6 @@ class EagerMode:
             self._applied = Applied(self)
         return self._applied
 
-    @staticmethod
-    def is_trainable(tensor: Any) -> bool:
-        """Whether gradients flow through values of this kind."""
-        return bool(backprop_util.IsTrainable(tensor))
-
     # Gradient functions.
 
     def in_gradient(
@@ -126,7 +122,10 @@ class EagerMode:
             again = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
         settled = record.settled_again if again else record.settled
         loud = session.wants_backward and not (caching and settled == epoch and record.skip == skip)
-        place = InGradient(self, record) if loud and executes_eagerly() else None
+        eager = executes_eagerly() if loud else False
+        if loud and not eager:
+            self._refuse_in_graph(record)
+        place = InGradient(self, record) if eager else None
         before, STATE.eager = STATE.eager, place
         try:
             results = compute()
@@ -139,6 +138,10 @@ class EagerMode:
             elif all(child.settled == epoch for child in place.met):
                 record.settled = record.settled_again = epoch
         return results
+
+    def _refuse_in_graph(self, record: Record) -> None:
+        if any(child.planned == self.session.epoch for child in record.children.values()):
+            raise unsupported_in_graph(f"op {record.site.name!r}, at {record.site.source}")
 
     def between(self, op_type: OpType, key: Any, frame: FrameType | None) -> Record:
         """The record of a backward op that belongs to no forward op."""

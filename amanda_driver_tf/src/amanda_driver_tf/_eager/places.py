@@ -6,14 +6,16 @@ who is at which place when, `backward` and `intercept` say.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from amanda_driver_tf._eager.frames import STOP, source_of
 from amanda_driver_tf._eager.op_types import READ, OpType
+from amanda_driver_tf._eager.records import Operands, Record, backward_site
 from amanda_driver_tf._eager.scopes import OUTSIDE, TOKENS, Activation
-from amanda_driver_tf._eager.sites import Operands, Record, backward_site, operands_of
+from amanda_driver_tf._eager.sites import operands_of
 from amanda_driver_tf._eager.symbols import ops
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Between", "Forward", "InGradient", "Place"]
 
 _EagerTensor = ops.EagerTensor
+_frame = sys._getframe
 # Ops of one call site in one gradient function beyond this share an id.
 _OCCURRENCES = 1024
 
@@ -29,15 +32,13 @@ _OCCURRENCES = 1024
 class Place:
     """Where ops run; `locate` gives the record of one, or None where it is not to be seen."""
 
-    __slots__ = ("mode",)
+    __slots__ = ("control", "mode", "session")
 
     def __init__(self, mode: EagerMode) -> None:
-        self.mode = mode
+        self.mode, self.session, self.control = mode, mode.session, mode.control
 
-    def locate(
-        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
-    ) -> Record | None:
-        """The record of an op being called with `args` from `frame`."""
+    def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
+        """The record of an op being called with `args` by the caller of the caller."""
         raise NotImplementedError
 
 
@@ -56,9 +57,7 @@ class Forward(Place):
         self.activations: list[Activation] = list(activations) or [Activation(OUTSIDE)]
         self.recomputed = False
 
-    def locate(
-        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
-    ) -> Record | None:
+    def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op of the forward program."""
         # All in one function: this runs at every op.
         activation = self.activations[-1]
@@ -68,7 +67,7 @@ class Forward(Place):
             token = value._amanda_source
             if token.__class__ is not int:
                 token = TOKENS.of(value)
-            return self.mode.sites.read(activation, op_type, token, frame)
+            return self.mode.sites.read(activation, op_type, token)
         operands: Operands = ()
         for value in args[: op_type.count]:
             if type(value) is not _EagerTensor or value._amanda_source is not None:
@@ -83,26 +82,28 @@ class Forward(Place):
             last.next if last is not None else self.mode.sites.firsts.get(scope.number)
         )
         if expected is None or expected.op_type is not op_type or expected.operands != operands:
-            found = self.mode.sites.look_up(activation, op_type, operands, frame)
-            return found if found.watched else None
-        here = frame
-        for code, offset in expected.chain:
-            if here is None or (
-                code is not None
-                and ((here.f_lasti != offset and offset >= 0) or here.f_code is not code)
-            ):
-                found = self.mode.sites.look_up(activation, op_type, operands, frame)
-                return found if found.watched else None
-            here = here.f_back
+            return self._look_up(op_type, operands)
+        # By depth: frames that do not count are not made objects of.
+        try:
+            for depth, code, offset in expected.chain:
+                here = _frame(depth)
+                if (here.f_lasti != offset and offset >= 0) or here.f_code is not code:
+                    return self._look_up(op_type, operands)
+        except ValueError:  # The stack is not that deep.
+            return self._look_up(op_type, operands)
         if scope.root:
             group, counts = expected.group, activation.counts
             occurrence = counts.get(group, 0)
             if occurrence != expected.occurrence:
-                found = self.mode.sites.look_up(activation, op_type, operands, frame)
-                return found if found.watched else None
+                return self._look_up(op_type, operands)
             counts[group] = occurrence + 1
         activation.last = expected
         return expected if expected.watched else None
+
+    def _look_up(self, op_type: OpType, operands: Operands) -> Record | None:
+        activation = self.activations[-1]
+        found = self.mode.sites.look_up(activation, op_type, operands, _frame(3))
+        return found if found.watched else None
 
 
 class InGradient(Place):
@@ -121,10 +122,9 @@ class InGradient(Place):
         self.met: list[Record] = []
         self._counts: dict[Any, int] = {}
 
-    def locate(
-        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
-    ) -> Record | None:
+    def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op that the gradient function calls."""
+        frame = _frame(2)
         found = _walk(self.mode, frame)
         key = (op_type.name, *((code.number, offset) for code, offset in found))
         occurrence = self._counts.get(key, 0)
@@ -159,9 +159,7 @@ class Between(Place):
         super().__init__(mode)
         self._counts: dict[Any, int] = {}
 
-    def locate(
-        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
-    ) -> Record | None:
+    def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op that the tape itself calls."""
         # Gradients that are summed are told by the ops whose gradients they are.
         values = args[0] if args and isinstance(args[0], (list, tuple)) else args
@@ -170,6 +168,7 @@ class Between(Place):
             for source in (getattr(value, "_amanda_source", None) for value in values)
             if isinstance(source, Record)
         )
+        frame = _frame(2)
         found = _walk(self.mode, frame)
         key: Any = (op_type.name, sources, tuple((*code.label, offset) for code, offset in found))
         if sources:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 from tensorflow.python.ops import custom_gradient
@@ -20,8 +20,9 @@ from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.op_types import READ, OpType
 from amanda_driver_tf._eager.originals import ORIGINALS
 from amanda_driver_tf._eager.places import Forward
+from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation
-from amanda_driver_tf._eager.sites import Record, operands_of
+from amanda_driver_tf._eager.sites import operands_of
 from amanda_driver_tf._eager.symbols import executes_eagerly
 from amanda_driver_tf._state import STATE
 
@@ -145,13 +146,12 @@ class Rerun(Forward):
         super().__init__(mode, activations)
         self.recomputed = True
 
-    def locate(
-        self, op_type: OpType, args: Sequence[Any], frame: FrameType | None
-    ) -> Record | None:
+    def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op of the function; None for what TensorFlow does around it."""
         activation = self.activations[-1]
         if op_type.kind == READ:
-            return self.mode.sites.read(activation, op_type, TOKENS.of(args[0]), frame)
+            return self.mode.sites.read(activation, op_type, TOKENS.of(args[0]))
+        frame = sys._getframe(2)
         found, end = self.mode.sites.ends_at(frame, activation.scope)
         if not found or end is Recompute.__call__.__code__:
             return None

@@ -7,12 +7,12 @@ made of names and instruction offsets, never of addresses or file paths.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
-from amanda_core import OpContext, Site
-from amanda_core.identity import stable_id
+from amanda_core import Site
 from amanda_driver_tf._eager.frames import (
     SKIPPED,
     STOP,
@@ -25,11 +25,12 @@ from amanda_driver_tf._eager.frames import (
     zone_of,
 )
 from amanda_driver_tf._eager.op_types import OpType
+from amanda_driver_tf._eager.records import Chain, Group, Operands, Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation, Labels, Scope, Scopes
 from amanda_driver_tf._eager.symbols import ops, resource_variable_ops
 from amanda_driver_tf._namespaces import EAGER
 
-__all__ = ["Operands", "Record", "Sites", "backward_site", "handle_of", "operands_of"]
+__all__ = ["Sites", "handle_of", "operands_of"]
 
 # Frames of the user's that make up a call site within a layer's activation. Helper functions that
 # several lines call are told apart by it; three also bounds the walk.
@@ -38,105 +39,11 @@ _USER_FRAMES = 3
 # endless loop does not make endless ops.
 _OCCURRENCES = 1024
 _DEPTH = 48  # frames
+# Depth of the frame that a call site begins with: above `Place.locate` and what calls that.
+_CALLER = 2
 
-#: The operands that tell ops apart, as (position, token).
-Operands = tuple[tuple[int, int], ...]
 _Found = list[tuple[Code, int]]
-#: The frames of a call site as they lie; None for one that does not count, -1 for any offset.
-_Chain = tuple[tuple[CodeType | None, int], ...]
-
-
-class Group:
-    """What is one op but for how often it was passed in one activation; compared by identity."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: Any) -> None:
-        self.key = key
-
-
 _EagerTensor = ops.EagerTensor
-_NO_GROUP = Group(None)
-
-
-class Record:
-    """What an attachment knows of one op, forward or backward.
-
-    Attributes:
-        site: The facts that the core is told.
-        op_type: Its type.
-        forward: Record of the forward op of a backward op, if it has one.
-        backward: Whether this is a backward op.
-        idle: Epoch in which there is nothing to do when it executes; 0 for none.
-        settled: Epoch in which there is nothing to do when its gradient is computed ...
-        settled_again: ... and when that is itself differentiated.
-        planned: Epoch in which something was to be done.
-        reads: Records of the variable reads that its arguments imply.
-        children: Its backward ops, by call site in the gradient function.
-    """
-
-    __slots__ = (
-        "backward",
-        "chain",
-        "children",
-        "context",
-        "forward",
-        "group",
-        "idle",
-        "marks",
-        "names",
-        "next",
-        "number",
-        "occurrence",
-        "op_type",
-        "operands",
-        "planned",
-        "reads",
-        "settled",
-        "settled_again",
-        "site",
-        "skip",
-        "swallows",
-        "token",
-        "watched",
-    )
-
-    def __init__(
-        self,
-        site: Site,
-        op_type: OpType,
-        *,
-        forward: Record | None = None,
-        backward: bool = False,
-        watched: bool = True,
-        marks: bool = False,
-        swallows: bool = False,
-    ) -> None:
-        self.site, self.op_type = site, op_type
-        self.forward, self.backward = forward, backward
-        self.context: OpContext | None = None
-        #: Tells it apart from all others, in every process.
-        self.number: int = stable_id((forward.number if forward is not None else 0, site.key))
-        self.idle = self.settled = self.settled_again = self.planned = 0
-        self.reads: tuple[Record, ...] = ()
-        #: For which inputs left out of account it was settled.
-        self.skip: Any = None
-        #: Of a read: the token of what is read.
-        self.token = 0
-        self.children: dict[Any, Record] = {}
-        self.names: dict[str, int] = {}
-        #: The op that followed it last in its activation; for a short cut only.
-        self.next: Record | None = None
-        self.group = _NO_GROUP
-        self.chain: _Chain = ()
-        self.operands: Operands = ()
-        self.occurrence = 0
-        #: False for what is none of the user's model, such as reading a data set.
-        self.watched = watched
-        #: Whether its output is that of a function with a gradient of its own.
-        self.marks = marks
-        #: Whether TensorFlow tries something else where it raises TypeError or ValueError.
-        self.swallows = swallows
 
 
 class Sites:
@@ -163,6 +70,7 @@ class Sites:
         self.firsts: dict[int, Record] = {}
         self._records: dict[Any, Record] = {}
         self._groups: dict[Any, Group] = {}
+        self._chains: dict[Chain, Chain] = {}
         #: Token -> keys of the groups that have its tensor as operand; they go with it.
         self._by_token: dict[int, list[Any]] = {}
 
@@ -174,6 +82,7 @@ class Sites:
         self.firsts.clear()
         self._records.clear()
         self._groups.clear()
+        self._chains.clear()
         self._by_token.clear()
 
     def forget_paths(self, paths: Sequence[str]) -> None:
@@ -189,15 +98,13 @@ class Sites:
             self._groups.pop(self._records.pop(key).group.key, None)
         self.firsts = {key: record for key, record in self.firsts.items() if not gone(record)}
 
-    def read(
-        self, activation: Activation, op_type: OpType, token: int, frame: FrameType | None
-    ) -> Record:
-        """The record of a read of a variable."""
+    def read(self, activation: Activation, op_type: OpType, token: int) -> Record:
+        """The record of a read of a variable, called by the caller of the caller of the caller."""
         # A read is told by what is read: walking to its line would cost more than reading.
         key: Any = (activation.scope.number, op_type.name, token)
         record = self._records.get(key)
         if record is None:
-            operands = ((0, token),)
+            operands, frame = ((0, token),), sys._getframe(3)
             record = self._new(Group(key), activation.scope, frame, [], op_type, operands, 0)
             record.token = token
             self._records[key] = record
@@ -240,7 +147,8 @@ class Sites:
         if record is None:
             record = self._new(group, scope, frame, found, op_type, operands, occurrence)
             self._records[key, occurrence] = record
-        record.chain = chain
+        # Layers of one kind share theirs: what is compared at every op should be in the cache.
+        record.chain = self._chains.setdefault(chain, chain)
         if activation.last is not None:
             activation.last.next = record
         else:
@@ -253,29 +161,28 @@ class Sites:
     def ends_at(self, frame: FrameType | None, scope: Scope) -> tuple[bool, CodeType | None]:
         """Whether a call site has frames that count, and the code at which it ends."""
         found, chain = self._walk(frame, bool(scope.root), scope.call)
-        return bool(found), chain[-1][0] if chain else None
+        return bool(found), chain[-1][1] if chain else None
 
     def _walk(
         self, frame: FrameType | None, inside: bool, call: CodeType | None
-    ) -> tuple[_Found, _Chain]:
+    ) -> tuple[_Found, Chain]:
         """The frames of a call site that count, innermost first, and all of them in short."""
         known = self.codes.known
         limit = _USER_FRAMES if inside else 1
         depth = _DEPTH
         found: _Found = []
-        chain: list[tuple[CodeType | None, int]] = []
+        chain: list[tuple[int, CodeType, int]] = []
+        level = _CALLER
         while frame is not None:
             here = frame.f_code
             code = known.get(id(here)) or self.codes.add(frame)
             kind = code.kind
-            if kind == SKIPPED:
-                chain.append((None, 0))
-            else:
+            if kind != SKIPPED:
                 offset = frame.f_lasti
-                chain.append((here, offset))
                 if kind == STOP:
-                    chain[-1] = (here, -1)
+                    chain.append((level, here, -1))
                     break
+                chain.append((level, here, offset))
                 found.append((code, offset + 4 if offset in code.precalls else offset))
                 if here is call:
                     break
@@ -287,6 +194,7 @@ class Sites:
                 if not depth:
                     break
             frame = frame.f_back
+            level += 1
         return found, tuple(chain)
 
     def _operand_label(self, scope: Scope, position: int, token: int) -> tuple[Any, ...]:
@@ -399,22 +307,6 @@ def handle_of(value: Any) -> Any:
     if not isinstance(value, resource_variable_ops.BaseResourceVariable):
         value = getattr(value, "_value", None)
     return getattr(value, "_handle", None)
-
-
-def backward_site(
-    op_type: str, key: tuple[Any, ...], forward: Record | None, number: int, source: str | None
-) -> Site:
-    """The facts of a backward op; `number` tells apart those of one name."""
-    base = f"{forward.site.name}:{op_type}" if forward is not None else op_type
-    return Site(
-        key=("backward", *key),
-        op_type=op_type,
-        namespace=EAGER,
-        name=base if number == 1 else f"{base}#{number}",
-        module_path=forward.site.module_path if forward is not None else "",
-        source=forward.site.source if forward is not None else source,
-        zone=forward.site.zone if forward is not None else "model",
-    )
 
 
 # A value that an operand is in most calls, and that is no variable.

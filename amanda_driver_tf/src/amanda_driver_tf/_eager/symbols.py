@@ -14,7 +14,6 @@ from typing import Any
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import (
     backprop,
-    backprop_util,
     context,
     core,
     execute,
@@ -28,7 +27,6 @@ from tensorflow.python.ops import gen_math_ops, resource_variable_ops
 
 __all__ = [
     "backprop",
-    "backprop_util",
     "context",
     "core",
     "execute",
@@ -62,12 +60,12 @@ _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     ),
     (execute, ("execute", "quick_execute", "record_gradient", "must_record_gradient")),
     (core, ("_FallbackException",)),
+    (context, ("_context", "context")),
     (record, ("record_operation", "stop_recording", "should_record_backprop")),
     (tape, ("watch",)),
     (imperative_grad, ("imperative_grad",)),
     (backprop, ("_gradient_function", "imperative_grad")),
     (forwardprop, ("_jvp_dispatch",)),
-    (backprop_util, ("IsTrainable",)),
     (resource_variable_ops, ("BaseResourceVariable",)),
     (ops, ("EagerTensor", "get_gradient_function")),
 )
@@ -104,7 +102,9 @@ _SIGNATURES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 
 def executes_eagerly() -> bool:
     """Whether the calling thread executes operators one by one (and builds no graph)."""
-    return bool(context.executing_eagerly())
+    # As the generated wrappers of ops find it out: this runs at every call of a layer.
+    found = context._context or context.context()
+    return bool(found._thread_local_data.is_eager)
 
 
 def problems() -> list[str]:

@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from amanda_core import OpContext, Plan, Step, Tool
 from amanda_core.errors import RoutineResultError, UnsupportedError
-from amanda_driver_tf._eager.edits import call_step, check_gradient, edited_gradient
+from amanda_driver_tf._eager.edits import (
+    call_step,
+    check_gradient,
+    edited_gradient,
+    is_trainable,
+)
 from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
 from amanda_driver_tf._eager.originals import ORIGINALS
-from amanda_driver_tf._eager.sites import Record
+from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
 from amanda_driver_tf._signature import flattened, grouped
 from amanda_driver_tf._state import STATE, quietly
@@ -24,7 +29,16 @@ from amanda_driver_tf._state import STATE, quietly
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode
 
-__all__ = ["LEFT", "Applied", "Taped", "compute", "mark", "record_on_tapes", "skipped"]
+__all__ = [
+    "LEFT",
+    "Applied",
+    "Taped",
+    "compute",
+    "mark",
+    "record_on_tapes",
+    "skipped",
+    "unsupported_in_graph",
+]
 
 LEFT = (
     "A gradient was computed after `apply` was left: edits made in the forward program stay, "
@@ -217,7 +231,7 @@ class Taped:
         return results
 
     def _is_differentiable(self, index: int) -> bool:
-        return bool(self._mode.is_trainable(self._inputs[index]))
+        return is_trainable(self._inputs[index])
 
     def _wrong_count(self, step: Step, given: str, last: int) -> None:
         raise RoutineResultError(
@@ -232,20 +246,8 @@ class Taped:
         steps = [*self._before.steps, *self._after.steps]
         if self._before.replacement is not None:
             steps.append(self._before.replacement)
-        children = self._record.children.values()
-        if any(not step.action.staged for step in steps) or any(
-            child.planned == self._mode.session.epoch for child in children
-        ):
-            where = steps[0].where if steps else self._context.where
-            error = UnsupportedError(
-                "A gradient routine of an op that ran eagerly cannot run while TensorFlow builds a "
-                "graph of the gradient (jacobian, batch_jacobian, a function around the tape)",
-                where=where,
-                fix="Pass experimental_use_pfor=False with a persistent tape, or mark the routine "
-                "of the forward op @amanda.staged",
-            )
-            error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as is.
-            raise error
+        if any(not step.action.staged for step in steps):
+            raise unsupported_in_graph(steps[0].where)
         grads = list(out_grads)
         for step in self._before.steps:
             for position, new in step(grads):
@@ -253,7 +255,7 @@ class Taped:
         if self._before.replacement is not None:
             results = self._replaced(self._before.replacement, grads)
         else:
-            results = self._compute(grads)
+            results = self._mode.in_gradient(self._record, self._skip, lambda: self._compute(grads))
         values = grouped(results, self._lengths)
         for step in self._after.steps:
             for position, new in step(values):
@@ -262,6 +264,19 @@ class Taped:
 
 
 BOUNDARY.add(Taped.__call__.__code__)
+
+
+def unsupported_in_graph(where: str) -> UnsupportedError:
+    """The error for a gradient routine that would have to be part of a graph."""
+    error = UnsupportedError(
+        "A gradient routine of an op that ran eagerly cannot run while TensorFlow builds a graph "
+        "of the gradient (jacobian, batch_jacobian, a function around the tape)",
+        where=where,
+        fix="Pass experimental_use_pfor=False with a persistent tape, or mark the routine of the "
+        "forward op @amanda.staged",
+    )
+    error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as it is.
+    return error
 
 
 def compute(

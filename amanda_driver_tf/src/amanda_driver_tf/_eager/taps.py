@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tensorflow.python.ops import gen_array_ops
 
 from amanda_core import Plan
-from amanda_driver_tf._eager.edits import call_step, edited_gradient
+from amanda_driver_tf._eager.edits import call_step, edited_gradient, is_trainable
 from amanda_driver_tf._eager.symbols import executes_eagerly, record
 from amanda_driver_tf._state import quietly
 
@@ -40,7 +40,7 @@ def _tapped(mode: EagerMode, plan: Plan, values: Sequence[Any]) -> list[Any]:
     for position, value in enumerate(new):
         indexes = range(len(value)) if isinstance(value, list) else [None]
         slots += ((position, index) for index in indexes)
-    slots = [slot for slot in slots if mode.is_trainable(_at(new, slot))]
+    slots = [slot for slot in slots if is_trainable(_at(new, slot))]
     for group in _groups(plan, {position for position, _ in slots}):
         chosen = [slot for slot in slots if slot[0] in group]
         old = [_at(new, slot) for slot in chosen]

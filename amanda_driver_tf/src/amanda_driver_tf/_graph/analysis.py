@@ -22,7 +22,15 @@ from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_driver_tf._graph.records import Record, Records
 from amanda_driver_tf._signature import grouped, signature_of
 
-__all__ = ["Analysis", "Labels", "OpPlans", "is_accumulation", "is_container", "is_operator"]
+__all__ = [
+    "Analysis",
+    "Labels",
+    "OpPlans",
+    "is_accumulation",
+    "is_container",
+    "is_operator",
+    "runs_functions",
+]
 
 # They hold or name values and compute nothing; eager execution has no such ops.
 _SILENT = frozenset(
@@ -46,6 +54,15 @@ def is_container(op_type: str) -> bool:
 def is_operator(op_type: str) -> bool:
     """Whether tools are asked about ops of a type."""
     return op_type not in _SILENT and not is_container(op_type)
+
+
+@functools.cache
+def runs_functions(op_type: str) -> bool:
+    """Whether ops of a type have functions among their attributes."""
+    definition = op_def_registry.get(op_type)
+    return definition is not None and any(
+        attribute.type in ("func", "list(func)") for attribute in definition.attr
+    )
 
 
 class OpPlans(NamedTuple):
@@ -87,12 +104,13 @@ class Labels:
         name = _UID.sub("", getattr(graph, "name", "") or "")
         digest = hashlib.blake2b(digest_size=8)
         for op in graph.get_operations():
-            digest.update(f"{op.type} {op.name}\n".encode())
+            if op.type not in _SILENT:  # Arguments are named by numbers that count all tensors.
+                digest.update(f"{op.type} {op.name}\n".encode())
         # Numbers of tensors, unlike addresses, are never given again.
         variables = tuple(
             ops.tensor_id(outer)
             for outer in getattr(graph, "external_captures", ())
-            if outer.dtype == dtypes.resource
+            if isinstance(outer, ops.EagerTensor) and outer.dtype == dtypes.resource
         )
         key = (name, digest.digest(), variables)
         label = self._labels.get(key)
@@ -120,7 +138,7 @@ class Labels:
 
 
 # Numbers that count what was traced before.
-_UID = re.compile(r"(?<=[a-z])_\d+(?=$|_)")
+_UID = re.compile(r"_\d+(?=$|_)")
 
 
 class Analysis:
@@ -143,14 +161,26 @@ class Analysis:
         """Drop what was found out for one rewriting; contexts keep what must last."""
         self._plans.clear()
 
+    def forward_plans(self) -> dict[tuple[str, str], OpPlans]:
+        """What happens at the forward ops that were looked at, by label and name."""
+        return {
+            (self._labels.of(op.graph), op.name): plans
+            for op, plans in self._plans.values()
+            if plans is not None and plans.context.is_forward() and (plans.before or plans.after)
+        }
+
+    def label(self, graph: Any) -> str:
+        """The label of a graph."""
+        return self._labels.of(graph)
+
     def sweep(self) -> None:
         """Forget the contexts of graphs that are gone."""
         dead = self._labels.take_dead()
         if not dead:
             return
         for context in self.session.contexts():
-            key = context.site.key
-            owner = context.forward.site.key if context.forward is not None else key
+            key: Any = context.site.key
+            owner: Any = context.forward.site.key if context.forward is not None else key
             if context.namespace == self._namespace and (key[1] in dead or owner[1] in dead):
                 self.session.forget(context)
 

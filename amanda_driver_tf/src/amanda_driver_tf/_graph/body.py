@@ -69,12 +69,12 @@ class Value(NamedTuple):
     """One output of a node. Nodes are compared by identity."""
 
     node: Any
-    index: int
+    slot: int
 
     @property
     def dtype(self) -> int:
         """Its DataType."""
-        return int(self.node.dtypes[self.index])
+        return int(self.node.dtypes[self.slot])
 
 
 class Body:
@@ -199,7 +199,7 @@ def _matched(fdef: Any, graph: Any) -> tuple[list[Any], list[Any]] | None:
     if len(arguments) != len(fdef.signature.input_arg):
         return None
     known = {id(op) for op in arguments}
-    inner = []
+    inner: list[Any] = []
     for op in graph.get_operations():
         if id(op) in known:
             continue

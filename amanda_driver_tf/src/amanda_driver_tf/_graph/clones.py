@@ -7,6 +7,7 @@ whose sessions are over are given to the next that needs the same ones.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import weakref
@@ -27,6 +28,8 @@ __all__ = ["Cloned", "clone", "dirty_nodes", "reached"]
 
 _ATTRIBUTE = "_amanda_clones"
 _NUMBERS = itertools.count(1)
+# Copies of one set of clones that are made without asking whether an owner could go.
+_COPIES = 4
 _FRAMES = ("Enter", "RefEnter")
 
 
@@ -131,7 +134,11 @@ def clone(
     if pool is None:
         pool = {}
         setattr(graph, _ATTRIBUTE, pool)
-    for known in pool.setdefault(signature, []):
+    copies = pool.setdefault(signature, [])
+    if len(copies) >= _COPIES and all(copy.owner is not None and copy.owner() for copy in copies):
+        # The graph would keep another copy for good; tools that were left may only wait for this.
+        gc.collect()
+    for known in copies:
         if known.owner is None or known.owner() is None:
             known.owner = weakref.ref(written)
             # The nodes have the tokens of earlier functions; these take their place.
@@ -163,16 +170,18 @@ def _definition(
     before = len(written.alive)
     additions = node_defs(new, names, session, written)
     hosts = [kept for kept in written.alive[before:] if isinstance(kept, script_ops.EagerFunc)]
-    for function in [
-        kept for kept in written.alive[before:] if not isinstance(kept, script_ops.EagerFunc)
-    ]:
-        graph_def.library.function.add().CopyFrom(function.definition)
+    known = {definition.signature.name for definition in library}
+    for function in written.alive:
+        # Routines that were traced, also those that functions in the library call.
+        if not isinstance(function, script_ops.EagerFunc) and function.name.decode() not in known:
+            known.add(function.name.decode())
+            graph_def.library.function.add().CopyFrom(function.definition)
     mine = {id(node) for node in dirty}
     sources: dict[str, Value] = {}
 
     def text(value: Value) -> str:
         if not isinstance(value.node, Node) or id(value.node) in mine:
-            return f"{value.node.name}:{value.index}"
+            return f"{value.node.name}:{value.slot}"
         name = f"amanda_source_{len(sources)}"
         for known, other in sources.items():
             if other == value:
@@ -198,11 +207,11 @@ def _definition(
         if node.op_type in _FRAMES:
             definition.attr["frame_name"].s = b"amanda/" + definition.attr["frame_name"].s
         graph_def.node.append(definition)
-    for node in new:
-        definition = by_name[node.name]
-        definition.input.extend(text(value) for value in node.inputs)
-        if isinstance(node, Inlined):
-            definition.input.extend(f"{name}:0" for name in node.constants)
+    for addition in new:
+        definition = by_name[addition.name]
+        definition.input.extend(text(value) for value in addition.inputs)
+        if isinstance(addition, Inlined):
+            definition.input.extend(f"{name}:0" for name in addition.constants)
     graph_def.node.extend(additions)
     return graph_def, sources, hosts
 
@@ -227,7 +236,7 @@ def _signature(graph_def: Any, sources: dict[str, Value]) -> bytes:
             node.attr["token"].s = b""
     digest = hashlib.blake2b(blank.SerializeToString(deterministic=True))
     for name, value in sources.items():
-        digest.update(f"{name} {value.node.name} {value.index}\n".encode())
+        digest.update(f"{name} {value.node.name} {value.slot}\n".encode())
     return digest.digest()
 
 
@@ -245,7 +254,7 @@ def _import(
     clean = {node.name for node in body.nodes} - {node.name for node in dirty}
     with hiding(graph) as hidden:
         input_map = {
-            f"{name}:0": value.node.op.outputs[value.index] for name, value in sources.items()
+            f"{name}:0": value.node.op.outputs[value.slot] for name, value in sources.items()
         }
         importer.import_graph_def(graph_def, input_map=input_map, name=prefix)
         for node in dirty:
@@ -268,5 +277,5 @@ def _import(
             )
         cloned.kept = [graph._get_operation_by_name(f"{prefix}/{k.name}") for k in kept]
     for value in sources.values():
-        hide_consumers(value.node.op.outputs[value.index], hidden)
+        hide_consumers(value.node.op.outputs[value.slot], hidden)
     return cloned

@@ -6,6 +6,7 @@ reach the function of its gradients that a tape calls later. What a twin is made
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import weakref
@@ -24,7 +25,7 @@ from amanda_driver_tf._graph.analysis import Analysis, OpPlans
 from amanda_driver_tf._graph.constants import Constants
 from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
-from amanda_driver_tf._graph.twins import Gradients, Twin, Twins
+from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins
 from amanda_driver_tf._namespaces import FUNCTION
 from amanda_driver_tf._state import STATE
 
@@ -59,6 +60,31 @@ class _Bare(Analysis):
         if plans is None or self._aligned:
             return plans
         return plans._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
+
+
+class _Kept(Analysis):
+    """Plans as they were when a forward function ran.
+
+    Args:
+        analysis: The whole analysis.
+        plans: What happened at the forward ops, by label and name.
+    """
+
+    def __init__(self, analysis: Analysis, plans: dict[tuple[str, str], OpPlans]) -> None:
+        self._whole, self._kept = analysis, plans
+
+    def is_backward(self, op: Any) -> bool:
+        """Whether an op belongs to the backward program."""
+        return self._whole.is_backward(op)
+
+    def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
+        """The plans of a forward op, None for others."""
+        plans = self._kept.get((self._whole.label(op.graph), op.name))
+        return (
+            None
+            if plans is None
+            else plans._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
+        )
 
 
 class _Carried:
@@ -192,17 +218,17 @@ class FunctionMode:
     def _twin(self, function: str, inputs: Sequence[Any], carried: _Carried | None) -> Twin | None:
         session = self.session
         silent = not session.enabled
-        key = (session.epoch, silent, carried is not None)
+        key = (session.epoch, silent, carried.twin.number if carried is not None else 0)
         if session.caching or silent:
-            known = self._twins.get(function, key)
-            if known is not False:
-                return known  # type: ignore[no-any-return]
+            known: Twin | None = self._twins.get(function, key)
+            if known is not UNKNOWN:
+                return known
         with _BUILDING, _quiet_graph():
             twin = self._build(function, inputs, carried, silent)
         # The analysis may have changed the epoch: an invalidated tool.
         if session.caching or silent:
             self._twins.put(function, (session.epoch, *key[1:]), twin)
-        return twin  # type: ignore[no-any-return]
+        return twin
 
     def _build(
         self, function: str, inputs: Sequence[Any], carried: _Carried | None, silent: bool
@@ -212,8 +238,8 @@ class FunctionMode:
         kept = Records.of(graph) if graph is not None else None
         if silent and kept is not None and kept.recomputes():
             raise UnsupportedError(
-                f"The gradient {function!r} runs forward ops again, which were edited by tools that "
-                "are not active now",
+                f"The gradient {function!r} runs forward ops again, which were edited by tools "
+                "that are not active now",
                 fix="Compute the gradient inside amanda.apply",
             )
         if graph is not None:
@@ -260,6 +286,7 @@ class FunctionMode:
                 takes=bool(woven.demands),
                 watched=watched,
                 definition=definition if gradients else None,
+                plans=self._analysis.forward_plans() if gradients else None,
             )
         finally:
             self._constants.handles = {}
@@ -277,7 +304,8 @@ class FunctionMode:
     def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
         """What the twin that carried values was made of, woven again."""
         earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
-        return rewriter.weave(carried.function, earlier, analysis=_Bare(self._analysis, True))
+        kept = _Kept(self._analysis, carried.twin.plans)
+        return rewriter.weave(carried.function, earlier, analysis=kept)
 
     def _lead_out(self, rewriter: Rewriter, woven: Woven) -> Gradients:
         """Have a forward function return what the functions of its gradients will ask for."""
@@ -369,12 +397,17 @@ _PATCHES = _Patches()
 
 
 def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def call_function(self: Any, name: Any, tensor_inputs: Any, num_outputs: Any) -> Any:
         carried = STATE.arriving
         attachment = STATE.attachment
         if STATE.quiet or (attachment is None and carried is None):
             return original(self, name, tensor_inputs, num_outputs)
-        mode = carried.mode if carried is not None else attachment.functions
+        if carried is not None:
+            mode = carried.mode
+        else:
+            assert attachment is not None
+            mode = attachment.functions
         function = name.decode()
         if function not in GRAPHS:
             # Traced before the recorder listened; the caller is the AtomicFunction.
@@ -395,6 +428,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def _select_forward_and_backward_functions(self: Any, *args: Any, **kwargs: Any) -> Any:
         records.differentiate_anew(self)
         functions = original(self, *args, **kwargs)
@@ -408,6 +442,7 @@ def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
 def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
     """Of what puts a call on the tape: its gradient finds the values that were led out for it."""
 
+    @functools.wraps(original)
     def record_operation(
         op_type: Any,
         output_tensors: Any,

@@ -7,7 +7,6 @@ hidden ones stay, cost nothing when they are not run, and nobody meets them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +30,8 @@ class Hidden:
     def __init__(self, graph: ops.Graph) -> None:
         self.names: set[str] = set()
         self.functions: set[str] = set()
+        #: Names of its functions, in their order before hidden ones came between them.
+        self.order = [f.signature.name for f in graph.as_graph_def().library.function]
         self.open = 0
         #: As they were before the first op was hidden; functions raise the oldest reader's version.
         self.versions = graph.graph_def_versions
@@ -83,6 +84,8 @@ class _Hiding:
         _delete(whole.node, [node.name in hidden.names for node in whole.node])
         functions = whole.library.function
         _delete(functions, [f.signature.name in hidden.functions for f in functions])
+        place = {name: number for number, name in enumerate(hidden.order)}
+        functions.sort(key=lambda f: place.get(f.signature.name, len(place)))
         if not functions:
             whole.ClearField("library")
             whole.versions.CopyFrom(hidden.versions)
@@ -100,9 +103,13 @@ def _delete(items: Any, gone: Sequence[bool]) -> None:
         stop = start
 
 
-@functools.cache
+_CLASSES: dict[type, type] = {}
+
+
 def _hiding_class(kind: type) -> type:
-    return type(kind.__name__, (_Hiding, kind), {"__module__": kind.__module__})
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(kind.__name__, (_Hiding, kind), {"__module__": kind.__module__})
+    return _CLASSES[kind]
 
 
 @contextmanager

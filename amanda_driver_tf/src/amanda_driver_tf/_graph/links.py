@@ -15,7 +15,7 @@ from tensorflow.python.framework import ops
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.nodes import Argument, Plain
 from amanda_driver_tf._graph.records import Records
-from amanda_driver_tf._graph.weave import Foreign, Seen
+from amanda_driver_tf._graph.versions import Foreign, Seen
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.rewrite import Woven
@@ -41,7 +41,7 @@ class Link(Foreign):
 
     def tensor(self, value: Value) -> Any:
         """The forward tensor that a value of the gradient's body carries."""
-        return self._sources.get((id(value.node.op), value.index))
+        return self._sources.get((id(value.node.op), value.slot))
 
     def seen(self, op: Any) -> Seen | None:
         """What an op of the forward body saw and made."""
@@ -87,9 +87,12 @@ def _captures(backward: Any, forward: Any) -> dict[tuple[int, int], Any]:
         for inner, outer in (noted.captured if noted is not None else {}).items()
         if getattr(outer, "graph", None) is forward
     }
-    indirect = getattr(backward, "_indirect_captures", None)
+    # Loops and branches keep numbers of tensors instead of the tensors, and copy constants.
+    indirect = {
+        **getattr(backward, "_indirect_captures", {}),
+        **getattr(backward, "_captured_constants", {}),
+    }
     if indirect:
-        # Loops and branches keep numbers of tensors instead of the tensors.
         for op in forward.get_operations():
             for tensor in op.outputs:
                 inner = indirect.get(ops.tensor_id(tensor))

@@ -47,7 +47,7 @@ class Host(New):
     def __init__(
         self,
         name: str,
-        function: Callable[[list[Any]], Sequence[Any]],
+        function: Callable[[list[Any]], list[Any]],
         inputs: Sequence[Value],
         dtypes: Sequence[int],
     ) -> None:

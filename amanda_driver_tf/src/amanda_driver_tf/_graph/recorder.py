@@ -7,6 +7,7 @@ between two extents of `apply` must be known in the second. They change nothing 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +18,10 @@ from tensorflow.python.framework import ops
 from tensorflow.python.framework import tensor as tensor_lib
 from tensorflow.python.ops import gradients_util
 
+from amanda_core.errors import UnsupportedError
 from amanda_driver_tf import _pywrap
 from amanda_driver_tf._graph.records import Record, Records, Run, is_symbolic, name_graph, next_id
+from amanda_driver_tf._graph.symbols import problems
 
 __all__ = ["install", "is_installed"]
 
@@ -45,6 +48,11 @@ def install() -> None:
     """Start listening, for the rest of the process; a second call does nothing."""
     if _INSTALLED:
         return
+    missing = problems()
+    if missing:
+        raise UnsupportedError(
+            f"This TensorFlow is not known: {'; '.join(missing)}", fix="Use TensorFlow 2.21"
+        )
     _INSTALLED.append(True)
     gradients_util._GradientsHelper = _run_of_gradients(gradients_util._GradientsHelper)
     gradients_util._AggregatedGrads = _collecting(gradients_util._AggregatedGrads)
@@ -85,6 +93,7 @@ def _note(
 
 
 def _run_of_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def _GradientsHelper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         sources = [_tensor_of(x) for x in _flat(xs)]
         return _in_run(sources, lambda: original(ys, xs, *args, **kwargs))
@@ -118,6 +127,7 @@ def _in_run(sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
 
 
 def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def _AggregatedGrads(grads: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         collected = original(grads, op, *args, **kwargs)
         # The caller fills this very list with zeros.
@@ -128,6 +138,7 @@ def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def _MaybeCompile(scope: Any, op: Any, func: Any, grad_fn: Any) -> Any:
         collected = _THREAD.collected
         if collected is None or collected[0] is not op:
@@ -150,6 +161,7 @@ def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
 def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
     """Of gated gradients: what is passed on is another tensor than the gradient function made."""
 
+    @functools.wraps(original)
     def _LogOpGradients(op: Any, out_grads: Any, in_grads: Any) -> Any:
         found = Records.made(ops.get_default_graph()).records
         if found and found[-1].forward is op:
@@ -168,6 +180,7 @@ def _is_missing(gradient: Any) -> bool:
 
 
 def _run_of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def imperative_grad(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if context.executing_eagerly():
             return original(tape, target, sources, *args, **kwargs)
@@ -177,6 +190,7 @@ def _run_of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def record_gradient(op_name: Any, inputs: Any, attrs: Any, outputs: Any) -> Any:
         if outputs and isinstance(outputs[0], tensor_lib.Tensor) and hasattr(outputs[0], "graph"):
             first = outputs[0]
@@ -189,6 +203,7 @@ def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def _gradient_function(
         op_name: Any,
         attrs: Any,
@@ -236,6 +251,7 @@ def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
     """Of what is put on the tape with a gradient of its own: calls, custom gradients, reads."""
 
+    @functools.wraps(original)
     def record_operation(
         op_type: Any,
         output_tensors: Any,
@@ -244,7 +260,8 @@ def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
         forward_function: Any = None,
     ) -> Any:
         first = output_tensors[0] if output_tensors else None
-        if first is not None and is_symbolic(first):
+        # A captured value and the placeholder for it are one.
+        if op_type != "captured_value" and first is not None and is_symbolic(first):
             forward, inputs, outputs = first.op, tuple(input_tensors), tuple(output_tensors)
             compute = backward_function
 
@@ -262,6 +279,7 @@ def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def from_func_graph(name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         function = original(name, graph, *args, **kwargs)
         name_graph(function.name.decode(), graph)

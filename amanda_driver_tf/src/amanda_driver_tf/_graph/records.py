@@ -41,7 +41,7 @@ _HEARD = "_amanda_heard"
 _READ = "_amanda_names_read"
 
 # What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
-_OF_GRADIENTS = re.compile(r"^(?:.*?/)?gradients(?:_\d+)?/(.+)_grad(?:_\d+)?/")
+_OF_GRADIENTS = re.compile(r"_grad(?:_\d+)?(?=/)")
 _OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
 
 
@@ -126,7 +126,6 @@ class Records:
     def __init__(self, graph: Any) -> None:
         self._reference = weakref.ref(graph)
         self._read_until = -1
-        self._names: frozenset[str] = frozenset()
         self._unpaired = False
         self.captured: dict[tuple[int, int], Any] = {}
         self.records: list[Record] = []
@@ -146,7 +145,9 @@ class Records:
         found: Records | None = getattr(graph, _ATTRIBUTE, None)
         if found is None and not hasattr(graph, _READ):
             setattr(graph, _READ, True)
-            if any(_OF_GRADIENTS.search(op.name) or _is_of_tape(op) for op in graph.get_operations()):
+            if any(
+                _OF_GRADIENTS.search(op.name) or _is_of_tape(op) for op in graph.get_operations()
+            ):
                 found = cls.made(graph)
         return found
 
@@ -170,7 +171,8 @@ class Records:
             self._contributions = {}
             for found in self.records:
                 for position, gradient in enumerate(found.in_grads):
-                    for tensor in components(gradient):
+                    # Of slices their values: indices are the forward program's.
+                    for tensor in components(gradient)[:1]:
                         key = (id(tensor.op), tensor.value_index)
                         self._contributions.setdefault(key, []).append((found, position))
         return self._contributions
@@ -221,44 +223,42 @@ class Records:
                     return True
         return False
 
-    def read_from_names(self) -> frozenset[str]:
-        """Names of the ops of which only the pairing with their gradients' ops is known."""
-        self._read()
-        return self._names
-
     def has_unpaired(self) -> bool:
-        """Whether there are gradients' ops of which not even that is known."""
-        self._read()
-        return self._unpaired
-
-    def _read(self) -> None:
-        graph = self._reference()
+        """Whether there are gradients' ops of which nobody knows what they are the gradient of."""
+        graph: Any = self._reference()
         count = ops.Graph.num_operations(graph)
-        if self._read_until == count:
-            return
-        self._read_until = count
-        named: set[str] = set()
-        tapes = False
-        for op in graph.get_operations():
-            owner = self.owner(op)
-            if owner is None:
-                tapes = tapes or _is_of_tape(op)
-            elif owner.is_named:
-                named.add(owner.forward.name)
-        # The recorder heard all of a function's gradients or none.
-        self._unpaired = tapes and not self.records
-        self._names = frozenset(named)
+        if self._read_until != count:
+            self._read_until = count
+            all_ops = graph.get_operations()
+            # The recorder heard all of a function's gradients or none; what pfor vectorises it
+            # makes anew from them, unheard.
+            self._unpaired = any("/pfor/" in op.name for op in all_ops) or (
+                not self.records
+                and any(_is_of_tape(op) and self.owner(op) is None for op in all_ops)
+            )
+        return self._unpaired
 
     def _named_owner(self, op: Any) -> Record | None:
         """By name, for what was built before the recorder listened, or read from a file."""
-        match = _OF_GRADIENTS.search(op.name)
-        if match is None:
-            return None
-        name = match.group(1)
+        for match in _OF_GRADIENTS.finditer(op.name):
+            # The gradient of `a/x` is in `<scope>/gradients/a/x_grad/`, whatever the scope; after
+            # an import into `<scope>` the op is there, too.
+            segments = op.name[: match.start()].split("/")
+            for place in range(len(segments) - 1):
+                rest = segments[place + 1 :]
+                for name in ("/".join(segments[:place] + rest), "/".join(rest)):
+                    found = self._named_record(op, name)
+                    if found is not None:
+                        return found
+        return None
+
+    def _named_record(self, op: Any, name: str) -> Record | None:
         if name not in self._named:
             try:
                 forward = op.graph.get_operation_by_name(name)
-            except KeyError:
+            except (KeyError, ValueError):
+                return None
+            if forward._id >= op._id:
                 return None
             none: tuple[Any, ...] = ()
             self._named[name] = Record(
@@ -293,7 +293,8 @@ def components(gradient: Any) -> list[Any]:
     if gradient is None:
         return []
     if isinstance(gradient, indexed_slices.IndexedSlices):
-        return [gradient.values, gradient.indices]
+        parts = [gradient.values, gradient.indices, gradient.dense_shape]
+        return [part for part in parts if part is not None]
     return [gradient] if is_symbolic(gradient) else []
 
 

@@ -14,7 +14,7 @@ from tensorflow.core.framework import types_pb2
 
 from amanda_core import Session
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._graph.analysis import Analysis
+from amanda_driver_tf._graph.analysis import Analysis, runs_functions
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.links import Link, dummy, empty_list, pushed
 from amanda_driver_tf._graph.nodes import Argument
@@ -76,6 +76,8 @@ class Woven:
         #: Value -> its index among the outputs of the node that runs the function.
         self.led_out: dict[Value, int] = {}
         self.has_hosts = False
+        #: The graphs that run this one in a loop, branch or call, outermost first.
+        self.around: tuple[Any, ...] = ()
 
     def functions_of(self, op: Any) -> list[Woven | None]:
         """The woven functions that an op of this body runs."""
@@ -127,7 +129,10 @@ class Rewriter:
             self._blind("recursive functions", f"{name} calls itself")
             return None
         try:
-            body = Body.of_function(self._definition(name), graph_of(name, outer.body.graph if outer is not None else None))
+            body = Body.of_function(
+                self._definition(name),
+                graph_of(name, outer.body.graph if outer is not None else None),
+            )
         except UnsupportedError as error:
             self._blind("functions used as op types", str(error))
             return None
@@ -154,7 +159,10 @@ class Rewriter:
             self._call(woven, node, forward, link, analysis)
 
         unpaired = outer is not None and outer.weaver.unpaired
-        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call, unpaired)
+        woven.around = (*outer.around, outer.body.graph) if outer is not None else ()
+        woven.weaver = Weaver(
+            woven.body, analysis or self._analysis, link, call, unpaired, woven.around
+        )
         woven.weaver.weave()
 
     # Nodes that run functions.
@@ -169,7 +177,7 @@ class Rewriter:
     ) -> None:
         attributes = _FUNCTIONS.get(node.op_type)
         if attributes is None:
-            if any(attribute.type in ("func", "list(func)") for attribute in node.op.op_def.attr):
+            if runs_functions(node.op_type):
                 self._blind(f"functions inside {node.op_type}", "it runs them by its own rules")
             return
         names = _function_names(self._attr_of(woven, node), attributes)
@@ -337,16 +345,18 @@ class Rewriter:
                 node.op_type = _STATEFUL.get(node.op_type, node.op_type)
 
     def _retype(self, node: Node) -> None:
+        plain = [dtype % 100 for dtype in node.dtypes]
         if node.op_type in _LOOPS:
-            node.attrs["T"] = attr_types(node.dtypes)
-            # Shapes of the loop's variables, of which there may be more now; they are not needed.
-            value = type(node.attrs["T"])()
-            value.list.SetInParent()
-            node.attrs["output_shapes"] = value
+            node.attrs["T"] = attr_types(plain)
         else:
             skip = 0 if node.op_type.endswith("Call") else 1
             node.attrs["Tin"] = attr_types([v.dtype % 100 for v in node.inputs[skip:]])
-            node.attrs["Tout"] = attr_types([dtype % 100 for dtype in node.dtypes])
+            node.attrs["Tout"] = attr_types(plain)
+        if not node.op_type.endswith("Call"):
+            # Shapes of the outputs, of which there may be more now; they are not needed.
+            value = type(next(iter(node.attrs.values())))()
+            value.list.SetInParent()
+            node.attrs["output_shapes"] = value
 
 
 def _function_names(attributes: Any, names: Sequence[str]) -> list[str]:

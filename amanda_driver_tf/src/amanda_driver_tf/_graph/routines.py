@@ -22,6 +22,7 @@ __all__ = [
     "Flat",
     "Layout",
     "fold",
+    "of_shape",
     "only_watching",
     "replaced",
     "replaced_backward",
@@ -38,7 +39,8 @@ class Layout:
     Args:
         lengths: For each position the number of its tensors; None for a single one.
         present: Which of the flat tensors there are; a gradient may be missing.
-        slices: Positions whose tensors are the values and indices of `tf.IndexedSlices`.
+        slices: Positions whose tensors are the parts of `tf.IndexedSlices`: values, indices and,
+            where it is known, the dense shape.
     """
 
     def __init__(
@@ -61,23 +63,24 @@ class Layout:
         for position, length in enumerate(self.lengths):
             stop = start + (1 if length is None else length)
             if position in self.slices:
-                values, indices = full[start:stop]
-                result.append(None if values is None else tf.IndexedSlices(values, indices))
+                parts = full[start:stop]
+                result.append(None if parts[0] is None else tf.IndexedSlices(*parts))
             else:
                 result.append(full[start] if length is None else full[start:stop])
             start = stop
         return result
 
-    def flatten(self, positions: Sequence[Any], step: Step) -> list[Any]:
-        """The inverse of `group`."""
+    def flatten(self, positions: Sequence[Any], step: Step, old: Sequence[Any] = ()) -> list[Any]:
+        """The inverse of `group`; `old` gives the dense shape where new slices leave it out."""
         spread: list[Any] = []
         for position, value in enumerate(positions):
             if position not in self.slices:
                 spread.append(value)
             elif value is None:
-                spread.append([None, None])
+                spread.append([None] * (self.lengths[position] or 0))
             elif isinstance(value, tf.IndexedSlices):
-                spread.append([value.values, value.indices])
+                parts = [value.values, value.indices, value.dense_shape]
+                spread.append(parts[: self.lengths[position]])
             else:
                 raise UnsupportedError(
                     "A gradient that is tf.IndexedSlices was replaced by a dense tensor in a graph",
@@ -85,7 +88,11 @@ class Layout:
                     fix="Return tf.IndexedSlices of the same indices",
                 )
         flat = flattened(spread, self.lengths)
-        return [value for value, there in zip(flat, self.present, strict=True) if there]
+        found = [value for value, there in zip(flat, self.present, strict=True) if there]
+        return [
+            old[place] if value is None and place < len(old) else value
+            for place, value in enumerate(found)
+        ]
 
 
 def fold(
@@ -108,7 +115,7 @@ def fold(
             for position, value in changed:
                 values[position] = value
             if changed:
-                new = layout.flatten(values, step)
+                new = layout.flatten(values, step, new)
                 new = [
                     as_tensor(value, dtype, step) if value is not old else old
                     for value, old, dtype in zip(new, flat, dtypes_of, strict=True)
@@ -132,10 +139,29 @@ def only_watching(flat: Flat, step: Step, fix: str) -> Flat:
         new = flat(values)
         if any(a is not b for a, b in zip(new, values, strict=True)):
             raise UnsupportedError(
-                "A value was edited in a graph whose gradients were built before Amanda listened",
+                "A value was edited whose gradient cannot follow: it was built before Amanda "
+                "listened, or by pfor, or is that of a while loop of TensorFlow 1",
                 where=step.where,
                 fix=fix,
             )
+        return new
+
+    return run
+
+
+def of_shape(flat: Flat, shapes: Sequence[Any], step: Step) -> Flat:
+    """A fold that keeps shapes, as the gradients of a graph are built for them."""
+
+    def run(values: list[Any]) -> list[Any]:
+        new = flat(values)
+        for value, old, shape in zip(new, values, shapes, strict=True):
+            if value is not old and shape is not None and not shape.is_compatible_with(value.shape):
+                raise UnsupportedError(
+                    f"A routine returned a tensor of shape {value.shape} where the graph, and its "
+                    f"gradients, were built for {shape}",
+                    where=step.where,
+                    fix="Return a tensor of the same shape",
+                )
         return new
 
     return run

@@ -6,6 +6,7 @@ stand hidden in the same graph, so that variables, queues and iterators are the 
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -41,6 +42,26 @@ class _Translation:
         self.written = written
 
 
+class _Translations:
+    """The translations of one store of contexts; resumes with it, and holds no graph."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, _Translation] = {}
+
+    def put(self, graph: Any, key: Any, translation: _Translation) -> None:
+        """Keep a translation for as long as its graph is there."""
+        while len(self.found) >= _RUNS_KEPT:
+            del self.found[next(iter(self.found))]
+        self.found[key] = translation
+        weakref.finalize(graph, _drop, weakref.ref(self), key).atexit = False
+
+
+def _drop(reference: weakref.ref[_Translations], key: Any) -> None:
+    translations = reference()
+    if translations is not None:
+        translations.found.pop(key, None)
+
+
 class GraphMode:
     """Instruments the sessions that one thread runs.
 
@@ -52,9 +73,7 @@ class GraphMode:
         self.session = session
         self._reader = _Reader()
         self._analysis = Analysis(session, GRAPH, self._reader.read)
-        self._translations: dict[Any, _Translation] = session.persistent(
-            "tensorflow.translations", dict
-        )
+        self._translations = session.persistent("tensorflow.translations", _Translations)
         self._blind: dict[str, str] = {}
         self._started = False
 
@@ -123,13 +142,14 @@ class GraphMode:
         fed = sorted((_op(graph, output.oper).name, output.index) for output in feeds)
         run = [_op(graph, target) for target in targets]
         key = (
+            session.epoch,
             id(graph),
             tuple((op.name, index) for op, index in fetched),
             tuple(fed),
             tuple(op.name for op in run),
         )
         if session.caching:
-            known = self._translations.get((session.epoch, key))
+            known = self._translations.found.get(key)
             if known is not None:
                 return known
         with _BUILDING, quietly():
@@ -141,13 +161,7 @@ class GraphMode:
                 self._reader.bind(None, None)
                 self._analysis.forget()
         if session.caching:
-            while len(self._translations) >= _RUNS_KEPT:
-                del self._translations[next(iter(self._translations))]
-            # Not only this store: what is known of a graph goes with it.
-            weakref.finalize(
-                graph, self._translations.pop, (session.epoch, key), None
-            ).atexit = False
-            self._translations[session.epoch, key] = found
+            self._translations.put(graph, key, found)
         return found
 
     def _translate(
@@ -191,9 +205,7 @@ class GraphMode:
             _output(cloned, value, old) for value, old in zip(seen, fetches, strict=True)
         ]
         new_targets = [(cloned.operations.get(op.name) or op)._c_op for op in run]
-        return _Translation(
-            new_fetches, new_targets + [op._c_op for op in cloned.kept], written
-        )
+        return _Translation(new_fetches, new_targets + [op._c_op for op in cloned.kept], written)
 
     def _note_blind(self, what: str, why: str) -> None:
         self._blind[what] = why
@@ -204,7 +216,7 @@ def _op(graph: Any, c_op: Any) -> Any:
 
 
 def _output(cloned: Cloned, value: Value, original: Any) -> Any:
-    tensor = cloned.tensors.get((value.node.name, value.index))
+    tensor = cloned.tensors.get((value.node.name, value.slot))
     return tensor._as_tf_output() if tensor is not None else original
 
 
@@ -311,6 +323,7 @@ _PATCHES = _Patches()
 
 
 def _running(original: Any) -> Any:
+    @functools.wraps(original)
     def _call_tf_sessionrun(
         self: Any,
         options: Any,
@@ -330,6 +343,7 @@ def _running(original: Any) -> Any:
 
 
 def _running_partially(original: Any) -> Any:
+    @functools.wraps(original)
     def _call_tf_sessionprun(self: Any, handle: Any, feed_dict: Any, fetch_list: Any) -> Any:
         attachment = STATE.attachment
         if attachment is not None and not STATE.quiet and attachment.session.enabled:

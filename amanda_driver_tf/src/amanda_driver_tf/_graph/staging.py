@@ -18,7 +18,7 @@ from amanda_driver_tf._graph.body import Value, is_ref
 from amanda_driver_tf._graph.routines import Flat
 from amanda_driver_tf._state import quietly
 
-__all__ = ["trace", "trace_gradient"]
+__all__ = ["static_shape", "trace", "trace_gradient"]
 
 
 def trace(name: str, flat: Flat, inputs: Sequence[Value]) -> Any:
@@ -31,7 +31,7 @@ def trace(name: str, flat: Flat, inputs: Sequence[Value]) -> Any:
         UnsupportedError: The routine captured a resource such as a variable.
     """
     label = "amanda_routine_" + "".join(c if c.isalnum() else "_" for c in name)
-    specs = [tf.TensorSpec(_shape(value), _dtype(value)) for value in inputs]
+    specs = [tf.TensorSpec(static_shape(value), _dtype(value)) for value in inputs]
     # With init_scope: the routine is no part of the graph that is being built, if one is.
     with quietly(), ops.init_scope():
         graph = func_graph.func_graph_from_py_func(
@@ -77,11 +77,12 @@ def trace_gradient(
     return trace(name, flat, values)
 
 
-def _shape(value: Value) -> Any:
+def static_shape(value: Value) -> Any:
+    """What a graph knows of a value's shape when it is built; None for new values."""
     op = getattr(value.node, "op", None)
-    if op is None or value.index >= len(op.outputs):
+    if op is None or value.slot >= len(op.outputs):
         return None
-    return op.outputs[value.index].shape
+    return op.outputs[value.slot].shape
 
 
 def _dtype(value: Value) -> Any:

@@ -7,18 +7,25 @@ out; what it was written as is removed from TensorFlow then. Holds no graph.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from typing import Any
 
 from tensorflow.python.eager import context
 
+from amanda_driver_tf._graph.analysis import OpPlans
 from amanda_driver_tf._graph.records import GRAPHS
 from amanda_driver_tf._graph.write import Written
 
-__all__ = ["Gradients", "Twin", "Twins"]
+__all__ = ["UNKNOWN", "Gradients", "Twin", "Twins"]
 
 #: Graph of a function of gradients -> indices among the new results of its forward function.
 Gradients = weakref.WeakKeyDictionary[Any, list[int]]
+
+_NUMBERS = itertools.count(1)
+
+#: Of a function that was not looked at.
+UNKNOWN: Any = object()
 
 # How many epochs keep their twin of one function.
 _EPOCHS_KEPT = 4
@@ -33,6 +40,8 @@ class Twin:
         gradients: Graph of a function of gradients -> which of these results that one takes.
         takes: Whether it takes results of the forward function's twin as arguments.
         watched: Whether routines are to run when its gradient is computed.
+        number: Tells twins apart.
+        plans: What happens at its forward ops; tools may be changed before its gradients.
         definition: FunctionDef of the function it stands for, which may die before its gradients.
     """
 
@@ -45,12 +54,15 @@ class Twin:
         takes: bool = False,
         watched: bool = False,
         definition: Any = None,
+        plans: dict[tuple[str, str], OpPlans] | None = None,
     ) -> None:
+        self.number = next(_NUMBERS)
         self.name = name
         self.results = results
         self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
         self.takes, self.watched = takes, watched
         self.definition = definition
+        self.plans = plans or {}
         self._written = written
         finalizer = weakref.finalize(self, _remove, tuple(written.names))
         finalizer.atexit = False
@@ -68,9 +80,9 @@ class Twins:
     def __init__(self) -> None:
         self._found: dict[str, dict[Any, Twin | None]] = {}
 
-    def get(self, name: str, key: Any) -> Twin | bool | None:
-        """The twin of a function under a key: None if it needs none, False if not known."""
-        return self._found.get(name, _NOTHING).get(key, False)
+    def get(self, name: str, key: Any) -> Any:
+        """The twin of a function under a key: None if it needs none, or `UNKNOWN`."""
+        return self._found.get(name, _NOTHING).get(key, UNKNOWN)
 
     def put(self, name: str, key: Any, twin: Twin | None) -> None:
         """Keep the twin of a function."""

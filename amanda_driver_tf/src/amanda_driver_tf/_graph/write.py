@@ -202,12 +202,12 @@ class _Texts:
             names = self._names.get(node.name)
             if names is None:
                 names = self._names[node.name] = outputs_of(self._definitions[node.name])[0]
-            if value.index < len(names):
-                return names[value.index]
+            if value.slot < len(names):
+                return names[value.slot]
         elif isinstance(node, Plain):
-            return f"{node.name}:{node.output_names[value.index]}"
+            return f"{node.name}:{node.output_names[value.slot]}"
         # Calls, branches, loops and host functions have one list of outputs of this name.
-        return f"{node.name}:output:{value.index}"
+        return f"{node.name}:output:{value.slot}"
 
     def rewire(self, definition: Any, node: Node) -> None:
         """Give a node its new wiring and attributes."""

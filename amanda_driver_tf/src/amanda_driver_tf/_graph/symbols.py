@@ -1,0 +1,87 @@
+"""TensorFlow's private symbols that the graph modes stand on, and a test that they are there.
+
+Checked on 2.21. What another release lacks is said by name before anything is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+__all__ = ["problems"]
+
+# Module -> what is replaced or called of it; after a colon the arguments that are counted on.
+_SYMBOLS = {
+    "tensorflow.python.client.session": (
+        "BaseSession._call_tf_sessionrun: self options feed_dict fetch_list target_list",
+        "BaseSession._call_tf_sessionprun: self handle feed_dict fetch_list",
+        "BaseSession._extend_graph",
+    ),
+    "tensorflow.python.eager.backprop": (
+        "_gradient_function: op_name attr_tuple num_inputs inputs outputs out_grads",
+    ),
+    "tensorflow.python.eager.context": (
+        "Context.call_function: self name tensor_inputs num_outputs",
+        "Context.add_function_def",
+        "Context.get_function_def",
+        "Context.has_function",
+        "Context.remove_function",
+    ),
+    "tensorflow.python.eager.execute": ("record_gradient: op_name inputs attrs outputs",),
+    "tensorflow.python.eager.imperative_grad": ("imperative_grad: tape target sources",),
+    "tensorflow.python.eager.record": (
+        "record_operation: op_type output_tensors input_tensors backward_function",
+        "record_operation_backprop_only",
+        "stop_recording",
+    ),
+    "tensorflow.python.eager.polymorphic_function.atomic_function": (
+        "from_func_graph: name graph attrs",
+    ),
+    "tensorflow.python.eager.polymorphic_function.concrete_function": (
+        "ConcreteFunction._select_forward_and_backward_functions: self args",
+    ),
+    "tensorflow.python.framework.function_def_to_graph": ("function_def_to_graph: fdef",),
+    "tensorflow.python.framework.op_def_registry": ("get",),
+    "tensorflow.python.framework.ops": (
+        "Graph._as_graph_def",
+        "Graph._create_op_internal: self op_type inputs dtypes",
+        "Graph._get_operation_by_tf_operation",
+        "Graph._unsafe_unfinalize",
+        "Graph.num_operations",
+        "Operation._add_control_inputs",
+        "tensor_id",
+    ),
+    "tensorflow.python.ops.gradients_util": (
+        "_AggregatedGrads: grads op",
+        "_GradientsHelper: ys xs",
+        "_LogOpGradients: op out_grads in_grads",
+        "_MaybeCompile: scope op func grad_fn",
+    ),
+    "tensorflow.python.ops.script_ops": ("EagerFunc", "_py_funcs"),
+    "tensorflow.python.pywrap_tfe": (
+        "TFE_Py_RegisterGradientFunction",
+        "TFE_Py_TapeSetIsStopped",
+        "TFE_Py_TapeSetRestartOnThread",
+        "TFE_Py_TapeSetStopOnThread",
+    ),
+}
+
+
+def problems() -> list[str]:
+    """What this TensorFlow lacks; empty where the graph modes can work."""
+    found = []
+    for module, symbols in _SYMBOLS.items():
+        for symbol in symbols:
+            path, _, arguments = symbol.partition(": ")
+            try:
+                value: object = importlib.import_module(module)
+                for name in path.split("."):
+                    value = getattr(value, name)
+                if arguments:
+                    there = list(inspect.signature(value).parameters)  # type: ignore[arg-type]
+                    wanted = arguments.split()
+                    if there[: len(wanted)] != wanted:
+                        found.append(f"{module}.{path} takes {', '.join(there)}")
+            except (ImportError, AttributeError):
+                found.append(f"{module}.{path} is not there")
+    return found

@@ -1,0 +1,68 @@
+"""Versions: what one forward op saw, and access to forward programs that stand elsewhere.
+
+Owns the vocabulary that weaving, gradients and links share; decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amanda_driver_tf._graph.body import Value
+from amanda_driver_tf._graph.routines import Flat
+
+__all__ = ["Foreign", "Key", "Seen", "key_of", "source_of"]
+
+#: A tensor of a graph: its op (by identity) and its index.
+Key = tuple[int, int]
+
+
+def key_of(tensor: Any) -> Key:
+    """What tells the tensors of graphs apart."""
+    return id(tensor.op), tensor.value_index
+
+
+class Seen:
+    """What one forward op saw and made: the values that its gradient's ops are to read.
+
+    Attributes:
+        inputs: Its inputs as it ran on them.
+        outputs: Its outputs before anything was inserted behind it.
+        given: Inputs of each inserted step that is differentiated, with the step's function.
+    """
+
+    __slots__ = ("after", "before", "inputs", "op", "outputs", "replacement")
+
+    def __init__(self, op: Any, inputs: list[Value], outputs: list[Value]) -> None:
+        self.op = op
+        self.inputs, self.outputs = inputs, outputs
+        #: Differentiated steps before and after the op: (function, inputs, positions among these).
+        self.before: list[tuple[Flat, list[Value], list[int]]] = []
+        self.after: list[tuple[Flat, list[Value], list[int]]] = []
+        self.replacement: tuple[Flat, list[Value]] | None = None
+
+
+class Foreign:
+    """Access to a forward program that stands in another body; the base knows none."""
+
+    def tensor(self, value: Value) -> Any:
+        """The forward tensor that a value of this body carries, or None."""
+        return None
+
+    def seen(self, op: Any) -> Seen | None:
+        """What an op of the forward body saw and made, or None if it is not there."""
+        return None
+
+    def carries(self, tensor: Any, wanted: Value) -> bool:
+        """Whether the version of a forward tensor that this body is given is the wanted one."""
+        return True
+
+    def bring(self, value: Value) -> Value:
+        """A value of the forward body as a value of this one."""
+        raise NotImplementedError
+
+
+def source_of(tensor: Any) -> Any:
+    """The tensor behind `Identity` ops."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor

@@ -1,0 +1,277 @@
+"""What is left in TensorFlow and in memory while tools are applied, and after they are left."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.ops import script_ops
+
+import amanda
+
+from .making import after, at_inputs, before, close, values, watching
+from .patches import fingerprint
+
+X, W = values((2, 3), (3, 3))
+
+
+def half(value: Any) -> Any:
+    return value * 0.5 + 0.3
+
+
+def layer(x: Any, w: Any) -> Any:
+    return tf.tanh(tf.matmul(x, w))
+
+
+def run(function: Any) -> None:
+    with tf.GradientTape() as tape:
+        tape.watch([X, W])
+        y = function(X, W)
+    tape.gradient(y, [X, W])
+
+
+def known() -> set[str]:
+    """Names of the functions that the runtime knows."""
+    return set(context.context().list_function_names())
+
+
+def ours() -> list[str]:
+    return sorted(name for name in known() if name.startswith("amanda"))
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    gc.collect()
+
+
+def routines(number: int) -> list[amanda.Tool]:
+    return [
+        before("MatMul", lambda t: t * number, 1),
+        after("Tanh", amanda.staged(lambda t: t + number)),
+        at_inputs("MatMul", lambda g: g * number, 1),
+    ]
+
+
+def test_functions_and_graphs_stay_as_they_are() -> None:
+    function = tf.function(layer)
+    concrete = function.get_concrete_function(X, W)
+    run(function)
+
+    def state() -> tuple[bytes, ...]:
+        name = concrete.function_def.signature.name
+        protos = (
+            concrete.graph.as_graph_def(),
+            concrete.function_def,
+            context.context().get_function_def(name),
+        )
+        return tuple(proto.SerializeToString(deterministic=True) for proto in protos)
+
+    found, operations = state(), [op.name for op in concrete.graph.get_operations()]
+    with amanda.apply(*routines(2)):
+        run(function)
+        assert state() == found
+        assert [op.name for op in concrete.graph.get_operations()] == operations
+        assert concrete.structured_outputs.shape == (2, 3)
+    assert state() == found
+
+
+def test_what_is_traced_under_tools_is_the_program_itself() -> None:
+    function = tf.function(layer)
+    with amanda.apply(*routines(2)):
+        run(function)
+        inside = function.get_concrete_function(X, W).graph.as_graph_def()
+    outside = tf.function(layer).get_concrete_function(X, W).graph.as_graph_def()
+    assert [(n.name, n.op) for n in inside.node] == [(n.name, n.op) for n in outside.node]
+    assert b"manda" not in inside.SerializeToString()
+
+
+def test_files_written_under_tools_know_nothing_of_them(tmp_path: Path) -> None:
+    class Module(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tf.Variable(W)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float64)])  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            return layer(x, self.w)
+
+    module = Module()
+    with amanda.apply(*routines(2)):
+        module(X)
+        tf.saved_model.save(module, str(tmp_path / "model"))
+        tf.train.Checkpoint(module=module).save(str(tmp_path / "checkpoint"))
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            content = file.read_bytes().lower()
+            assert b"amanda" not in content
+            assert b"eagerpyfunc" not in content
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    close(loaded(X), layer(X, W))
+
+
+def test_everything_is_put_back() -> None:
+    function = tf.function(layer)
+    with amanda.apply(*routines(2)):  # The recorder, which stays, and what is imported late.
+        run(function)
+    found = fingerprint()
+    with amanda.apply(*routines(2)):
+        run(function)
+        with amanda.apply(*routines(3)):
+            run(function)
+        assert fingerprint() != found
+    assert fingerprint() == found
+    with pytest.raises(ZeroDivisionError), amanda.apply(before("MatMul", lambda *v: 1 / 0)):
+        run(function)
+    assert fingerprint() == found
+
+
+def test_the_recorder_is_inert_once_tools_are_left() -> None:
+    with amanda.apply(amanda.Tool()):
+        pass
+    function = tf.function(layer)
+    run(function)
+    assert ours() == []
+
+
+def test_memory_stays_flat_over_new_tools() -> None:
+    function = tf.function(layer)
+
+    def rounds(count: int) -> None:
+        for number in range(count):
+            with amanda.apply(*routines(number)):
+                run(function)
+
+    rounds(6)
+    gc.collect()
+    objects, names, hosts = len(gc.get_objects()), len(known()), script_ops._py_funcs.size()
+    rounds(30)
+    gc.collect()
+    assert len(known()) <= names
+    assert script_ops._py_funcs.size() <= hosts
+    assert len(gc.get_objects()) - objects < 30 * 10
+
+
+def test_memory_stays_flat_over_executions() -> None:
+    function = tf.function(layer)
+    with amanda.apply(*routines(2)):
+        for _ in range(10):
+            run(function)
+        gc.collect()
+        objects, names = len(gc.get_objects()), len(known())
+        for _ in range(100):
+            run(function)
+        gc.collect()
+        assert len(known()) == names
+        assert len(gc.get_objects()) - objects < 100
+
+
+def test_memory_stays_flat_without_the_cache_and_with_schedules() -> None:
+    function = tf.function(layer)
+    tools = routines(2)
+
+    def rounds(count: int) -> None:
+        with amanda.apply(*tools):
+            for _ in range(count):
+                tools[0].invalidate()
+                run(function)
+                with amanda.cache_disabled():
+                    run(function)
+
+    rounds(8)
+    gc.collect()
+    objects, names = len(gc.get_objects()), len(known())
+    rounds(20)
+    gc.collect()
+    assert len(known()) <= names
+    assert len(gc.get_objects()) - objects < 20 * 10
+
+
+def test_twins_go_with_their_function() -> None:
+    tools = routines(2)
+
+    def once() -> None:
+        function = tf.function(layer)
+        with amanda.apply(*tools):
+            run(function)
+            function(X, W)
+
+    once()
+    gc.collect()
+    names = known()
+    for _ in range(5):
+        once()
+    gc.collect()
+    assert not {name for name in known() - names if name.startswith("amanda")}
+
+
+def test_twins_go_with_their_tool() -> None:
+    function = tf.function(layer)
+    run(function)
+    tools = routines(2)
+    reference = weakref.ref(tools[0])
+    with amanda.apply(*tools):
+        run(function)
+        assert ours()
+    del tools
+    gc.collect()
+    assert reference() is None
+    assert ours() == []
+
+
+def test_tools_keep_no_model_alive() -> None:
+    module = tf.Module()
+    module.w = tf.Variable(W)
+    function = tf.function(lambda x, w, module=module: layer(x, module.w) + w[:1])
+    tools = routines(2)
+    with amanda.apply(*tools):
+        run(function)
+    references = [weakref.ref(module), weakref.ref(module.w)]
+    del module, function
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert tools
+
+
+def test_values_that_routines_saw_are_not_kept() -> None:
+    seen: list[Any] = []
+    function = tf.function(layer)
+    with amanda.apply(before("Tanh", lambda t: seen.append(weakref.ref(t)))):
+        run(function)
+        run(function)
+        gc.collect()
+        assert [reference() for reference in seen] == [None, None]
+
+
+def test_functions_of_data_pipelines_are_left_alone() -> None:
+    seen, watch = watching()
+    with amanda.apply(watch, before("Mul", lambda a, b: (a * 100, b))) as handle:
+        dataset = tf.data.Dataset.range(4).map(lambda i: tf.cast(i, tf.float32) * 2.0).batch(2)
+        found = [batch.numpy().tolist() for batch in dataset]
+        coverage = handle.coverage()["tensorflow"]
+    assert found == [[0.0, 2.0], [4.0, 6.0]]
+    assert "Mul" not in seen
+    assert any("tf.data" in blind.what for blind in coverage)
+
+
+def test_a_loop_over_a_data_pipeline_is_seen_or_named_in_the_coverage() -> None:
+    dataset = tf.data.Dataset.range(4).map(lambda i: tf.cast(i, tf.float32) * 2.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def total() -> Any:
+        result = tf.constant(0.0)
+        for item in dataset:  # AutoGraph makes the body a function of the pipeline.
+            result += tf.exp(item * 0.0) * item
+        return tf.sqrt(result)
+
+    with amanda.apply(before("Exp", lambda t: t + 1), after("Sqrt", lambda t: t * 2)) as handle:
+        found = total()
+        names = " ".join(blind.what for blind in handle.coverage()["tensorflow"])
+    if "ReduceDataset" in names:
+        close(found, tf.sqrt(12.0) * 2)
+    else:
+        close(found, tf.sqrt(tf.exp(1.0) * 12) * 2)

@@ -1,0 +1,308 @@
+"""Gradients that are slices, custom, recomputed, forward-mode; several tapes; odd places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda import OpContext
+
+from .making import (
+    after,
+    at_inputs,
+    before,
+    close,
+    equal,
+    straight,
+    tool,
+    values,
+)
+
+X, W = values((2, 3), (3, 3))
+IDS = tf.constant([0, 2, 2])
+
+
+def half(value: Any) -> Any:
+    return value * 0.5 + 0.3
+
+
+def triple(value: Any) -> Any:
+    return value * 3
+
+
+EDITED = before("MatMul", half, 1)
+
+
+def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        result = program(*given)
+    return [result, *tape.gradient(result, given)]
+
+
+def compare(
+    tools: amanda.Tool | list[amanda.Tool],
+    program: Callable[..., Any],
+    twin: Callable[..., Any],
+    *given: Any,
+) -> None:
+    """The program as a function, differentiated outside and inside, against the twin."""
+    given = given or (X, W)
+    wanted = outside(twin, *given)
+    with amanda.apply(*(tools if isinstance(tools, list) else [tools])):
+        close(outside(tf.function(program), *given), wanted)
+        close(tf.function(lambda *v: outside(program, *v))(*given), wanted)
+
+
+# Slices.
+
+
+def test_slices_as_gradients() -> None:
+    table = tf.Variable(W)
+    lookup = tf.function(lambda: tf.reduce_sum(tf.tanh(tf.gather(table, IDS))))
+    edited = half(tf.gather(W, IDS))
+    with amanda.apply(after("ResourceGather", half)), tf.GradientTape() as tape:
+        y = lookup()
+    gradient = tape.gradient(y, table)
+    assert isinstance(gradient, tf.IndexedSlices)
+    wanted = tf.math.unsorted_segment_sum(1 - tf.tanh(edited) ** 2, IDS, 3)
+    close([y, gradient], [tf.reduce_sum(tf.tanh(edited)), wanted])
+
+
+@pytest.mark.parametrize("form", ["outside", "inside"])
+@pytest.mark.parametrize("dense", [False, True], ids=["slices", "dense"])
+def test_edited_slices(form: str, dense: bool) -> None:
+    table = tf.Variable(W)
+
+    def lookup() -> Any:
+        return tf.reduce_sum(tf.tanh(tf.gather(table, IDS)))
+
+    def differentiate(program: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y = program()
+        return tf.convert_to_tensor(tape.gradient(y, table))
+
+    def routine(gradient: Any) -> Any:
+        assert isinstance(gradient, tf.IndexedSlices)
+        if dense:
+            return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, 3) * 3
+        return tf.IndexedSlices(gradient.values * 3, gradient.indices)
+
+    wanted = 3 * differentiate(lookup)
+    tools = at_inputs("ResourceGather", routine, 0)
+
+    def run() -> Any:
+        if form == "outside":
+            return differentiate(tf.function(lookup))
+        return tf.function(lambda: differentiate(lookup))()
+
+    with amanda.apply(tools):
+        if dense:
+            with pytest.raises(amanda.AmandaError, match="IndexedSlices"):
+                run()
+        else:
+            close(run(), wanted)
+
+
+def test_embedding_beside_a_matmul_of_the_same_table() -> None:
+    def program(lookup: Any, table: Any) -> Any:
+        return tf.reduce_sum(tf.matmul(tf.gather(lookup, IDS), table, transpose_b=True) ** 2)
+
+    compare(
+        EDITED,
+        lambda w: program(w, w),
+        lambda w: program(w, straight(w, half)),
+        W,
+    )
+
+
+# Gradients of one's own, recomputed ones, several tapes.
+
+
+def test_custom_gradients() -> None:
+    compare(
+        EDITED,
+        lambda x, w: tf.nn.silu(tf.matmul(x, w)),
+        lambda x, w: tf.nn.silu(tf.matmul(x, straight(w, half))),
+    )
+
+
+def test_an_edit_inside_a_custom_gradient() -> None:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def clipped(x: Any) -> Any:
+        y = tf.exp(x)
+        return y, lambda g: tf.clip_by_value(g, -0.1, 0.1) * y
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def twin(x: Any) -> Any:
+        y = tf.exp(half(x))
+        return y, lambda g: tf.clip_by_value(g, -0.1, 0.1) * y
+
+    compare(before("Exp", half), lambda x: clipped(x) * 2, lambda x: twin(x) * 2, X)
+
+
+@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize("form", ["outside", "inside"])
+def test_recomputed_ops_are_edited_again(variable: bool, form: str) -> None:
+    weight = tf.Variable(W) if variable else W
+    flags: list[bool] = []
+
+    def note(context: OpContext) -> None:
+        context.insert_before_op(lambda *v: flags.append(context.recomputed))
+
+    def program(x: Any) -> Any:
+        block = tf.recompute_grad(lambda x: tf.tanh(tf.matmul(x, weight)))
+        return tf.reduce_sum(block(x) * x)
+
+    def twin(x: Any) -> Any:
+        edited = straight(tf.convert_to_tensor(weight), half)
+        return tf.reduce_sum(tf.tanh(tf.matmul(x, edited)) * x)
+
+    def run(program: Any, function: bool) -> list[Any]:
+        def differentiate(x: Any) -> list[Any]:
+            with tf.GradientTape() as tape:
+                tape.watch([x, *([] if variable else [weight])])
+                y = called(x)
+            return [y, *tape.gradient(y, [x, *([weight] if variable else [])])]
+
+        inside = form == "inside"
+        called = tf.function(program) if function and not inside else program
+        return list((tf.function(differentiate) if function and inside else differentiate)(X))
+
+    wanted = run(twin, False)
+    with amanda.apply(EDITED, tool(note, "MatMul")):
+        close(run(program, True), wanted)
+    assert sorted(flags) == [False, True]
+
+
+def test_persistent_tapes() -> None:
+    def run(function: Any) -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([X, W])
+            y = function(X, W)
+            z = function(y, W)
+        return [tape.gradient(of, [X, W]) for of in (y, z, y)]
+
+    wanted = run(lambda x, w: tf.tanh(tf.matmul(x, straight(w, half))))
+    with amanda.apply(EDITED):
+        found = run(tf.function(lambda x, w: tf.tanh(tf.matmul(x, w))))
+    close(found, wanted)
+
+
+@pytest.mark.parametrize("pfor", [False, True])
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_jacobians_are_right_or_refused(where: str, pfor: bool) -> None:
+    def jacobian(program: Any) -> Any:
+        def run(x: Any, w: Any) -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch([x, w])
+                y = program(x, w)
+            return tape.jacobian(y, [x, w], experimental_use_pfor=pfor)
+
+        return run
+
+    def layer(x: Any, w: Any) -> Any:
+        return tf.tanh(tf.matmul(x, w))
+
+    wanted = jacobian(lambda x, w: layer(x, straight(w, half)))(X, W)
+    made = jacobian(tf.function(layer)) if where == "around" else tf.function(jacobian(layer))
+    for routine in (half, amanda.staged(lambda value: half(value))):
+        try:
+            with amanda.apply(before("MatMul", routine, 1)):
+                found = made(X, W)
+        except amanda.AmandaError as error:
+            # Their gradients are computed in loops, or by other ops than those that were recorded.
+            assert (where, pfor) != ("around", False), error  # noqa: PT017
+        else:
+            close(found, wanted)
+
+
+@pytest.mark.parametrize("place", ["branch", "loop", "function"])
+def test_a_gradient_taken_in_a_place_inside_that_of_its_forward_ops(place: str) -> None:
+    def program(layer: Any) -> Any:
+        def run(x: Any, w: Any) -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch([x, w])
+                y = layer(x, w)
+
+            def gradients() -> Any:
+                return tape.gradient(y, [x, w])
+
+            if place == "function":
+                return tf.function(gradients, autograph=False)()
+            if place == "branch":
+                return tf.cond(tf.reduce_sum(x) < 1e9, gradients, lambda: [x, w])
+            body = lambda i, *_: (i + 1, *gradients())  # noqa: E731
+            return tf.while_loop(lambda i, *_: i < 2, body, (0, x, w))[1:]
+
+        return run
+
+    wanted = outside(lambda x, w: tf.tanh(tf.matmul(x, straight(w, half))), X, W)[1:]
+    try:
+        with amanda.apply(EDITED):
+            found = tf.function(program(lambda x, w: tf.tanh(tf.matmul(x, w))))(X, W)
+    except amanda.AmandaError:
+        return
+    close(found, wanted)
+
+
+def test_forward_mode_is_right_or_refused() -> None:
+    def jvp(program: Any) -> list[Any]:
+        with tf.autodiff.ForwardAccumulator(X, tf.ones_like(X)) as accumulator:
+            y = program(X, W)
+        return [y, accumulator.jvp(y)]
+
+    wanted = jvp(lambda x, w: tf.tanh(tf.matmul(x, half(w))))
+    function = tf.function(lambda x, w: tf.tanh(tf.matmul(x, w)))
+    plain = jvp(function)
+    try:
+        with amanda.apply(EDITED):
+            found = jvp(function)
+    except amanda.AmandaError:
+        pass
+    else:
+        close(found, wanted)
+    with amanda.apply(amanda.Tool()):
+        equal(jvp(function), plain)
+
+
+def test_several_targets_and_given_gradients() -> None:
+    def run(program: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch([X, W])
+            y, z = program(X, W)
+        return list(tape.gradient([y, z], [X, W], output_gradients=[X * 0 + 2, z * 3]))
+
+    def program(x: Any, w: Any) -> Any:
+        h = tf.matmul(x, w)
+        return tf.tanh(h), h * h
+
+    def twin(x: Any, w: Any) -> Any:
+        return program(x, straight(w, half))
+
+    wanted = run(twin)
+    with amanda.apply(EDITED):
+        close(run(tf.function(program)), wanted)
+
+
+def test_unconnected_gradients_stay_unconnected() -> None:
+    with amanda.apply(EDITED):
+        _, dx, dw = outside(tf.function(lambda x, w: tf.reduce_sum(tf.matmul(w, w))), X, W)
+    assert dx is None
+    ones = tf.ones((3, 3), tf.float64)
+    # Both positions contribute, each computed with what the op saw at the other one.
+    close(
+        dw,
+        tf.matmul(ones, half(W), transpose_b=True) + tf.matmul(W, ones, transpose_a=True),
+    )
+
+
+def test_stop_gradient_on_the_way() -> None:
+    def program(x: Any, w: Any) -> Any:
+        return tf.reduce_sum(tf.stop_gradient(tf.matmul(x, w)) * tf.matmul(x, w))
+
+    compare(EDITED, program, lambda x, w: program(x, straight(w, half)))

@@ -1,0 +1,152 @@
+"""Ways to differentiate a program, and the comparison of it with its twin.
+
+A way takes the program, its `Ops`, tensors, and whether to make functions of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import amanda
+
+from .making import Edit, Ops, close, dense, editing
+
+Program = Callable[..., Any]
+
+
+def gradients_outside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """The program's result and its gradients, by a tape around the function."""
+    run: Any = lambda *given: program(ops, *given)  # noqa: E731
+    if function:
+        run = tf.function(run, autograph=False)
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        result = run(*values)
+    return [result, *tape.gradient(result, values)]
+
+
+def gradients_inside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """The program's result and its gradients, by a tape inside the function."""
+
+    def run(*given: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            result = program(ops, *given)
+        return [result, *tape.gradient(result, given)]
+
+    return list((tf.function(run, autograph=False) if function else run)(*values))
+
+
+def gradients_symbolic(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """The program's result and its gradients, by `tf.gradients` inside the function."""
+    if not function:
+        return gradients_inside(program, ops, values, False)
+
+    def run(*given: Any) -> list[Any]:
+        result = program(ops, *given)
+        return [result, *tf.gradients(result, given)]
+
+    return list(tf.function(run, autograph=False)(*values))
+
+
+def gradients_twice(program: Program, ops: Ops, values: Sequence[Any], function: bool) -> list[Any]:
+    """Second derivatives: the inner tape in the function, the outer around it."""
+
+    def run(*given: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            result = program(ops, *given)
+        return [result, *tape.gradient(result, given)]
+
+    chosen: Any = tf.function(run, autograph=False) if function else run
+    with tf.GradientTape() as outer:
+        outer.watch(values)
+        first = chosen(*values)
+        total = tf.add_n([tf.reduce_sum(tf.sin(g)) for g in first[1:] if g is not None])
+    return [*first, *outer.gradient(total, values)]
+
+
+def gradients_twice_inside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """Second derivatives, both tapes in the function."""
+
+    def run(*given: Any) -> Any:
+        return gradients_twice(program, ops, given, False)
+
+    return list((tf.function(run, autograph=False) if function else run)(*values))
+
+
+def gradients_twice_outside(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """Second derivatives, both tapes around the function."""
+    run: Any = lambda *given: program(ops, *given)  # noqa: E731
+    if function:
+        run = tf.function(run, autograph=False)
+    with tf.GradientTape() as outer:
+        outer.watch(values)
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            result = run(*values)
+        first = tape.gradient(result, values)
+        total = tf.add_n([tf.reduce_sum(tf.sin(g)) for g in first if g is not None])
+    return [result, *first, *outer.gradient(total, values)]
+
+
+#: Ways to differentiate a program twice.
+TWICE = {
+    "inside and outside": gradients_twice,
+    "twice inside": gradients_twice_inside,
+    "twice outside": gradients_twice_outside,
+}
+
+#: Ways to differentiate a program.
+WAYS = {
+    "outside": gradients_outside,
+    "inside": gradients_inside,
+    "tf.gradients": gradients_symbolic,
+}
+
+
+class Unchanged(Exception):
+    """The edits change nothing, so that a test of them would be one of nothing."""
+
+
+def check(program: Program, values: Sequence[Any], edits: Sequence[Edit], way: str) -> list[Any]:
+    """Compare a program under a tool with the twin that has the edits written in.
+
+    Also that the edits make a difference, and that nothing stays once the tools are left.
+    """
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    differentiate = {**WAYS, **TWICE}[way]
+    wanted = differentiate(program, Ops(edits), tensors, False)
+    with amanda.apply(editing(*edits)):
+        found = differentiate(program, Ops(), tensors, True)
+    close([_zeros(w, f) for f, w in zip(found, wanted, strict=True)], wanted)
+    plain = differentiate(program, Ops([]), tensors, False)
+    if not _differ(plain, wanted):
+        raise Unchanged
+    return found
+
+
+def _zeros(wanted: Any, found: Any) -> Any:
+    # Loops and branches give zeros where Python's, in the twin, have no gradient.
+    return None if wanted is None and found is not None and not dense(found).any() else found
+
+
+def _differ(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return any(
+        (a is None) != (b is None) or (a is not None and not np.array_equal(dense(a), dense(b)))
+        for a, b in zip(these, those, strict=True)
+    )

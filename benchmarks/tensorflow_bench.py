@@ -1,0 +1,218 @@
+"""What instrumentation costs on TensorFlow, mode by mode, beside the plain program.
+
+Runs plain and instrumented programs in turn in one process and compares medians; writes
+docs/benchmarks/tensorflow.json and tensorflow.md. `--quick` takes fewer rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import amanda
+
+OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+SIZE = 64
+
+
+class Nothing(amanda.Tool):
+    """All four analysis routines, none of which inserts anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for backward in (False, True):
+            for require_outputs in (False, True):
+                self.add_inst_for_op(self.look, backward, require_outputs)
+
+    def look(self, context: amanda.OpContext) -> None:
+        """Look away."""
+
+
+def unchanged(*values: Any) -> None:
+    """A routine on the host that changes nothing."""
+
+
+@amanda.staged
+def unchanged_in_graph(*values: Any) -> None:
+    """The same, traced into the graph."""
+
+
+class Convolutions(amanda.Tool):
+    """Insert a routine before each convolution, and behind the gradient of its filter."""
+
+    def __init__(self, routine: Callable[..., None]) -> None:
+        super().__init__()
+        self.routine = routine
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        """Insert before."""
+        if context.op_type == "Conv2D":
+            context.insert_before_op(self.routine)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        """Insert behind."""
+        if context.op_type == "Conv2DBackpropFilter":
+            context.insert_after_backward_op(self.routine)
+
+
+def programs() -> dict[str, Callable[[], Any]]:
+    """One training step without an update, in each mode."""
+    model = keras.applications.ResNet50(weights=None, input_shape=(SIZE, SIZE, 3), classes=10)
+    images = tf.random.normal((1, SIZE, SIZE, 3), seed=0)
+
+    def loss() -> Any:
+        return tf.reduce_sum(model(images, training=True) ** 2)
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            result = loss()
+        return tape.gradient(result, model.trainable_variables)
+
+    forward = tf.function(loss)
+
+    def taped() -> Any:
+        with tf.GradientTape() as tape:
+            result = forward()
+        return tape.gradient(result, model.trainable_variables)
+
+    return {
+        "eager": step,
+        "function, tape outside": taped,
+        "function, tape inside": tf.function(step),
+        "session": session_program(),
+    }
+
+
+def session_program() -> Callable[[], Any]:
+    """A stack of 53 convolutions with their gradients in a session."""
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        value = v1.placeholder(tf.float32, (1, SIZE // 2, SIZE // 2, 16))
+        source = value
+        for number in range(53):
+            kernel = v1.get_variable(f"kernel{number}", (3, 3, 16, 16), use_resource=True)
+            value = tf.nn.relu(tf.nn.conv2d(value, kernel, 1, "SAME") + value)
+        gradients = v1.gradients(tf.reduce_sum(value), v1.trainable_variables())
+        start = v1.global_variables_initializer()
+    session = v1.Session(graph=graph)
+    session.run(start)
+    feed = {source: np.ones((1, SIZE // 2, SIZE // 2, 16), np.float32)}
+    return lambda: session.run(gradients, feed)
+
+
+def measure(program: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """Medians of the plain program in milliseconds, and of the others as ratios to it."""
+    tools: dict[str, amanda.Tool | None] = {
+        "plain": None,
+        "plain again": None,
+        "nothing inserted": Nothing(),
+        "convolutions, host": Convolutions(unchanged),
+        "convolutions, staged": Convolutions(unchanged_in_graph),
+    }
+    times: dict[str, list[float]] = {name: [] for name in tools}
+    for turn in range(rounds + 2):
+        for name, tool in tools.items():
+            if tool is None:
+                start = time.perf_counter()
+                program()
+                taken = time.perf_counter() - start
+            else:
+                with amanda.apply(tool):
+                    start = time.perf_counter()
+                    program()
+                    taken = time.perf_counter() - start
+            if turn >= 2:  # The first ones analyse and build.
+                times[name].append(taken)
+    plain = statistics.median(times["plain"])
+    result = {"plain, ms": plain * 1000}
+    for name in list(tools)[1:]:
+        result[name] = statistics.median(times[name]) / plain
+    return result
+
+
+def rewriting(sizes: tuple[int, ...]) -> dict[str, float]:
+    """Seconds that the first call under a tool takes for chains of so many ops."""
+    found = {}
+    for size in sizes:
+
+        def negated(x: Any, size: int = size) -> Any:
+            for _ in range(size):
+                x = tf.raw_ops.Neg(x=x)
+            return x
+
+        chain = tf.function(negated, autograph=False)
+        chain(tf.ones(4))
+        start = time.perf_counter()
+        with amanda.apply(Nothing()):
+            chain(tf.ones(4))
+        found[str(size)] = time.perf_counter() - start
+    return found
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    rounds = 7 if parser.parse_args().quick else 40
+    modes = {name: measure(program, rounds) for name, program in programs().items()}
+    sizes = rewriting((100, 1000, 10000))
+    versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    versions["python"] = platform.python_version()
+    report = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "versions": versions,
+        "rounds": rounds,
+        "modes": modes,
+        "rewriting, seconds by number of ops": sizes,
+    }
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    (OUTPUT / "tensorflow.json").write_text(json.dumps(report, indent=2) + "\n")
+    (OUTPUT / "tensorflow.md").write_text(as_markdown(report))
+    print(as_markdown(report))
+
+
+def as_markdown(report: dict[str, Any]) -> str:
+    """The report as a page."""
+    modes = report["modes"]
+    columns = list(next(iter(modes.values())))
+    lines = [
+        "# What it costs on TensorFlow",
+        "",
+        f"ResNet-50 at {SIZE} pixels, one image, forward and backward (in the session 53 small "
+        "convolutions): medians of",
+        f"{report['rounds']} rounds in turn in one process, as ratios to the plain program; "
+        '"plain again" shows the noise.',
+        f"{report['machine']}, "
+        + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+        + ".",
+        "",
+        f"| mode | {' | '.join(columns)} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for mode, values in modes.items():
+        lines.append(f"| {mode} | {' | '.join(f'{values[c]:.2f}' for c in columns)} |")
+    lines += ["", "First call of a function under a tool that inserts nothing:", ""]
+    lines += ["| ops | seconds |", "|---|---|"]
+    for size, seconds in report["rewriting, seconds by number of ops"].items():
+        lines.append(f"| {size} | {seconds:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
