@@ -50,6 +50,8 @@ CHECKERS = ["expecttest", "hypothesis", "mypy", "nox", "pytest", "ruff", "transf
 
 # The folders of tests whose process loads TensorFlow, and the others.
 WITH_TENSORFLOW = ["amanda_driver_tf/tests", "tests/portable"]
+# Those whose results may depend on PyTorch's interceptor.
+WITH_TORCH = ["amanda_driver_torch/tests", "amanda_tools/tests", "tests"]
 # By pattern: a folder that pytest is told to collect cannot itself be ignored.
 ELSEWHERE = [f"--ignore-glob={folder}/*" for folder in WITH_TENSORFLOW]
 
@@ -73,6 +75,17 @@ def tests(session: nox.Session) -> None:
     groups = [session.posargs] if session.posargs else [ELSEWHERE, WITH_TENSORFLOW]
     for group in groups:
         run(session, "pytest", "-rs", *group, PYTHONSAFEPATH="1", TF_CPP_MIN_LOG_LEVEL="3")
+    if not session.posargs:
+        # Where the extension is built, what went before ran under it; the same without it.
+        run(
+            session,
+            "pytest",
+            "-rs",
+            *WITH_TORCH,
+            *ELSEWHERE,
+            PYTHONSAFEPATH="1",
+            AMANDA_TORCH_INTERCEPTOR="function_mode",
+        )
 
 
 @nox.session

@@ -53,7 +53,7 @@ def tools(
     for name in interceptors:
         for count in counts:
             several = [Nothing() for _ in range(count)]
-            counters = [Count(subject.counted, backward=False) for _ in range(count)]
+            counters = [Count(subject.counted) for _ in range(count)]
             ways += [
                 Way(
                     f"amanda {name}: {count} that insert nothing", program, applied(name, *several)
@@ -73,7 +73,7 @@ def caching(subject: Subject, interceptors: Sequence[str], seconds: float) -> Co
     ways = [Way(PLAIN, program), Way("masks by hand", _masked_by_hand(program))]
     for name in interceptors:
         made: dict[str, Callable[[], amanda.Tool]] = {
-            "counting": lambda: Count(subject.counted, backward=False),
+            "counting": lambda: Count(subject.counted),
             "every op": lambda: EveryOp(backward=False),
             "pruning": lambda: Prune(subject.counted),
         }

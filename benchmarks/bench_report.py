@@ -24,10 +24,12 @@ plain torch is the noise: what two measurements of one thing differ by.
 """
 
 TOOLS = """\
-Four kinds of tools are applied with each interceptor: one with all four analysis routines that
-inserts nothing; one that counts all linears (in ResNet: convolutions) forward, and one forward and
-backward; one that calls an empty routine before every operator, forward and backward. The peers
-look and do nothing, but for FlopCounterMode, which counts, and TorchLens, which makes its trace.
+Five kinds of tools are applied with each interceptor: one with all four analysis routines that
+inserts nothing; one that counts all linears (in ResNet: convolutions) forward; one that counts them
+forward and, by the gradient that arrives at their output, backward; one that is called forward and
+then with the gradients that each of them gives to all of its inputs; one that calls an empty
+routine before every operator, forward and backward. The peers look and do nothing, but for
+FlopCounterMode, which counts, and TorchLens, which makes its trace.
 """
 
 QUICK = """\

@@ -44,11 +44,17 @@ class Nothing(amanda.Tool):
 
 
 class Count(amanda.Tool):
-    """Count the operators of one type, forward and, if asked for, backward."""
+    """Count the operators of one type, forward and, if asked for, backward.
 
-    def __init__(self, counted: str, backward: bool) -> None:
+    Args:
+        counted: Type of the operators.
+        backward: Count them by the gradient that arrives at their output.
+        inputs: Count them once more by the gradients that they give to all of their inputs.
+    """
+
+    def __init__(self, counted: str, backward: bool = False, inputs: bool = False) -> None:
         super().__init__()
-        self.counted, self.backward = counted, backward
+        self.counted, self.backward, self.inputs = counted, backward, inputs
         self.forward_runs = self.backward_runs = 0
         self.add_inst_for_op(self.select)
 
@@ -57,6 +63,8 @@ class Count(amanda.Tool):
         if context.get_op().__name__ == self.counted:
             context.insert_before_op(self.count)
             if self.backward:
+                context.insert_before_backward_op(self.count_backward)
+            if self.inputs:
                 context.insert_after_backward_op(self.count_backward)
 
     def count(self, *values: object) -> None:
@@ -114,11 +122,12 @@ class Prune(amanda.Tool):
         return weight * mask
 
 
-#: The four kinds of tools that every program is measured with; each gets the counted type.
+#: The kinds of tools that every program is measured with; each gets the counted type.
 KINDS: dict[str, Callable[[str], amanda.Tool]] = {
     "nothing inserted": lambda counted: Nothing(),
-    "counted forward": lambda counted: Count(counted, backward=False),
+    "counted forward": lambda counted: Count(counted),
     "counted forward and backward": lambda counted: Count(counted, backward=True),
+    "counted with the gradients of inputs": lambda counted: Count(counted, inputs=True),
     "every op, empty routine": lambda counted: EveryOp(),
 }
 

@@ -39,10 +39,10 @@ def test_every_way_is_measured(training: bool) -> None:
 
 def test_counters_count_forward_and_backward() -> None:
     for name in set(INTERCEPTORS) - set(unavailable()):
-        counter = Count("linear", backward=True)
-        with applied(name, counter)():
-            small_program(training=True)()
-        assert (counter.forward_runs, counter.backward_runs) == (2, 2)
+        for counter in (Count("linear", backward=True), Count("linear", inputs=True)):
+            with applied(name, counter)():
+                small_program(training=True)()
+            assert (counter.forward_runs, counter.backward_runs) == (2, 2)
 
 
 def test_a_way_that_fails_is_reported_and_the_others_are_measured() -> None:

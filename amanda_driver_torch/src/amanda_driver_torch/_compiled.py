@@ -1,7 +1,7 @@
 """Plans in the form in which the native interceptor runs them by itself.
 
 Owns the question which plans it can: insertions before and after the forward op, without autodiff,
-and after the backward op as a whole. All others are executed by `_execute`.
+and before and after the backward op as a whole. All others are executed by `_execute`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_driver_torch._build import native
 from amanda_driver_torch._state import STATE
+from amanda_driver_torch._taps import asked
 
 if TYPE_CHECKING:
     from amanda_driver_torch._execute import Run
@@ -25,7 +26,13 @@ _MANY = 16
 
 
 def compiled(
-    run: Run, context: OpContext, before: Plan, after: Plan, nodes: int, taps: Taps | None
+    run: Run,
+    context: OpContext,
+    before: Plan,
+    after: Plan,
+    nodes: int,
+    taps: Taps | None,
+    returned: Any,
 ) -> object:
     """The plan of an op as a program for calls like that of `run`; None where it cannot be.
 
@@ -36,6 +43,7 @@ def compiled(
         after: Its plan after forward.
         nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
         taps: The aligned gradients of that execution, if it had gradients.
+        returned: What the op returned.
     """
     session, bound, attachment = run.session, run.bound, run.attachment
     layout = bound.layout
@@ -44,7 +52,7 @@ def compiled(
         or attachment.watch is None
         or STATE.recomputing
         or before.replacement is not None
-        or context.plan(IPoint.BEFORE_BACKWARD)
+        or context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
         or context.plan(IPoint.AFTER_BACKWARD).replacement is not None
         or bound.signature.in_place
         or not layout.bound
@@ -80,7 +88,15 @@ def compiled(
             if -1 in arguments:
                 return None
             tapped.append((function, arguments))
-
+    arrivals: list[Any] = []
+    if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
+        if not isinstance(returned, torch.Tensor):
+            return None
+        for hook, hooked in taps.arriving():
+            parts = [_parts(step, 1) for step in hooked]
+            if None in parts:
+                return None
+            arrivals.append((hook, parts))
     return native.Program(
         session.epoch,
         tuple(type(value) for value in operands),
@@ -96,7 +112,9 @@ def compiled(
         tapped,
         required,
         # Found without gradients, nothing is known of them.
-        taps is not None or not context.plan(IPoint.AFTER_BACKWARD),
+        taps is not None or not asked(context),
+        attachment.watch,
+        arrivals,
     )
 
 

@@ -271,7 +271,9 @@ class Run:
         elif session.caching and not (self.done_before or self.done_after):
             # Found without gradients, nothing is known of the nodes.
             known = tracked and (taps is not None or not session.wants_backward)
-            record.program = compiled(self, context, before, after, nodes if known else -1, taps)
+            record.program = compiled(
+                self, context, before, after, nodes if known else -1, taps, returned
+            )
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
         return None if returned is None else restructure(returned, outputs)
 

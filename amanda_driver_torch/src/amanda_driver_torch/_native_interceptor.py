@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._nodes import next_sequence
 from amanda_driver_torch._operators import is_operator, operators, type_name
 from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._sites import is_weight
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._tracing import STAND_INS
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
 __all__ = ["NativeInterceptor"]
+
+R = TypeVar("R")
 
 
 class NativeInterceptor:
@@ -50,7 +53,7 @@ class NativeInterceptor:
             session=attachment.session,
             get_control=_control,
             execute=_unheard(attachment.execute_known),
-            settle=_unheard_at_end(attachment.settle),
+            settle=_aside(attachment.settle),
             call_module=attachment.call_module,
             enter_module=attachment.trace_module,
             module_failed=attachment.module_failed,
@@ -60,8 +63,10 @@ class NativeInterceptor:
             pending=attachment.session._pending,
             annotate=_annotate,
             tap=tap,
+            function_modes=torch._C._len_torch_function_stack,
             stand_ins=STAND_INS,
-            resolve=attachment.resolve,
+            resolve=_aside(attachment.resolve),
+            is_weight=_aside(is_weight),
             classify=sites.classify,
             look_up=sites.labels.look_up,
             record_type=OpRecord,
@@ -121,8 +126,10 @@ def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _unheard_at_end(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
+def _aside(function: Callable[..., R]) -> Callable[..., R]:
+    """`function`, unheard by function modes of the user's."""
+
+    def run(*arguments: Any) -> R:
         with laid_aside():
             return function(*arguments)
 

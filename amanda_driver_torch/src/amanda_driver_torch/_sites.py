@@ -22,7 +22,7 @@ from amanda_driver_torch._frames import is_own, is_torchs, looks_away
 from amanda_driver_torch._scopes import OUTSIDE, Labels, Scope, Scopes
 from amanda_driver_torch._state import STATE
 
-__all__ = ["BOUNDARY", "Sites"]
+__all__ = ["BOUNDARY", "Sites", "is_weight"]
 
 R = TypeVar("R")
 
@@ -53,6 +53,11 @@ def _precalls(code: CodeType) -> frozenset[int]:
         return frozenset()
     units = code.co_code[::2]
     return frozenset(2 * index for index, unit in enumerate(units) if unit == _PRECALL)
+
+
+def is_weight(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor can be somebody's weight: a leaf that requires a gradient."""
+    return tensor.requires_grad and tensor.is_leaf
 
 
 class _Code:
@@ -261,8 +266,7 @@ class Sites(Generic[R]):
                     not inside
                     and position
                     and type(value) is torch.Tensor
-                    and value.requires_grad
-                    and value.is_leaf
+                    and is_weight(value)
                 ):
                     token = self.labels.look_up(value)[0]
                     numbers.append((position, token))

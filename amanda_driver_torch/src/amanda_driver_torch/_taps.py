@@ -95,6 +95,20 @@ class Taps:
             found.append((function, [position for position, _ in chosen]))
         return found
 
+    def arriving(self) -> list[tuple[Callable[..., Any], list[Step]]]:
+        """Hooks of a single output that serve further executions, and the steps each runs.
+
+        A hook also takes what the routines of its first steps have returned.
+        """
+        plan = self._context.plan(IPoint.BEFORE_BACKWARD)
+        steps = [step for step in plan.steps if 0 in _selected(step, 1)]
+        if not steps:
+            return []
+        function = self._function(
+            IPoint.BEFORE_BACKWARD, frozenset({0}), [(0, None)], 1, self._run.values
+        )
+        return [(_tensor_hook(function), steps)]
+
     def untap(self, outputs: list[Any]) -> list[Any]:
         """An op that returns its own input has done nothing: the input itself comes back."""
         if not self._tapped:
@@ -206,13 +220,16 @@ class Taps:
         slots: Sequence[Slot],
         count: int,
         values: Sequence[Any],
-    ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """Maps the gradients at `slots` through the steps of `group`; holds no tensor."""
+    ) -> Callable[..., Sequence[Any]]:
+        """Maps the gradients at `slots` through the steps of `group`; holds no tensor.
+
+        It also takes what the routines of the first steps have returned, if they have been called.
+        """
         lifetime, held = self._backward.lifetime, weakref.ref(self._backward)
         token = self._backward.keep(self._context.plan(point))
         lengths = {p: len(values[p]) for p, index in slots if index is not None}
 
-        def function(grads: Sequence[Any]) -> Sequence[Any]:
+        def function(grads: Sequence[Any], done: tuple[Any, ...] = ()) -> Sequence[Any]:
             backward = held()
             if not lifetime.active() or backward is None:
                 return grads
@@ -226,10 +243,11 @@ class Taps:
                     positions[position] = grad
                 else:
                     positions[position][index] = grad
-            for step in plan.steps:
-                # All that a step wants and that has a gradient is in one group.
-                if not group.isdisjoint(_selected(step, count)) and backward.still_applied(step):
-                    _run_step(step, positions)
+            # All that a step wants and that has a gradient is in one group.
+            steps = [s for s in plan.steps if not group.isdisjoint(_selected(s, count))]
+            for i, step in enumerate(steps):
+                if backward.still_applied(step):
+                    _run_step(step, positions, done[i : i + 1])
             return [
                 positions[position] if index is None else positions[position][index]
                 for position, index in slots
@@ -238,8 +256,13 @@ class Taps:
         return function
 
 
-def _run_step(step: Step, positions: list[Any]) -> None:
-    for position, new in call_routine(step, positions, step.action.autodiff):
+def _run_step(step: Step, positions: list[Any], done: tuple[Any, ...]) -> None:
+    changes = (
+        step.changes(positions, done[0])
+        if done
+        else call_routine(step, positions, step.action.autodiff)
+    )
+    for position, new in changes:
         old = positions[position]
         if isinstance(old, list):
             new = [edited_gradient(one, other, step) for one, other in zip(old, new, strict=True)]
@@ -272,9 +295,9 @@ def _edge(tensor: torch.Tensor) -> Edge:
     return (edge.node, edge.output_nr)
 
 
-def _tensor_hook(function: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[Any], Any]:
-    def hook(grad: Any) -> Any:
-        (new,) = function((grad,))
+def _tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    def hook(grad: Any, done: tuple[Any, ...] = ()) -> Any:
+        (new,) = function((grad,), done)
         return None if new is grad else new
 
     return hook

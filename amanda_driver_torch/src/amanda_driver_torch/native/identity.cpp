@@ -116,6 +116,12 @@ Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
     return frames;
 }
 
+bool Identity::in_function_modes() const {
+    Owned count(PyObject_CallNoArgs(function_modes.get()));
+    if (!count) PyErr_Clear();
+    return !count || PyObject_IsTrue(count.get()) != 0;
+}
+
 // As `Sites._operands`.
 bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, uint64_t* hash) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
@@ -123,7 +129,12 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, u
     if (!counts && type == tensor) {
         if (inside || position == 0) return true;
         // Weights kept as plain tensors, outside modules.
-        counts = is_true(value, "requires_grad") && is_true(value, "is_leaf");
+        if (in_function_modes()) {
+            Owned answer(PyObject_CallOneArg(is_weight.get(), value));
+            counts = answer.get() == Py_True;
+        } else {
+            counts = is_true(value, "requires_grad") && is_true(value, "is_leaf");
+        }
         if (PyErr_Occurred()) return false;
     } else if (!counts) {
         Type* known = types_.find(key_of(type));

@@ -1,5 +1,6 @@
 // The extension module `amanda_driver_torch._native`.
 #include "frames.h"
+#include "gradients.h"
 #include "identity.h"
 #include "modules.h"
 #include "program.h"
@@ -29,7 +30,7 @@ int execute(PyObject* module) {
     if (amanda::add_thread(module) < 0 || amanda::add_identity(module) < 0 ||
         amanda::add_activation(module) < 0 ||
         amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
-        amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
+        amanda::add_gradients(module) < 0 || amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
         return -1;
     }
     loaded = true;

@@ -1,4 +1,6 @@
 // The running of programs.
+#include <algorithm>
+
 #include "program_parts.h"
 #include "redirect.h"
 #include "thread.h"
@@ -10,76 +12,6 @@ namespace amanda {
 namespace {
 
 PyObject *released, *inputs_name, *outputs_name, *constant_name, *requires_grad;
-
-// Extent of a routine: marked, and without gradients.
-class InRoutine {
-  public:
-    InRoutine(Thread* thread, bool gradients) : depth_(routine_depth(thread)), on_(gradients) {
-        *depth_ = PyLong_FromLong(1);  // 0 and 1 are shared, and never die.
-        if (on_) set_gradients(false);
-    }
-    ~InRoutine() {
-        PyObject* one = *depth_;
-        *depth_ = PyLong_FromLong(0);
-        Py_DECREF(one);
-        if (on_) set_gradients(true);
-    }
-    InRoutine(const InRoutine&) = delete;
-    InRoutine& operator=(const InRoutine&) = delete;
-
-  private:
-    PyObject** depth_;
-    bool on_;
-};
-
-Owned call_step(const ProgramStep& step, PyObject* values) {
-    constexpr size_t MOST = 24;
-    PyObject* stack[MOST + 1];
-    size_t count = 0, given = size_t(PyList_GET_SIZE(values));
-    size_t wanted = step.all ? given : step.positions.size();
-    if (wanted + step.values.size() > MOST) {
-        PyErr_SetString(PyExc_OverflowError, "too many values");
-        return Owned();
-    }
-    for (size_t i = 0; i < wanted; ++i) {
-        size_t position = step.all ? i : size_t(step.positions[i]);
-        stack[1 + count++] = PyList_GET_ITEM(values, Py_ssize_t(position));
-    }
-    for (size_t i = 0; i < step.values.size(); ++i) stack[1 + count + i] = step.values[i].get();
-    return Owned(PyObject_Vectorcall(step.routine.get(), stack + 1,
-                                     count | PY_VECTORCALL_ARGUMENTS_OFFSET, step.names.get()));
-}
-
-bool reaches(const ProgramStep& step, PyObject* values) {
-    for (int position : step.positions) {
-        if (position >= PyList_GET_SIZE(values)) return false;
-    }
-    return true;
-}
-
-// Adds the note that names tool, routine and op to the current exception.
-void annotate(Watch* watch, const ProgramStep& step) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != nullptr) PyException_SetTraceback(value, trace);
-    if (watch->annotate != nullptr) {
-        Owned answer(PyObject_CallFunctionObjArgs(watch->annotate, step.step.get(), value, nullptr));
-        if (!answer) PyErr_Clear();
-    }
-    PyErr_Restore(type, value, trace);
-}
-
-// Results of routines so far: None for each that changed nothing, and the one that did something.
-Owned results(size_t before, PyObject* last) {
-    Owned tuple(PyTuple_New(Py_ssize_t(before) + (last != nullptr)));
-    if (!tuple) return tuple;
-    for (size_t i = 0; i < before; ++i) {
-        PyTuple_SET_ITEM(tuple.get(), Py_ssize_t(i), Py_NewRef(Py_None));
-    }
-    if (last != nullptr) PyTuple_SET_ITEM(tuple.get(), Py_ssize_t(before), Py_NewRef(last));
-    return tuple;
-}
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
                 const Owned& before, const Owned& after, PyObject* returned, uint64_t start) {
@@ -193,6 +125,28 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
     return Owned(call.original_with(operands));
 }
 
+// Whether `value` is what a call was made with.
+bool is_operand(const Operands& operands, PyObject* value) {
+    PyObject* values[MOST_OPERANDS];
+    size_t count = flatten(operands, values);
+    return std::find(values, values + count, value) != values + count;
+}
+
+// What the op returned, with hooks for the gradient that will arrive at it.
+PyObject* finish(const ProgramParts& parts, const Call& call, Owned returned, bool gradients) {
+    if (!gradients || parts.arrivals.empty()) return returned.release();
+    Owned required(PyObject_GetAttr(returned.get(), requires_grad));
+    if (!required) return nullptr;
+    // An op that returns its own input has made no node.
+    if (required.get() != Py_True || is_operand(call.operands(), returned.get())) {
+        return returned.release();
+    }
+    for (const Arrival& arrival : parts.arrivals) {
+        if (!hook_tensor(returned.get(), arrival.hook.get())) return nullptr;
+    }
+    return returned.release();
+}
+
 }  // namespace
 
 bool fits(const Program* program, const Watch* watch, const Call& call, bool gradients) {
@@ -204,6 +158,11 @@ bool fits(const Program* program, const Watch* watch, const Call& call, bool gra
     }
     if (gradients && !parts.required.empty() && !call.takes_others()) return false;
     if (gradients && !parts.with_gradients) return false;
+    // The user's own modes are not to hear of hooks.
+    if (gradients && !(parts.taps.empty() && parts.arrivals.empty()) &&
+        watch->identity->in_function_modes()) {
+        return false;
+    }
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     size_t named = size_t(operands.named());
     if (count + named != parts.types.size() || named != parts.keywords.size()) return false;
@@ -266,15 +225,8 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         return nullptr;
     }
     for (size_t i = 0; i < parts->before.size(); ++i) {
-        Owned result;
-        {
-            InRoutine routine(thread, gradients);
-            result = call_step(parts->before[i], inputs.get());
-        }
-        if (!result) {
-            annotate(watch, parts->before[i]);
-            return nullptr;
-        }
+        Owned result = call_step(parts->before[i], inputs.get(), thread, watch, gradients);
+        if (!result) return nullptr;
         if (result.get() != Py_None) {
             return go_on(record, watch, definition, call, results(i, result.get()), results(0, nullptr),
                          nullptr, 0);
@@ -286,11 +238,13 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     if (!returned || returned.get() == Py_NotImplemented) return returned.release();
     bool settled = !gradients || !watch->wants_backward ||
                    next_sequence_number() - start == uint64_t(parts->nodes);
-    if (!settled) {
+    bool hookable = !gradients || parts->arrivals.empty() ||
+                    reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
+    if (!settled || !hookable) {
         return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
                      results(0, nullptr), returned.get(), start);
     }
-    if (parts->after.empty()) return returned.release();
+    if (parts->after.empty()) return finish(*parts, call, std::move(returned), gradients);
     Owned outputs;
     if (PyTuple_Check(returned.get()) || PyList_Check(returned.get())) {
         outputs = Owned(PySequence_List(returned.get()));
@@ -299,25 +253,18 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     }
     if (!outputs || !lend(parts, outputs_name, outputs.get())) return nullptr;
     for (size_t i = 0; i < parts->after.size(); ++i) {
-        Owned result;
-        if (!reaches(parts->after[i], outputs.get())) {
+        if (!parts->after[i].reaches(outputs.get())) {
             return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
                          results(i, nullptr), returned.get(), start);
         }
-        {
-            InRoutine routine(thread, gradients);
-            result = call_step(parts->after[i], outputs.get());
-        }
-        if (!result) {
-            annotate(watch, parts->after[i]);
-            return nullptr;
-        }
+        Owned result = call_step(parts->after[i], outputs.get(), thread, watch, gradients);
+        if (!result) return nullptr;
         if (result.get() != Py_None) {
             return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
                          results(i, result.get()), returned.get(), start);
         }
     }
-    return returned.release();
+    return finish(*parts, call, std::move(returned), gradients);
 }
 
 void name_strings() {

@@ -17,14 +17,6 @@ struct Definition;
 struct Watch;
 class Call;
 
-struct ProgramStep {
-    Owned routine, names;  // names: of keyword arguments, a tuple or null
-    std::vector<Owned> values;  // of keyword arguments
-    std::vector<int> positions;
-    bool all = false;  // all positions, however many there are
-    Owned step;        // `amanda_core.plan.Step`, for messages
-};
-
 struct Program {
     PyObject_HEAD
     struct ProgramParts* parts;

@@ -3,11 +3,14 @@
 
 #include <vector>
 
+#include "gradients.h"
 #include "program.h"
 
 namespace amanda {
 
 struct ProgramParts {
+    ~ProgramParts();
+
     Owned epoch;
     std::vector<PyTypeObject*> types;  // of the arguments; held by `kinds`
     std::vector<Owned> kinds;
@@ -25,11 +28,10 @@ struct ProgramParts {
         std::vector<int> arguments;  // by number
     };
     std::vector<Tap> taps;
+    std::vector<Arrival> arrivals;  // gradients of the output, in the order of their hooks
     bool with_gradients = true;  // whether it serves calls with gradients, too
     std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
 };
-
-constexpr size_t MOST_OPERANDS = 24;
 
 // Makes the names by which a context is filled.
 void name_strings();

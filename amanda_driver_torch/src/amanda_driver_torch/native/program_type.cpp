@@ -7,47 +7,17 @@ namespace {
 
 PyTypeObject* program_type = nullptr;
 
-bool read_steps(PyObject* list, std::vector<ProgramStep>* steps) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-        PyObject *routine, *kwargs, *positions, *step;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "OO!OO", &routine, &PyDict_Type, &kwargs,
-                              &positions, &step)) {
-            return false;
-        }
-        ProgramStep made;
-        made.routine = Owned::share(routine);
-        made.step = Owned::share(step);
-        made.all = positions == Py_None;
-        if (!made.all) {
-            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(positions); ++k) {
-                made.positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions, k))));
-            }
-        }
-        if (PyDict_GET_SIZE(kwargs) != 0) {
-            made.names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs)));
-            if (!made.names) return false;
-            PyObject *name, *value;
-            Py_ssize_t k = 0;
-            for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value); ++k) {
-                PyTuple_SET_ITEM(made.names.get(), k, Py_NewRef(name));
-                made.values.push_back(Owned::share(value));
-            }
-        }
-        steps->push_back(std::move(made));
-    }
-    return true;
-}
-
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *state, *values,
-        *constant, *taps, *required;
+        *constant, *taps, *required, *watch, *arrivals;
     long nodes;
     int with_gradients;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!p", &epoch, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!pOO!", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &state, &PyDict_Type, &values, &constant, &nodes, &PyList_Type, &taps,
-                          &PyTuple_Type, &required, &with_gradients)) {
+                          &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
+                          &arrivals)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -88,6 +58,13 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(required); ++i) {
         parts->required.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(required, i))));
     }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrivals); ++i) {
+        Arrival arrival;
+        if (!read_arrival(PyList_GET_ITEM(arrivals, i), self.get(), epoch, watch, &arrival)) {
+            return nullptr;
+        }
+        parts->arrivals.push_back(std::move(arrival));
+    }
     if (parts->types.size() > MOST_OPERANDS) {
         PyErr_SetString(PyExc_OverflowError, "too many operands");
         return nullptr;
@@ -108,20 +85,16 @@ int program_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     ProgramParts* parts = reinterpret_cast<Program*>(self)->parts;
     if (parts == nullptr) return 0;
-    auto each = [&](const std::vector<ProgramStep>& steps) {
-        for (const ProgramStep& step : steps) {
-            Py_VISIT(step.routine.get());
-            Py_VISIT(step.step.get());
-            for (const Owned& value : step.values) Py_VISIT(value.get());
-        }
-        return 0;
-    };
-    if (int stop = each(parts->before)) return stop;
-    if (int stop = each(parts->after)) return stop;
+    if (int stop = visit_steps(parts->before, visit, arg)) return stop;
+    if (int stop = visit_steps(parts->after, visit, arg)) return stop;
     Py_VISIT(parts->state.get());
     Py_VISIT(parts->values.get());
     Py_VISIT(parts->constant.get());
     for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
+    for (const Arrival& arrival : parts->arrivals) {
+        Py_VISIT(arrival.steps->watch.get());
+        if (int stop = visit_steps(arrival.steps->steps, visit, arg)) return stop;
+    }
     return 0;
 }
 
@@ -146,6 +119,10 @@ PyType_Spec program_spec = {"amanda_driver_torch._native.Program", sizeof(Progra
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
 
 }  // namespace
+
+ProgramParts::~ProgramParts() {
+    for (Arrival& arrival : arrivals) arrival.steps->forget();
+}
 
 bool is_program(PyObject* object) { return object != nullptr && Py_TYPE(object) == program_type; }
 

@@ -248,10 +248,12 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     identity->classify = take("classify");
     identity->look_up = take("look_up");
     identity->resolve = take("resolve");
+    identity->is_weight = take("is_weight");
+    identity->function_modes = take("function_modes");
     Owned record = take("record_type"), parameter = take("parameter_type"),
           tensor = take("tensor_type");
-    if (!identity->classify || !identity->look_up || !identity->resolve || !record || !parameter ||
-        !tensor) {
+    if (!identity->classify || !identity->look_up || !identity->resolve || !identity->is_weight ||
+        !identity->function_modes || !record || !parameter || !tensor) {
         return nullptr;
     }
     // torch's types live as long as the process.
@@ -305,7 +307,8 @@ PyObject* watch_close(PyObject* object, PyObject*) {
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
     Py_CLEAR(self->session_control);
     self->identity->forget();
-    self->identity->classify = self->identity->look_up = self->identity->resolve = Owned();
+    Identity* own = self->identity;
+    own->classify = own->look_up = own->resolve = own->is_weight = Owned();
     Py_RETURN_NONE;
 }
 

@@ -1,0 +1,142 @@
+// The calling of routines.
+#include "steps.h"
+
+#include "thread.h"
+#include "torch_symbols.h"
+#include "watch.h"
+
+namespace amanda {
+
+namespace {
+
+// Extent of a routine: marked, and without gradients.
+class InRoutine {
+  public:
+    InRoutine(Thread* thread, bool gradients) : depth_(routine_depth(thread)), on_(gradients) {
+        *depth_ = PyLong_FromLong(1);  // 0 and 1 are shared, and never die.
+        if (on_) set_gradients(false);
+    }
+    ~InRoutine() {
+        PyObject* one = *depth_;
+        *depth_ = PyLong_FromLong(0);
+        Py_DECREF(one);
+        if (on_) set_gradients(true);
+    }
+    InRoutine(const InRoutine&) = delete;
+    InRoutine& operator=(const InRoutine&) = delete;
+
+  private:
+    PyObject** depth_;
+    bool on_;
+};
+
+Owned call(const ProgramStep& step, PyObject* values) {
+    PyObject* stack[MOST_OPERANDS + 1];
+    size_t count = 0, given = size_t(PyList_GET_SIZE(values));
+    size_t wanted = step.all ? given : step.positions.size();
+    if (wanted + step.values.size() > MOST_OPERANDS) {
+        PyErr_SetString(PyExc_OverflowError, "too many values");
+        return Owned();
+    }
+    for (size_t i = 0; i < wanted; ++i) {
+        size_t position = step.all ? i : size_t(step.positions[i]);
+        stack[1 + count++] = PyList_GET_ITEM(values, Py_ssize_t(position));
+    }
+    for (size_t i = 0; i < step.values.size(); ++i) stack[1 + count + i] = step.values[i].get();
+    return Owned(PyObject_Vectorcall(step.routine.get(), stack + 1,
+                                     count | PY_VECTORCALL_ARGUMENTS_OFFSET, step.names.get()));
+}
+
+// Adds the note that names tool, routine and op to the current exception.
+void annotate(Watch* watch, const ProgramStep& step) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) PyException_SetTraceback(value, trace);
+    if (watch->annotate != nullptr) {
+        Owned answer(PyObject_CallFunctionObjArgs(watch->annotate, step.step.get(), value, nullptr));
+        if (!answer) PyErr_Clear();
+    }
+    PyErr_Restore(type, value, trace);
+}
+
+bool read_step(PyObject* parts, ProgramStep* step) {
+    PyObject *routine, *kwargs, *positions, *said;
+    if (!PyArg_ParseTuple(parts, "OO!OO", &routine, &PyDict_Type, &kwargs, &positions, &said)) {
+        return false;
+    }
+    step->routine = Owned::share(routine);
+    step->step = Owned::share(said);
+    step->all = positions == Py_None;
+    for (Py_ssize_t k = 0; !step->all && k < PyTuple_GET_SIZE(positions); ++k) {
+        step->positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions, k))));
+    }
+    if (PyDict_GET_SIZE(kwargs) == 0) return true;
+    step->names = Owned(PyTuple_New(PyDict_GET_SIZE(kwargs)));
+    if (!step->names) return false;
+    PyObject *name, *value;
+    Py_ssize_t k = 0;
+    for (Py_ssize_t at = 0; PyDict_Next(kwargs, &at, &name, &value); ++k) {
+        PyTuple_SET_ITEM(step->names.get(), k, Py_NewRef(name));
+        step->values.push_back(Owned::share(value));
+    }
+    return true;
+}
+
+}  // namespace
+
+bool ProgramStep::reaches(PyObject* list) const {
+    for (int position : positions) {
+        if (position >= PyList_GET_SIZE(list)) return false;
+    }
+    return true;
+}
+
+bool ProgramStep::finds_only_none(PyObject* list) const {
+    size_t wanted = all ? size_t(PyList_GET_SIZE(list)) : positions.size();
+    for (size_t i = 0; i < wanted; ++i) {
+        if (PyList_GET_ITEM(list, all ? Py_ssize_t(i) : positions[i]) != Py_None) return false;
+    }
+    return wanted != 0;
+}
+
+bool read_steps(PyObject* list, std::vector<ProgramStep>* steps) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        ProgramStep step;
+        if (!read_step(PyList_GET_ITEM(list, i), &step)) return false;
+        steps->push_back(std::move(step));
+    }
+    return true;
+}
+
+int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* arg) {
+    for (const ProgramStep& step : steps) {
+        Py_VISIT(step.routine.get());
+        Py_VISIT(step.step.get());
+        for (const Owned& value : step.values) Py_VISIT(value.get());
+    }
+    return 0;
+}
+
+Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch* watch,
+                bool gradients) {
+    Owned result;
+    {
+        InRoutine routine(thread, gradients);
+        result = call(step, values);
+    }
+    if (!result) annotate(watch, step);
+    return result;
+}
+
+Owned results(size_t before, PyObject* last) {
+    Owned tuple(PyTuple_New(Py_ssize_t(before) + (last != nullptr)));
+    if (!tuple) return tuple;
+    for (size_t i = 0; i < before; ++i) {
+        PyTuple_SET_ITEM(tuple.get(), Py_ssize_t(i), Py_NewRef(Py_None));
+    }
+    if (last != nullptr) PyTuple_SET_ITEM(tuple.get(), Py_ssize_t(before), Py_NewRef(last));
+    return tuple;
+}
+
+}  // namespace amanda

@@ -1,0 +1,273 @@
+"""Gradients in the second and later executions of an op, when its plan is run in its cached form.
+
+The oracle is the plain program, with what a tool changes written into it by hand.
+"""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+import amanda
+from amanda_core.errors import AmandaWarning, EditError
+
+from .making import equal, leaf, tool
+
+TIMES = 4
+
+
+class Arriving(amanda.Tool):
+    """Hands what arrives at the outputs of an op to a routine, with the number of the call."""
+
+    def __init__(self, op_type: str, routine: Callable[[int, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.calls = 0
+        self._op_type, self._routine = op_type, routine
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == self._op_type:
+            context.insert_before_backward_op(self.run, grad_outputs=[0])
+
+    def run(self, grad: torch.Tensor) -> Any:
+        self.calls += 1
+        return self._routine(self.calls, grad)
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w)
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    return leaf(4, 3), leaf(5, 3)
+
+
+def test_each_execution_shows_its_own_gradient() -> None:
+    x, w = data()
+    seen: list[torch.Tensor] = []
+    factors = [1.0, 2.0, 3.0, 4.0]
+    with amanda.apply(Arriving("linear", lambda _, grad: seen.append(grad.clone()))):
+        for factor in factors:
+            (product(x, w) * factor).sum().backward()
+    assert [grad[0, 0].item() for grad in seen] == factors
+
+
+def test_edits_from_some_execution_on_are_those_written_by_hand() -> None:
+    x, w = data()
+    edit = Arriving("linear", lambda n, grad: grad * 10 if n > 2 else None)
+    with amanda.apply(edit):
+        for n in range(1, TIMES + 1):
+            found = torch.autograd.grad(product(x, w).square().sum(), (x, w))
+            output = product(x.detach(), w.detach())
+            arriving = 2 * output * (10 if n > 2 else 1)
+            equal(found[0], arriving @ w.detach())
+            equal(found[1], arriving.T @ x.detach())
+    assert edit.calls == TIMES
+
+
+def test_several_routines_fold_from_where_one_changed_something() -> None:
+    x, w = data()
+    order: list[str] = []
+
+    def note(name: str, factor: float | None) -> Callable[[int, torch.Tensor], Any]:
+        def routine(n: int, grad: torch.Tensor) -> Any:
+            order.append(f"{name}{grad[0, 0].item():g}")
+            return grad * factor if factor and n > 2 else None
+
+        return routine
+
+    tools = [Arriving("linear", note(*each)) for each in (("a", None), ("b", 2.0), ("c", 3.0))]
+    with amanda.apply(*tools):
+        for n in range(1, TIMES + 1):
+            order.clear()
+            (found,) = torch.autograd.grad(product(x, w).sum(), (x,))
+            assert order == (["a1", "b1", "c1"] if n <= 2 else ["a1", "b1", "c2"])
+            equal(found, (6 if n > 2 else 1) * torch.ones(4, 5) @ w.detach())
+
+
+def test_an_error_names_the_tool_and_the_next_run_works() -> None:
+    x, w = data()
+
+    def fail_third(n: int, grad: torch.Tensor) -> None:
+        if n == 3:
+            raise LookupError("mine")
+
+    with amanda.apply(Arriving("linear", fail_third)) as _:
+        for n in range(1, TIMES + 1):
+            if n != 3:
+                product(x, w).sum().backward()
+                continue
+            with pytest.raises(LookupError, match="mine") as caught:
+                product(x, w).sum().backward()
+            (note,) = caught.value.__notes__ if hasattr(caught.value, "__notes__") else ("run",)
+            assert "run" in note
+
+
+def test_a_wrong_gradient_is_an_error_of_the_tool() -> None:
+    x, w = data()
+    with amanda.apply(Arriving("linear", lambda n, grad: grad[:1] if n > 2 else None)):
+        for _ in range(2):
+            product(x, w).sum().backward()
+        with pytest.raises(EditError, match="shape"):
+            product(x, w).sum().backward()
+
+
+def test_passes_with_create_graph_and_retained_graphs() -> None:
+    x, w = data()
+    edit = Arriving("linear", lambda n, grad: grad * 2)
+    with amanda.apply(edit):
+        for _ in range(TIMES):
+            loss = product(x, w).pow(3).sum()
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            first.sum().backward(retain_graph=True)
+            loss.backward()
+    plain = product(x.detach(), w.detach())
+    equal(first.detach(), 2 * 3 * plain.square() @ w.detach())
+    # Once where `first` was made, once where the loss was differentiated; making `first` again
+    # differentiable passes the op's output once more.
+    assert edit.calls == 3 * TIMES
+
+
+def test_left_between_forward_and_backward_warns_and_runs_nothing() -> None:
+    x, w = data()
+    watch = Arriving("linear", lambda n, grad: None)
+    with amanda.apply(watch):
+        for _ in range(TIMES):
+            product(x, w).sum().backward()
+        output = product(x, w).sum()
+    with pytest.warns(AmandaWarning, match="after `apply` was left"):
+        output.backward()
+    assert watch.calls == TIMES
+
+
+def test_another_tool_entered_before_backward_leaves_the_first_at_work() -> None:
+    x, w = data()
+    watch = Arriving("linear", lambda n, grad: None)
+    with amanda.apply(watch):
+        for _ in range(TIMES):
+            output = product(x, w).sum()
+            with amanda.apply(amanda.Tool("other")):
+                output.backward()
+    assert watch.calls == TIMES
+
+
+def test_switched_off_at_backward_runs_nothing() -> None:
+    x, w = data()
+    watch = Arriving("linear", lambda n, grad: None)
+    with amanda.apply(watch):
+        for _ in range(TIMES):
+            output = product(x, w).sum()
+            with amanda.disabled():
+                output.backward()
+    assert watch.calls == 0
+
+
+def test_executions_without_gradients_between_change_nothing() -> None:
+    x, w = data()
+    watch = Arriving("linear", lambda n, grad: None)
+    with amanda.apply(watch):
+        for _ in range(TIMES):
+            with torch.no_grad():
+                product(x, w)
+            product(x, w.detach()).sum().backward()
+            product(x.detach(), w.detach())
+            product(x, w).sum().backward()
+    assert watch.calls == 2 * TIMES
+
+
+def test_hooks_of_the_user_on_the_same_tensor_run_after_the_op_s_own() -> None:
+    x, w = data()
+    order: list[str] = []
+    with amanda.apply(Arriving("linear", lambda n, grad: order.append("tool"))):
+        for _ in range(TIMES):
+            output = product(x, w)
+            handle = output.register_hook(lambda grad: order.append("user"))
+            output.register_hook(lambda grad: order.append("other"))
+            handle.remove()
+            output.sum().backward()
+    assert order == ["tool", "other"] * TIMES
+
+
+def test_function_modes_of_the_user_hear_nothing_of_hooks() -> None:
+    heard: list[str] = []
+
+    class Hears(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(getattr(func, "__name__", str(func)))
+            return func(*args, **(kwargs or {}))
+
+    x, w = data()
+    watch = Arriving("linear", lambda n, grad: None)
+    with amanda.apply(watch), Hears():
+        for _ in range(TIMES):
+            product(x, w)
+    instrumented, heard = heard, []
+    with Hears():
+        for _ in range(TIMES):
+            product(x, w)
+    assert instrumented == heard
+
+
+def test_an_output_that_is_the_input_has_no_gradient_of_its_own() -> None:
+    x = leaf(4)
+    watch = Arriving("dropout", lambda n, grad: None)
+    with amanda.apply(watch):
+        for _ in range(TIMES):
+            F.dropout(x, training=False).sum().backward()
+    assert watch.calls == 0
+
+
+def test_graphs_die_with_their_tensors() -> None:
+    x, w = data()
+    kept: list[Any] = []
+
+    class Keeps(Arriving):
+        def analyse(self, context: amanda.OpContext) -> None:
+            super().analyse(context)
+            if context.get_op().__name__ == "linear":
+                context.insert_after_op(self.keep)
+
+        def keep(self, output: torch.Tensor) -> None:
+            # A tool that holds the output, whose node has the hook, which must not hold the tool.
+            kept[:] = [output]
+
+    with amanda.apply(Keeps("linear", lambda n, grad: None)):
+        for _ in range(TIMES):
+            output = product(x, w)
+        died = weakref.ref(output)
+        kept.clear()
+        del output
+        gc.collect()
+        assert died() is None
+    watch = Arriving("linear", lambda n, grad: None)
+    with amanda.apply(watch):
+        for _ in range(TIMES):
+            kept.append(product(x, w))
+    ended = weakref.ref(watch)
+    del watch
+    gc.collect()
+    assert ended() is None, "a graph that outlives the tools holds one of them"
+
+
+def test_gradients_of_outputs_and_inputs_of_one_op() -> None:
+    x, w = data()
+    seen: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(lambda *g: seen.append("arrives"), grad_outputs=[0])
+        context.insert_after_backward_op(lambda *g: seen.append("given"), grad_inputs=[1])
+
+    with amanda.apply(tool(analyse, "linear")):
+        for _ in range(TIMES):
+            product(x, w).sum().backward()
+    assert seen == ["arrives", "given"] * TIMES
