@@ -424,12 +424,32 @@ class OpContext(dict[str, Any]):
         that live on anyway (parameters above all) and None in the place of the others.
         """
         if not self._backward and self._session.wants_backward:
-            self._remembered = {what: _weak(values) for what, values in self._values.items()}
+            self.remember()
         self._values.clear()
         self._released = True
         if self._backward:
             # A backward operator object keeps its part of the graph alive.
             self._op = None
+
+    def remember(self) -> None:
+        """Remember the values of the current execution weakly, for its backward routines."""
+        self._remembered = {what: _weak(values) for what, values in self._values.items()}
+
+    def remember_constants(self) -> None:
+        """Of what is remembered keep the constants: further executions have other values.
+
+        For a driver that runs the op without opening its context.
+        """
+        constant = self._constant
+
+        def kept(value: Any) -> Any:
+            if isinstance(value, list):
+                return [kept(item) for item in value]
+            return constant(value) if constant is not None else None
+
+        self._remembered = {
+            what: _weak(kept(_strong(values))) for what, values in self._remembered.items()
+        }
 
     # Inside.
 

@@ -221,6 +221,12 @@ class TorchAttachment:
         with opaquely(), laid_aside():
             return self.execute(Operator(raw, raw, name), in_users_modes(call), args, kwargs)
 
+    def watch_second_order(self) -> None:
+        """Look at the gradients of gradients, too, from now on."""
+        self.backward.second_order = True
+        if self.watch is not None:
+            self.watch.second_order = True
+
     # Modules.
 
     def call_module(

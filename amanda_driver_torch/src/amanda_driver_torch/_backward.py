@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from amanda_core import IPoint, OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
 from amanda_driver_torch._edits import check_gradient, edited_gradient
 from amanda_driver_torch._frames import user_stacklevel
-from amanda_driver_torch._modes import call_routine
+from amanda_driver_torch._modes import call_routine, changes_of
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
 
 if TYPE_CHECKING:
@@ -83,28 +83,41 @@ class NodeRecord:
         """Whether this node needs no hook: analysed in this epoch, and nothing asked."""
         return session.caching and self.settled == session.epoch and not self.backward.second_order
 
+    def analysed(self, session: Session) -> bool:
+        """Whether no analysis routine is due for this node."""
+        return self.context is not None and not any(
+            session.due(self.context, point)
+            for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+        )
+
     def _open(self, session: Session) -> OpContext:
-        node = torch._C._current_autograd_node()
-        op = BackwardOp(self.site.op_type, node)
+        op = BackwardOp(self.site.op_type)
         context = session.open(self.site, op, forward=self.forward, backward=True)
         if self.forward is None:
             context.fill(op=op)
         self.context = context
         return context
 
-    def before(self, grads: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Prehook: analysis and routines before the node; its gradients, if changed."""
+    def before(self, grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        """Prehook: analysis and routines before the node; its gradients, if changed.
+
+        Args:
+            grads: The gradients.
+            done: What the routines of the first steps have returned, if they have been called.
+        """
         session = self.backward.session
         context = self._open(session)
         self._start = next_sequence()
         try:
             context.fill(grad_outputs=list(grads))
             plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
-            return self.backward.fold(plan, grads)
+            return self.backward.fold(plan, grads, done)
         finally:
             context.release()
 
-    def after(self, grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
+    def after(
+        self, grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...] | None:
         """Posthook: replacement, analysis and routines after the node; its results, if changed."""
         session, backward = self.backward.session, self.backward
         context = self.context = self._open(session)
@@ -116,7 +129,7 @@ class NodeRecord:
                 results = backward.replaced(before, grads, grad_inputs, context)
             context.fill(grad_inputs=list(results))
             plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
-            changed = backward.fold(plan, results)
+            changed = backward.fold(plan, results, done)
             # Gradients of gradients are found from here, so a node that made some stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:
                 self.settled = session.epoch
@@ -220,13 +233,8 @@ class Backward:
         """
         nodes, leaves = new_nodes(tensors, start)
         settled = True
-        same: Counter[str] = Counter()
-        for node in nodes:
-            name = name_of(node)
-            # Counted among those of its kind, in the order in which they were made: sequence
-            # numbers have gaps where something looked at the graph.
-            same[name] += 1
-            key = (prefix, name, same[name])
+        for node, key in _keyed(nodes, prefix):
+            name = key[1]
             record = records.get(key)
             if record is None:
                 site = self._site(forward, key, name)
@@ -237,6 +245,20 @@ class Backward:
         for leaf in leaves:
             settled &= self._track_leaf(leaf)
         return settled
+
+    def leaves_idle(self, leaves: Sequence[Any]) -> bool:
+        """Whether nothing is to be done where the gradients of these leaves are accumulated."""
+        for leaf in leaves:
+            held = self._leaves.get(self._sites.parameter_key(leaf.variable)[0])
+            if held is None or held[0]() is not leaf.variable or not held[1].idle(self.session):
+                return False
+        return True
+
+    def record_of(
+        self, records: dict[Any, NodeRecord], nodes: Sequence[Any]
+    ) -> list[tuple[Any, NodeRecord | None]]:
+        """The nodes of one execution, in the order in which they were made, with their records."""
+        return [(node, records.get(key)) for node, key in _keyed(nodes, "")]
 
     def track_second_order(
         self, record: NodeRecord, tensors: Sequence[torch.Tensor], start: int
@@ -261,33 +283,53 @@ class Backward:
         self, node: Any, record: NodeRecord, done: Callable[[], object] = lambda: None
     ) -> list[Any]:
         """Hook a node; `done` is called once there is nothing more to do, and the hooks go."""
-        held, lifetime, epoch = weakref.ref(self), self.lifetime, self.epoch()
         handles: list[Any] = []
+
+        def finished() -> None:
+            # A leaf's node may live on, as long as some graph that it is in does.
+            for handle in handles:
+                handle.remove()
+            done()
+
+        before, after = self.hooks(record, finished)
+        handles += [node.register_prehook(before), node.register_hook(after)]
+        return handles
+
+    def hooks(
+        self, record: NodeRecord, finished: Callable[[], object] = lambda: None
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """A prehook and a posthook for a node of `record`, which they hold weakly.
+
+        Both take, after the gradients, what routines have returned that have been called already.
+
+        Args:
+            record: The record.
+            finished: Called by the second where nothing is left to be done in further executions.
+        """
+        held, lifetime, epoch = weakref.ref(self), self.lifetime, self.epoch()
         token = Token()
         self._records[token] = record
 
-        def before(grads: Sequence[Any]) -> tuple[Any, ...] | None:
+        def before(grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
             backward = held()
             if not lifetime.active() or backward is None:
                 return None
             backward.miss(epoch)
-            return backward._records[token].before(grads)
+            return backward._records[token].before(grads, done)
 
-        def after(grad_inputs: Sequence[Any], grads: Sequence[Any]) -> tuple[Any, ...] | None:
+        def after(
+            grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
+        ) -> tuple[Any, ...] | None:
             backward = held()
             if not lifetime.active() or backward is None:
                 return None
             own = backward._records[token]
-            changed = own.after(grad_inputs, grads)
+            changed = own.after(grad_inputs, grads, done)
             if own.idle(backward.session):
-                # A leaf's node may live on, as long as some graph that it is in does.
-                for handle in handles:
-                    handle.remove()
-                done()
+                finished()
             return changed
 
-        handles += [node.register_prehook(before), node.register_hook(after)]
-        return handles
+        return before, after
 
     def _track_leaf(self, node: Any) -> bool:
         leaf = node.variable
@@ -334,14 +376,19 @@ class Backward:
 
     # Running plans on gradients.
 
-    def fold(self, plan: Plan, grads: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Gradients after the steps of `plan`, or None where they are unchanged."""
+    def fold(
+        self, plan: Plan, grads: Sequence[Any], done: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        """Gradients after the steps of `plan`, or None where they are unchanged.
+
+        `done` is what the routines of the first steps have returned, if they have been called.
+        """
         if not plan.steps:
             return None
         values = list(grads)
         changed = False
-        for step in plan.steps:
-            for position, new in call_routine(step, values, step.action.autodiff):
+        for i, step in enumerate(plan.steps):
+            for position, new in changes_of(step, values, done[i : i + 1]):
                 values[position] = edited_gradient(values[position], new, step)
                 changed = True
         return tuple(values) if changed else None
@@ -378,3 +425,14 @@ class Backward:
             else:
                 check_gradient(old, new, plan.replacement.where)
         return values
+
+
+def _keyed(nodes: Sequence[Any], prefix: str) -> Iterator[tuple[Any, tuple[str, str, int]]]:
+    """The nodes and what tells them apart among those of their op."""
+    same: Counter[str] = Counter()
+    for node in nodes:
+        name = name_of(node)
+        # Counted among those of its kind, in the order in which they were made: sequence numbers
+        # have gaps where something looked at the graph.
+        same[name] += 1
+        yield node, (prefix, name, same[name])

@@ -1,28 +1,35 @@
 """Plans in the form in which the native interceptor runs them by itself.
 
 Owns the question which plans it can: insertions before and after the forward op, without autodiff,
-and before and after the backward op as a whole. All others are executed by `_execute`.
+and before and after the backward op as a whole or one of its nodes. All others are executed by
+`_execute` and `_backward`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_driver_torch._build import native
+from amanda_driver_torch._nodes import BackwardOp, new_nodes, next_sequence, route
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._taps import asked
 
 if TYPE_CHECKING:
-    from amanda_driver_torch._execute import Run
+    from amanda_driver_torch._attachment import TorchAttachment
+    from amanda_driver_torch._execute import OpRecord, Run
     from amanda_driver_torch._taps import Taps
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "node_plans"]
 
 # More values than this are handed over in Python.
 _MANY = 16
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_autocast = torch._C._is_any_autocast_enabled
 
 
 def compiled(
@@ -74,6 +81,7 @@ def compiled(
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)
     operands = (*args, *kwargs.values())
     tapped: list[Any] = []
+    met: Any = None
     required: tuple[int, ...] = ()
     if context.plan(IPoint.AFTER_BACKWARD):
         given = taps.given() if taps is not None else []
@@ -88,6 +96,11 @@ def compiled(
             if -1 in arguments:
                 return None
             tapped.append((function, arguments))
+        met = _meetings(run, sources, operands, taps, returned)
+        if met is not None:
+            assert taps is not None
+            # Without identities, the op makes fewer nodes.
+            tapped, nodes = [], nodes - (taps.begin - run.start) if nodes >= 0 else nodes
     arrivals: list[Any] = []
     if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
         if not isinstance(returned, torch.Tensor):
@@ -115,7 +128,89 @@ def compiled(
         taps is not None or not asked(context),
         attachment.watch,
         arrivals,
+        met,
+        context.remember,
     )
+
+
+def _meetings(
+    run: Run, sources: tuple[int, ...], operands: tuple[Any, ...], taps: Taps | None, returned: Any
+) -> Any:
+    """How gradients of inputs are hooked where they meet; None where identities are needed."""
+    if taps is None or type(returned) is not torch.Tensor or _autocast():
+        return None
+    if any(isinstance(o, torch.Tensor) and type(o) not in _PLAIN for o in operands):
+        return None
+    met = taps.meetings(returned)
+    if not met:
+        return None
+    hooks = []
+    for one in met:
+        steps = [_parts(step, len(sources)) for step in one.steps]
+        if None in steps:
+            return None
+        ways = [
+            (position, result.index, result.way)
+            for position, result in zip(one.positions, one.results, strict=True)
+        ]
+        hook = (one.hook, steps, one.route, len(sources), ways)
+        hooks.append((hook, tuple(sources[position] for position in one.positions)))
+    # Which nodes an op makes depends on more than the types of its arguments.
+    laid = [
+        (index, value.ndim, value.is_contiguous(), value.dtype)
+        for index, value in enumerate(operands)
+        if type(value) is torch.Tensor
+    ]
+    return (run.made_count - (taps.begin - run.start), _autocast, laid, hooks)
+
+
+def node_plans(
+    attachment: TorchAttachment, record: OpRecord, outputs: Sequence[Any], start: int
+) -> object:
+    """What is to be done at the nodes of an op, for executions like the one that has just been.
+
+    Args:
+        attachment: The attachment.
+        record: The op's record.
+        outputs: What the op returned.
+        start: What `next_sequence` gave before it ran.
+
+    Returns:
+        The plans; or what says in which epoch and for how many nodes they cannot be made; or None
+        as long as some nodes have not been analysed.
+    """
+    backward, session = attachment.backward, attachment.session
+    made = next_sequence() - start
+    failed = (session.epoch, made)
+    if native is None or attachment.watch is None or backward.second_order or not session.caching:
+        return None
+    if record.hooks == failed or not all(r.analysed(session) for r in record.nodes.values()):
+        return record.hooks
+    if len(outputs) != 1 or type(outputs[0]) is not torch.Tensor:
+        return failed
+    nodes, leaves = new_nodes(outputs, start)
+    if not nodes or not backward.leaves_idle(leaves):
+        return None
+    before: list[Any] = []
+    after: list[Any] = []
+    for node, own in backward.record_of(record.nodes, nodes):
+        if own is None or own.context is None:
+            return None
+        if own.idle(session):
+            continue
+        plans = [own.context.plan(p) for p in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)]
+        way = route(outputs[0], node, start)
+        if way is None or plans[0].replacement is not None:
+            return failed
+        hooks = backward.hooks(own)
+        for plan, hook, hooked in zip(plans, hooks, (before, after), strict=True):
+            steps = [_parts(step, _MANY) for step in plan.steps]
+            if None in steps:
+                return failed
+            if steps:
+                context = (vars(own.context), own.context._values, BackwardOp(own.site.op_type))
+                hooked.append((hook, steps, way, *context))
+    return native.NodePlans(session.epoch, made, attachment.watch, before, after)
 
 
 def _argument(source: int | str | None, count: int, names: tuple[str, ...]) -> int:

@@ -16,9 +16,9 @@ from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward, NodeRecord
-from amanda_driver_torch._compiled import compiled
+from amanda_driver_torch._compiled import compiled, node_plans
 from amanda_driver_torch._edits import check_tensor, edited
-from amanda_driver_torch._modes import back, call_routine
+from amanda_driver_torch._modes import back, call_routine, changes_of
 from amanda_driver_torch._nodes import next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA, schemas_of
 from amanda_driver_torch._replaced import run_with_replaced_backward
@@ -68,7 +68,16 @@ class Operator:
 class OpRecord:
     """What an attachment knows of one op."""
 
-    __slots__ = ("caller", "context", "idle_epoch", "idle_nodes", "nodes", "program", "site")
+    __slots__ = (
+        "caller",
+        "context",
+        "hooks",
+        "idle_epoch",
+        "idle_nodes",
+        "nodes",
+        "program",
+        "site",
+    )
 
     def __init__(self, site: Site, caller: str) -> None:
         self.site = site
@@ -83,6 +92,8 @@ class OpRecord:
         self.nodes: dict[Any, NodeRecord] = {}
         #: The plan in the form that the native interceptor runs, where it has one.
         self.program: object = None
+        #: The plans of its nodes in that form.
+        self.hooks: object = None
 
 
 class Execution:
@@ -132,6 +143,7 @@ class Execution:
         after: tuple[Any, ...],
         returned: Any,
         start: int,
+        tapped: bool,
     ) -> Any:
         """Go on with a call of which a part has been done.
 
@@ -145,11 +157,13 @@ class Execution:
             after: What the first routines after the op have returned.
             returned: What the original has returned, or None where it has not been called.
             start: Sequence number before that call.
+            tapped: Whether that call was made so that gradients of inputs are seen to.
         """
         run = Run(self, record, operator, call, args, kwargs)
         run.done_before, run.done_after = before, after
         if returned is not None:
             run.call, run.start = (lambda *_, **__: returned), start
+            run.called, run.tapped = True, tapped
         return run.result()
 
     def settle(
@@ -164,9 +178,13 @@ class Execution:
         """Look at the nodes of an idle op that made others than when it was found idle."""
         made = next_sequence() - start
         if made != record.idle_nodes and record.context is not None:
-            bound = bind(operator.func, args, kwargs)
-            if self._track(record, record.context, bound, outputs_of(result), start):
+            bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)
+            # What is remembered is of another execution.
+            record.context.remember_constants()
+            if self._track(record, record.context, bound, outputs, start):
                 record.idle_nodes = made
+            else:
+                record.hooks = node_plans(self._attachment, record, outputs, start)
         return result
 
     def count_edits(self, number: int) -> None:
@@ -211,13 +229,16 @@ class Run:
         self.values = list(self.bound.values)
         self.mutated = self.bound.signature.mutated
         self.start = 0
+        self.made_count = 0  # Number of nodes, those of the driver's included.
         # What routines have returned already.
         self.done_before: tuple[Any, ...] = ()
         self.done_after: tuple[Any, ...] = ()
+        # Whether the original has been called already, and then gradients of inputs are seen to.
+        self.called = self.tapped = False
 
     def result(self) -> Any:
         session, bound, operator, record = self.session, self.bound, self.operator, self.record
-        if not (self.done_before or self.done_after):
+        if not (self.done_before or self.done_after or self.tapped):
             # Made anew at the end, if this gets there: it relies on the facts of the last run.
             record.program = None
         context = record.context = session.open(
@@ -253,7 +274,7 @@ class Run:
             outputs = taps.untap(outputs)
         context.fill(outputs=outputs)
         after = self._analyse(context, IPoint.AFTER_FORWARD)
-        made = next_sequence() - self.start
+        made = self.made_count = next_sequence() - self.start
         # After-forward analysis may have asked for gradients, too. They count even where there are
         # none now: the op may run with them later.
         settled = not (before or after or _taps.asked(context))
@@ -261,6 +282,8 @@ class Run:
         if taps is not None:
             if session.wants_backward:
                 tracked = self.execution._track(record, context, self.bound, outputs, self.start)
+                if not tracked:
+                    record.hooks = node_plans(self.attachment, record, outputs, self.start)
             outputs = taps.after(outputs, self.start)
         if after.steps:
             outputs = self._edit_outputs(after, outputs)
@@ -268,7 +291,7 @@ class Run:
         if settled and session.caching:
             # Backward ops that have not run yet are hooked in each execution, and that is all.
             record.idle_epoch, record.idle_nodes = session.epoch, nodes if tracked else -1
-        elif session.caching and not (self.done_before or self.done_after):
+        elif session.caching and not (self.done_before or self.done_after or self.called):
             # Found without gradients, nothing is known of the nodes.
             known = tracked and (taps is not None or not session.wants_backward)
             record.program = compiled(
@@ -292,7 +315,7 @@ class Run:
 
     def _edit_inputs(self, plan: Plan) -> None:
         for i, step in enumerate(plan.steps):
-            changes = _changes(step, self.values, self.done_before[i : i + 1])
+            changes = changes_of(step, self.values, self.done_before[i : i + 1])
             self.execution.count_edits(len(changes))
             for position, new in changes:
                 old = self.values[position]
@@ -413,7 +436,7 @@ class Run:
     def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
         outputs = list(outputs)
         for i, step in enumerate(plan.steps):
-            changes = _changes(step, outputs, self.done_after[i : i + 1])
+            changes = changes_of(step, outputs, self.done_after[i : i + 1])
             self.execution.count_edits(len(changes))
             for position, new in changes:
                 old = outputs[position]
@@ -445,10 +468,3 @@ class Run:
             return
         # The gradient goes around the edit to what the op computed.
         old.copy_(pass_straight(old.clone(), new))
-
-
-def _changes(step: Step, values: list[Any], done: tuple[Any, ...]) -> list[tuple[int, Any]]:
-    """What a step changes; `done` holds what its routine returned if it has been called."""
-    if done:
-        return step.changes(values, done[0])
-    return call_routine(step, values, step.action.autodiff)

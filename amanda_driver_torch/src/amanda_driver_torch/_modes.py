@@ -6,15 +6,16 @@ driver's own work; in the other, for routines and original operators, they are b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
+from amanda_core import Step
 from amanda_driver_torch._state import STATE
 
-__all__ = ["back", "call_routine", "in_users_modes", "laid_aside"]
+__all__ = ["back", "call_routine", "changes_of", "in_users_modes", "laid_aside"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,6 +72,13 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
     finally:
         if switch:
             _set_grad_enabled(True)
+
+
+def changes_of(step: Step, values: Sequence[Any], done: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    """What a step changes in `values`; `done` holds what its routine returned if it was called."""
+    if done:
+        return step.changes(values, done[0])
+    return call_routine(step, values, step.action.autodiff)
 
 
 def _pop() -> list[Any]:

@@ -21,6 +21,7 @@ __all__ = [
     "new_nodes",
     "next_sequence",
     "placed",
+    "route",
     "tensors_in",
 ]
 
@@ -36,6 +37,9 @@ next_sequence = torch._C._autograd._get_sequence_nr
 # Nodes of ops count up from 0; AccumulateGrad has 2**64 - 1 and the driver's own lie in between.
 _LIMIT = 2**61
 
+# Nodes that lie further behind an output than this are not looked for.
+_FAR = 6
+
 
 class BackwardOp:
     """The raw operator of a backward context: a node of the autograd graph by its name.
@@ -44,11 +48,10 @@ class BackwardOp:
     for ever, because the garbage collector cannot see through it.
     """
 
-    __slots__ = ("__name__", "_node")
+    __slots__ = ("__name__",)
 
-    def __init__(self, name: str, node: Any = None) -> None:
+    def __init__(self, name: str) -> None:
         self.__name__ = name
-        self._node = node
 
     def __repr__(self) -> str:
         return f"<{self.__name__}>"
@@ -60,12 +63,14 @@ class BackwardOp:
     @property
     def node(self) -> Any:
         """The autograd node during the call of a routine, else None."""
-        return self._node
+        node = torch._C._current_autograd_node()
+        return node if node is not None and name_of(node) == self.__name__ else None
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
         """The node's edges towards the leaves, during the call of a routine."""
-        return () if self._node is None else self._node.next_functions
+        node = self.node
+        return () if node is None else node.next_functions
 
 
 def name_of(node: Any) -> str:
@@ -125,6 +130,32 @@ def new_nodes(tensors: Sequence[torch.Tensor], start: int) -> tuple[list[Any], l
             queue.extend(node for node, _ in node.next_functions)
     found.sort(key=lambda node: node._sequence_nr())
     return found, list(leaves)
+
+
+def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None:
+    """The way from an op's output to one of the op's nodes.
+
+    Args:
+        output: The output.
+        node: The node.
+        start: What `next_sequence` gave before the op ran.
+
+    Returns:
+        Which edge to follow from each node, the types of the nodes, both ends included, and the
+        number of the node among those that the op made; None where it is far.
+    """
+    ways: list[tuple[Any, tuple[int, ...], tuple[type, ...]]] = [(output.grad_fn, (), ())]
+    for _ in range(_FAR):
+        further = []
+        for at, edges, kinds in ways:
+            if at is None or isinstance(at, OWN_NODES):
+                continue
+            if at is node:
+                return edges, (*kinds, type(at)), at._sequence_nr() - start
+            for index, (following, _) in enumerate(at.next_functions):
+                further.append((following, (*edges, index), (*kinds, type(at))))
+        ways = further
+    return None
 
 
 def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:

@@ -276,7 +276,7 @@ class _Engine:
             return self._engine.run_backward(*args, **kwargs)
         # tensors, grad_tensors, keep_graph, create_graph, ...
         if args[3] if len(args) > 3 else kwargs.get("create_graph", False):
-            attachment.backward.second_order = True
+            attachment.watch_second_order()
         STATE.backward += 1
         try:
             with opaquely():

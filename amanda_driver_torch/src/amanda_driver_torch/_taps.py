@@ -6,9 +6,10 @@ and nodes that are there anyway, and identity nodes where these do not serve.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -18,8 +19,18 @@ from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._edits import edited_gradient
-from amanda_driver_torch._modes import call_routine
-from amanda_driver_torch._nodes import Edge, Slot, differentiable, new_nodes, placed, tensors_in
+from amanda_driver_torch._meetings import Result, meeting
+from amanda_driver_torch._modes import changes_of
+from amanda_driver_torch._nodes import (
+    Edge,
+    Slot,
+    differentiable,
+    new_nodes,
+    next_sequence,
+    placed,
+    route,
+    tensors_in,
+)
 from amanda_driver_torch._windows import Window
 
 if TYPE_CHECKING:
@@ -33,6 +44,24 @@ def asked(context: OpContext) -> bool:
     return bool(context.plan(IPoint.BEFORE_BACKWARD) or context.plan(IPoint.AFTER_BACKWARD))
 
 
+class Met(NamedTuple):
+    """Gradients of inputs that meet in one node.
+
+    Attributes:
+        hook: Runs all steps on results of the node; see `_posthook`.
+        steps: The steps that want some of these gradients.
+        route: The way to the node; see `_nodes.route`.
+        positions: The inputs.
+        results: The result of the node that is the gradient of each.
+    """
+
+    hook: Callable[..., Any]
+    steps: list[Step]
+    route: tuple[Any, ...]
+    positions: list[int]
+    results: list[Result]
+
+
 class Taps:
     """The aligned gradient routines of one execution."""
 
@@ -42,6 +71,10 @@ class Taps:
         self._tapped: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._done = False
         self._edges: dict[Slot, Edge] = {}
+        #: Groups of inputs that have identities in front of them, and what maps their gradients.
+        self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
+        #: Sequence number before the op itself ran.
+        self.begin = run.start
 
     # Gradients of inputs.
 
@@ -56,7 +89,10 @@ class Taps:
             if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
                 self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
             return values
-        if self._run.operator.aliases or self._run.mutated:
+        if self._run.called and self._run.tapped:
+            self._done = True
+            return values
+        if self._run.operator.aliases or self._run.mutated or self._run.called:
             # An identity in front of these would cut what the result shares with the input.
             self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
             return values
@@ -72,10 +108,34 @@ class Taps:
                 continue
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
             identities = tap([slots[slot] for slot in chosen], function)
+            self._fronts.append((chosen, function))
             for slot, identity in zip(chosen, identities, strict=True):
                 self._tapped[id(identity)] = (identity, slots[slot])
+                self._edges[slot] = _edge(identity)
             values = placed(values, chosen, identities)
+        self.begin = next_sequence()
         return values
+
+    def meetings(self, returned: Any) -> list[Met] | None:
+        """Where gradients meet that had identities in front of inputs; None where some do not.
+
+        Args:
+            returned: What the op returned.
+        """
+        nodes, _ = new_nodes([returned], self.begin)
+        found = []
+        for chosen, function in self._fronts:
+            met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
+            way = route(returned, met.node, self.begin) if met is not None else None
+            if met is None or way is None:
+                return None
+            results = [met.results[slot] for slot in chosen]
+            plan = self._context.plan(IPoint.AFTER_BACKWARD)
+            count = len(self._run.values)
+            steps = [s for s in plan.steps if not {p for p, _ in chosen}.isdisjoint(_selected(s, count))]
+            hook = _posthook(function, results, [None] * len(results))
+            found.append(Met(hook, steps, way, [position for position, _ in chosen], results))
+        return found
 
     def given(self) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[int]]] | None:
         """Functions of gradients, and the inputs whose they are, that serve further executions.
@@ -146,19 +206,25 @@ class Taps:
             if not chosen:
                 continue
             at = {id(node) for slot in chosen for node, _ in places[slot]}
+            node = places[chosen[0]][0][0]
+            results = [Result(places[slot][0][1], "") for slot in chosen]
+            met = None
             if len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen):
+                met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
+                if met is not None:
+                    node, results = met.node, [met.results[slot] for slot in chosen]
+            if met is None and (len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen)):
                 raise UnsupportedError(
                     "The gradients of these inputs come from several backward ops of this op",
                     where=f"insert_after_backward_op, {self._context.where}",
                     fix="Ask before the op runs (require_outputs=False), one input at a time; for "
                     "an op whose results are views of its input, take its raw backward ops",
                 )
-            node = places[chosen[0]][0][0]
-            indexes = [places[slot][0][1] for slot in chosen]
             windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shape(slot) for slot in chosen]
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
-            node.register_hook(_posthook(function, indexes, shapes, windows))
+            hook = _posthook(function, results, windows)
+            node.register_hook(functools.partial(_with_shapes, hook, shapes))
 
     def _window(self) -> Window | None:
         """Where the op wrote a view in place, its place in the base."""
@@ -257,12 +323,7 @@ class Taps:
 
 
 def _run_step(step: Step, positions: list[Any], done: tuple[Any, ...]) -> None:
-    changes = (
-        step.changes(positions, done[0])
-        if done
-        else call_routine(step, positions, step.action.autodiff)
-    )
-    for position, new in changes:
+    for position, new in changes_of(step, positions, done):
         old = positions[position]
         if isinstance(old, list):
             new = [edited_gradient(one, other, step) for one, other in zip(old, new, strict=True)]
@@ -317,31 +378,44 @@ def _window_prehook(
 
 
 def _posthook(
-    function: Callable[[Sequence[Any]], Sequence[Any]],
-    indexes: Sequence[int],
-    shapes: Sequence[torch.Size],
+    function: Callable[..., Sequence[Any]],
+    places: Sequence[Result],
     windows: Sequence[Window | None],
-) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-    def shown(grad: Any, shape: torch.Size, window: Window | None) -> Any:
-        if grad is None:
-            return None
-        if window is not None:
-            return window.read(grad)
-        # A node may leave it to the engine to sum what was broadcast.
-        return grad if grad.shape == shape else grad.sum_to_size(shape)
+) -> Callable[..., Any]:
+    """A hook on a node, some of whose results are gradients of an op's inputs.
 
-    def hook(results: Sequence[Any], _: Sequence[Any]) -> Any:
+    It takes the results, the gradients before the node, the shapes of the inputs, and what routines
+    have returned that have been called already.
+    """
+
+    def hook(
+        results: Sequence[Any],
+        _: Sequence[Any],
+        shapes: Sequence[torch.Size],
+        done: tuple[Any, ...] = (),
+    ) -> Any:
         grads = [
-            shown(results[index], shape, window)
-            for index, shape, window in zip(indexes, shapes, windows, strict=True)
+            place.given(results[place.index], shape)
+            if window is None or results[place.index] is None
+            else window.read(results[place.index])
+            for place, shape, window in zip(places, shapes, windows, strict=True)
         ]
-        new = function(grads)
+        new = function(grads, done)
         if all(after is before for before, after in zip(grads, new, strict=True)):
             return None
         changed = list(results)
-        for index, window, before, after in zip(indexes, windows, grads, new, strict=True):
+        for place, window, before, after in zip(places, windows, grads, new, strict=True):
             if after is not before:
-                changed[index] = after if window is None else window.write(results[index], after)
+                old = results[place.index]
+                changed[place.index] = (
+                    place.back(after, old) if window is None else window.write(old, after)
+                )
         return tuple(changed)
 
     return hook
+
+
+def _with_shapes(
+    hook: Callable[..., Any], shapes: Sequence[torch.Size], results: Any, grads: Any
+) -> Any:
+    return hook(results, grads, shapes)

@@ -10,77 +10,210 @@ namespace amanda {
 namespace {
 
 PyTypeObject* hook_type = nullptr;
-PyObject *backward_hooks, *grad_fn, *register_hook, *register_hook_dict;
+PyObject *backward_hooks, *grad_fn, *register_hook, *register_prehook, *register_hook_dict;
+PyObject *reshape, *transpose, *shape_name, *sum_to_size, *released, *op_name,
+    *grad_outputs, *grad_inputs;
 
 struct GradientHook {
     PyObject_HEAD
-    PyObject* function;
+    PyObject *function, *shapes;
     Shared<GradientSteps> steps;
 };
 
 // The watch under which the steps hold here and now, or null.
 Watch* in_force(const GradientSteps& steps, const Thread* thread) {
-    if (steps.program == nullptr || thread == nullptr || thread->watch == nullptr) return nullptr;
+    if (steps.owner == nullptr || thread == nullptr || thread->watch == nullptr) return nullptr;
     Watch* watch = thread->watch;
     if (reinterpret_cast<PyObject*>(watch) != steps.watch.get() || !watch->enabled(thread) ||
-        *watch->now != steps.epoch.get() || *watch->is_caching != Py_True || gradients_enabled()) {
+        *watch->now != steps.epoch.get() || *watch->is_caching != Py_True ||
+        thread->recomputing || gradients_enabled()) {
         return nullptr;
     }
     return watch;
 }
 
-PyObject* hand_over(GradientHook* hook, PyObject* grad, const Owned& done) {
+PyObject* hand_over(GradientHook* hook, PyObject* args, const Owned& done) {
+    PyObject* stack[5];
+    size_t count = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+        stack[++count] = PyTuple_GET_ITEM(args, i);
+    }
+    if (hook->shapes != nullptr) stack[++count] = hook->shapes;
     if (!done) return nullptr;
-    return PyObject_CallFunctionObjArgs(hook->function, grad, done.get(), nullptr);
+    stack[++count] = done.get();
+    return PyObject_Vectorcall(hook->function, stack + 1, count | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                               nullptr);
+}
+
+// The context of a backward op while its routines run.
+class Open {
+  public:
+    explicit Open(const GradientSteps& steps)
+        : state_(steps.state), values_(steps.values), op_(steps.op) {}
+    ~Open() {
+        if (!opened_) return;
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyDict_Clear(values_.get());
+        PyDict_SetItem(state_.get(), released, Py_True);
+        PyDict_SetItem(state_.get(), op_name, Py_None);
+        PyErr_Restore(type, value, trace);
+    }
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+    bool lend(PyObject* name, PyObject* list) {
+        opened_ = true;
+        return PyDict_SetItem(state_.get(), released, Py_False) == 0 &&
+               PyDict_SetItem(state_.get(), op_name, op_.get()) == 0 &&
+               PyDict_SetItem(values_.get(), name, list) == 0;
+    }
+
+  private:
+    Owned state_, values_, op_;
+    bool opened_ = false;
+};
+
+// A result as the gradient of an input of `shape`.
+Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape, bool* summed) {
+    if (change == GradientSteps::Change::TRANSPOSE) {
+        return Owned(PyObject_CallMethodNoArgs(result, transpose));
+    }
+    if (change == GradientSteps::Change::RESHAPE) {
+        return Owned(PyObject_CallMethodOneArg(result, reshape, shape));
+    }
+    Owned own(PyObject_GetAttr(result, shape_name));
+    if (!own) return own;
+    int same = PyObject_RichCompareBool(own.get(), shape, Py_EQ);
+    if (same != 0) return same < 0 ? Owned() : Owned::share(result);
+    // A node may leave it to the engine to sum what was broadcast.
+    *summed = true;
+    return Owned(PyObject_CallMethodOneArg(result, sum_to_size, shape));
+}
+
+// The gradients of inputs out of the results of a node, and these with what was summed in place of
+// what the engine would sum itself; null without an exception where nothing was.
+Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Owned* sums) {
+    Owned values(PyList_New(steps.count));
+    if (!values) return values;
+    for (Py_ssize_t i = 0; i < steps.count; ++i) {
+        PyList_SET_ITEM(values.get(), i, Py_NewRef(Py_None));
+    }
+    for (size_t i = 0; i < steps.ways.size(); ++i) {
+        const GradientSteps::Way& way = steps.ways[i];
+        if (way.index >= PyTuple_GET_SIZE(results)) {
+            PyErr_SetString(PyExc_SystemError, "a node has fewer results than it had");
+            return Owned();
+        }
+        PyObject* result = PyTuple_GET_ITEM(results, way.index);
+        if (result == Py_None) continue;
+        bool summed = false;
+        Owned value =
+            changed(result, way.change, PyTuple_GET_ITEM(shapes, Py_ssize_t(i)), &summed);
+        if (!value) return value;
+        if (summed) {
+            if (!*sums) *sums = Owned(PySequence_List(results));
+            if (!*sums) return Owned();
+            PyList_SetItem(sums->get(), way.index, Py_NewRef(value.get()));
+        }
+        PyList_SetItem(values.get(), way.position, value.release());
+    }
+    return values;
+}
+
+// What the routines of a hook called with `args` see, as a list.
+Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open* open,
+              Owned* sums) {
+    PyObject* first = PyTuple_GET_ITEM(args, 0);
+    if (steps.seen == Seen::ARRIVING) {
+        Owned values(PyList_New(1));
+        if (values) PyList_SET_ITEM(values.get(), 0, Py_NewRef(first));
+        return values;
+    }
+    if (steps.seen == Seen::GIVEN) return given(steps, first, shapes, sums);
+    Owned values(PySequence_List(first));
+    if (!values) return values;
+    if (steps.seen == Seen::BEFORE) {
+        return open->lend(grad_outputs, values.get()) ? values : Owned();
+    }
+    Owned before(PySequence_List(PyTuple_GET_ITEM(args, 1)));
+    return before && open->lend(grad_outputs, before.get()) &&
+                   open->lend(grad_inputs, values.get())
+               ? values
+               : Owned();
 }
 
 PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     auto* hook = reinterpret_cast<GradientHook*>(self);
-    if (PyTuple_GET_SIZE(args) != 1 || kwargs != nullptr) {
-        PyErr_SetString(PyExc_TypeError, "a hook takes a gradient");
+    Shared<GradientSteps> steps = hook->steps;
+    Py_ssize_t count = steps->seen == Seen::ARRIVING || steps->seen == Seen::BEFORE ? 1 : 2;
+    if (PyTuple_GET_SIZE(args) != count || kwargs != nullptr) {
+        PyErr_SetString(PyExc_TypeError, "a hook takes gradients");
         return nullptr;
     }
-    PyObject* grad = PyTuple_GET_ITEM(args, 0);
-    Shared<GradientSteps> steps = hook->steps;
     Thread* thread = current;
     Watch* watch = in_force(*steps.get(), thread);
-    if (watch == nullptr || grad == Py_None) return hand_over(hook, grad, results(0, nullptr));
-    Owned kept = Owned::share(self), program = Owned::share(steps->program),
-          values(PyList_New(1));
+    bool many = PyTuple_Check(PyTuple_GET_ITEM(args, 0));
+    if (watch == nullptr || many != (steps->seen != Seen::ARRIVING) ||
+        PyTuple_GET_ITEM(args, 0) == Py_None) {
+        return hand_over(hook, args, results(0, nullptr));
+    }
+    Owned kept = Owned::share(self), owner = Owned::share(steps->owner), sums;
+    Open open(*steps.get());
+    Owned values;
+    {
+        Inside inside(thread);
+        values = seen_by(*steps.get(), args, hook->shapes, &open, &sums);
+    }
     if (!values) return nullptr;
-    PyList_SET_ITEM(values.get(), 0, Py_NewRef(grad));
     for (size_t i = 0; i < steps->steps.size(); ++i) {
-        Owned result = call_step(steps->steps[i], values.get(), thread, watch, false);
+        const ProgramStep& step = steps->steps[i];
+        Owned result = Owned::share(Py_None);
+        if (!step.reaches(values.get())) return hand_over(hook, args, results(i, nullptr));
+        if (!step.finds_only_none(values.get())) {
+            result = call_step(step, values.get(), thread, watch, false);
+        }
         if (!result) return nullptr;
         if (result.get() != Py_None || in_force(*steps.get(), thread) != watch) {
-            return hand_over(hook, grad, results(i, result.get()));
+            return hand_over(hook, args, results(i, result.get()));
         }
     }
-    Py_RETURN_NONE;
+    return sums ? PyList_AsTuple(sums.get()) : Py_NewRef(Py_None);
 }
 
 void hook_dealloc(PyObject* self) {
     auto* hook = reinterpret_cast<GradientHook*>(self);
     PyTypeObject* type = Py_TYPE(self);
     Py_CLEAR(hook->function);
+    Py_CLEAR(hook->shapes);
     hook->steps.~Shared();
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-Owned make_hook(PyObject* function, const Shared<GradientSteps>& steps) {
-    Owned made(hook_type->tp_alloc(hook_type, 0));
-    if (!made) return made;
-    auto* hook = reinterpret_cast<GradientHook*>(made.get());
-    hook->function = Py_NewRef(function);
-    new (&hook->steps) Shared<GradientSteps>(steps);
-    return made;
+bool read_ways(PyObject* list, GradientSteps* steps) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        GradientSteps::Way way;
+        const char* change;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "iis", &way.position, &way.index, &change)) {
+            return false;
+        }
+        way.change = *change == 'r'   ? GradientSteps::Change::RESHAPE
+                     : *change == 't' ? GradientSteps::Change::TRANSPOSE
+                                      : GradientSteps::Change::NONE;
+        if (way.position < 0 || way.position >= steps->count || way.index < 0) {
+            PyErr_SetString(PyExc_ValueError, "no such input");
+            return false;
+        }
+        steps->ways.push_back(way);
+    }
+    return true;
 }
 
 PyType_Slot hook_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(hook_dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(hook_call)},
-    {Py_tp_doc, const_cast<char*>("Routines for the gradient that arrives at a tensor.")},
+    {Py_tp_doc, const_cast<char*>("Routines for gradients at one place of a graph.")},
     {0, nullptr},
 };
 PyType_Spec hook_spec = {"amanda_driver_torch._native.GradientHook", sizeof(GradientHook), 0,
@@ -89,24 +222,63 @@ PyType_Spec hook_spec = {"amanda_driver_torch._native.GradientHook", sizeof(Grad
 }  // namespace
 
 void GradientSteps::forget() {
-    program = nullptr;
+    owner = nullptr;
     std::vector<ProgramStep> dropped;
     steps.swap(dropped);
-    watch = epoch = Owned();
+    watch = epoch = state = values = op = Owned();
 }
 
-bool read_arrival(PyObject* parts, PyObject* program, PyObject* epoch, PyObject* watch,
-                  Arrival* arrival) {
-    PyObject *function, *steps;
-    if (!PyArg_ParseTuple(parts, "OO!", &function, &PyList_Type, &steps)) return false;
-    arrival->steps = Shared<GradientSteps>(new GradientSteps);
-    GradientSteps* made = arrival->steps.get();
-    if (!read_steps(steps, &made->steps)) return false;
-    made->program = program;
+int GradientSteps::traverse(visitproc visit, void* arg) const {
+    Py_VISIT(watch.get());
+    Py_VISIT(state.get());
+    Py_VISIT(values.get());
+    return visit_steps(steps, visit, arg);
+}
+
+bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch) {
+    PyObject *given_function, *given_steps, *given_route = nullptr, *one = nullptr, *two = nullptr,
+        *op = nullptr;
+    if (!PyArg_ParseTuple(parts, "OO!|O!OOO", &given_function, &PyList_Type, &given_steps,
+                          &PyTuple_Type, &given_route, &one, &two, &op)) {
+        return false;
+    }
+    if ((seen == Seen::ARRIVING) != (two == nullptr)) {
+        PyErr_SetString(PyExc_TypeError, "a hook on a node needs a route, one on a tensor none");
+        return false;
+    }
+    function = Owned::share(given_function);
+    steps = Shared<GradientSteps>(new GradientSteps);
+    GradientSteps* made = steps.get();
+    made->seen = seen;
+    if (!read_steps(given_steps, &made->steps)) return false;
+    if (given_route != nullptr && !route.read(given_route)) return false;
+    if (seen == Seen::GIVEN) {
+        made->count = int(PyLong_AsLong(one));
+        if (PyErr_Occurred() || !PyList_Check(two) || !read_ways(two, made)) return false;
+    } else if (seen != Seen::ARRIVING) {
+        if (op == nullptr || !PyDict_Check(one) || !PyDict_Check(two)) {
+            PyErr_SetString(PyExc_TypeError, "a hook on a backward op needs its context");
+            return false;
+        }
+        made->state = Owned::share(one);
+        made->values = Owned::share(two);
+        made->op = Owned::share(op);
+    }
+    made->owner = owner;
     made->epoch = Owned::share(epoch);
     made->watch = Owned::share(watch);
-    arrival->hook = make_hook(function, arrival->steps);
-    return bool(arrival->hook);
+    if (seen != Seen::GIVEN && !(hook = make(nullptr))) return false;
+    return true;
+}
+
+Owned Hooking::make(PyObject* shapes) const {
+    Owned made(hook_type->tp_alloc(hook_type, 0));
+    if (!made) return made;
+    auto* own = reinterpret_cast<GradientHook*>(made.get());
+    own->function = Py_NewRef(function.get());
+    own->shapes = Py_XNewRef(shapes);
+    new (&own->steps) Shared<GradientSteps>(steps);
+    return made;
 }
 
 bool hook_tensor(PyObject* tensor, PyObject* hook) {
@@ -126,13 +298,29 @@ bool hook_tensor(PyObject* tensor, PyObject* hook) {
     return bool(Owned(PyObject_CallMethodOneArg(node.get(), register_hook_dict, tensor)));
 }
 
+bool hook_node(PyObject* node, PyObject* hook, Seen seen) {
+    PyObject* name = seen == Seen::BEFORE ? register_prehook : register_hook;
+    return bool(Owned(PyObject_CallMethodOneArg(node, name, hook)));
+}
+
 int add_gradients(PyObject* module) {
-    backward_hooks = PyUnicode_InternFromString("_backward_hooks");
-    grad_fn = PyUnicode_InternFromString("grad_fn");
-    register_hook = PyUnicode_InternFromString("register_hook");
-    register_hook_dict = PyUnicode_InternFromString("_register_hook_dict");
+    struct Name {
+        PyObject** name;
+        const char* text;
+    };
+    for (const Name& name : {Name{&backward_hooks, "_backward_hooks"}, Name{&grad_fn, "grad_fn"},
+                             Name{&register_hook, "register_hook"},
+                             Name{&register_prehook, "register_prehook"},
+                             Name{&register_hook_dict, "_register_hook_dict"},
+                             Name{&reshape, "reshape"}, Name{&transpose, "t"},
+                             Name{&shape_name, "shape"}, Name{&sum_to_size, "sum_to_size"},
+                             Name{&released, "_released"}, Name{&op_name, "_op"},
+                             Name{&grad_outputs, "grad_outputs"},
+                             Name{&grad_inputs, "grad_inputs"}}) {
+        if ((*name.name = PyUnicode_InternFromString(name.text)) == nullptr) return -1;
+    }
     hook_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&hook_spec));
-    if (hook_type == nullptr) return -1;
+    if (hook_type == nullptr || add_routes() < 0) return -1;
     return PyModule_AddObjectRef(module, "GradientHook", reinterpret_cast<PyObject*>(hook_type));
 }
 

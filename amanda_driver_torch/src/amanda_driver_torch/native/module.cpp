@@ -3,6 +3,7 @@
 #include "gradients.h"
 #include "identity.h"
 #include "modules.h"
+#include "nodes.h"
 #include "program.h"
 #include "redirect.h"
 #include "thread.h"
@@ -30,7 +31,7 @@ int execute(PyObject* module) {
     if (amanda::add_thread(module) < 0 || amanda::add_identity(module) < 0 ||
         amanda::add_activation(module) < 0 ||
         amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
-        amanda::add_gradients(module) < 0 || amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
+        amanda::add_gradients(module) < 0 || amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
         return -1;
     }
     loaded = true;

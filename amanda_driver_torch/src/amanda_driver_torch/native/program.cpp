@@ -11,10 +11,12 @@ namespace amanda {
 
 namespace {
 
-PyObject *released, *inputs_name, *outputs_name, *constant_name, *requires_grad;
+PyObject *released, *inputs_name, *outputs_name, *constant_name, *requires_grad, *ndim,
+    *dtype_name, *is_contiguous, *shape_name;
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
-                const Owned& before, const Owned& after, PyObject* returned, uint64_t start) {
+                const Owned& before, const Owned& after, PyObject* returned, uint64_t start,
+                bool tapped = true) {
     Owned args(call.args()), kwargs(call.kwargs()),
         number(PyLong_FromUnsignedLongLong(start));
     PyObject* operator_ = definition->get_operator();
@@ -27,7 +29,7 @@ PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& ca
     return PyObject_CallFunctionObjArgs(resume.get(), record, operator_, definition->call,
                                         args.get(), kwargs.get(), before.get(), after.get(),
                                         returned != nullptr ? returned : Py_None, number.get(),
-                                        nullptr);
+                                        tapped ? Py_True : Py_False, nullptr);
 }
 
 bool lend(ProgramParts* parts, PyObject* name, PyObject* list) {
@@ -37,10 +39,15 @@ bool lend(ProgramParts* parts, PyObject* name, PyObject* list) {
 // The context at the end of an execution.
 class Release {
   public:
-    explicit Release(ProgramParts* parts) : state_(parts->state), values_(parts->values) {}
+    Release(ProgramParts* parts, Watch* watch)
+        : state_(parts->state), values_(parts->values),
+          remember_(watch->wants_backward ? parts->remember : Owned()) {}
     ~Release() {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
+        if (remember_) {
+            if (!Owned(PyObject_CallNoArgs(remember_.get()))) PyErr_Clear();
+        }
         PyDict_Clear(values_.get());
         PyDict_SetItem(state_.get(), released, Py_True);
         PyErr_Restore(type, value, trace);
@@ -49,7 +56,7 @@ class Release {
     Release& operator=(const Release&) = delete;
 
   private:
-    Owned state_, values_;
+    Owned state_, values_, remember_;
 };
 
 }  // namespace
@@ -125,6 +132,55 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
     return Owned(call.original_with(operands));
 }
 
+// Whether the arguments lie as they did when it was found where their gradients meet.
+bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
+    Owned cast(PyObject_CallNoArgs(parts.autocast.get()));
+    if (cast.get() != Py_False) {
+        PyErr_Clear();
+        return false;
+    }
+    for (const ProgramParts::Laid& laid : parts.laid) {
+        PyObject* value = values[laid.argument];
+        Owned dimensions(PyObject_GetAttr(value, ndim)), dtype(PyObject_GetAttr(value, dtype_name)),
+            contiguous(PyObject_CallMethodNoArgs(value, is_contiguous));
+        if (!dimensions || !dtype || !contiguous ||
+            PyLong_AsLong(dimensions.get()) != laid.dimensions ||
+            dtype.get() != laid.dtype.get() ||
+            (contiguous.get() == Py_True) != laid.contiguous) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return true;
+}
+
+// Hooks the nodes where the gradients of inputs meet: 1, or 0 if these are not where they were, or
+// -1 with an exception.
+int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned,
+                  uint64_t start) {
+    if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
+    std::vector<Owned> nodes;
+    for (const Hooking& meeting : parts.meetings) {
+        nodes.push_back(meeting.route.follow(returned, start));
+        if (!nodes.back()) return PyErr_Occurred() ? -1 : 0;
+    }
+    PyObject* values[MOST_OPERANDS];
+    flatten(call.operands(), values);
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        const std::vector<int>& arguments = parts.shaped[i];
+        Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
+        if (!shapes) return -1;
+        for (size_t k = 0; k < arguments.size(); ++k) {
+            PyObject* shape = PyObject_GetAttr(values[arguments[k]], shape_name);
+            if (shape == nullptr) return -1;
+            PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
+        }
+        Owned hook = parts.meetings[i].make(shapes.get());
+        if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return -1;
+    }
+    return 1;
+}
+
 // Whether `value` is what a call was made with.
 bool is_operand(const Operands& operands, PyObject* value) {
     PyObject* values[MOST_OPERANDS];
@@ -132,34 +188,34 @@ bool is_operand(const Operands& operands, PyObject* value) {
     return std::find(values, values + count, value) != values + count;
 }
 
-// What the op returned, with hooks for the gradient that will arrive at it.
-PyObject* finish(const ProgramParts& parts, const Call& call, Owned returned, bool gradients) {
-    if (!gradients || parts.arrivals.empty()) return returned.release();
-    Owned required(PyObject_GetAttr(returned.get(), requires_grad));
-    if (!required) return nullptr;
+// Hooks the gradient that will arrive at what the op returned. False with an exception.
+bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* returned) {
+    if (parts.arrivals.empty()) return true;
+    Owned required(PyObject_GetAttr(returned, requires_grad));
+    if (!required) return false;
     // An op that returns its own input has made no node.
-    if (required.get() != Py_True || is_operand(call.operands(), returned.get())) {
-        return returned.release();
+    if (required.get() != Py_True || is_operand(call.operands(), returned)) return true;
+    for (const Hooking& arrival : parts.arrivals) {
+        if (!hook_tensor(returned, arrival.hook.get())) return false;
     }
-    for (const Arrival& arrival : parts.arrivals) {
-        if (!hook_tensor(returned.get(), arrival.hook.get())) return nullptr;
-    }
-    return returned.release();
+    return true;
 }
 
 }  // namespace
 
-bool fits(const Program* program, const Watch* watch, const Call& call, bool gradients) {
+bool fits(const Program* program, const Watch* watch, PyObject* record, const Call& call,
+          bool gradients) {
     const ProgramParts& parts = *program->parts;
     const Operands& operands = call.operands();
     if (parts.epoch.get() != watch->epoch) return false;
-    if (gradients && (!can_set_gradients() || (watch->wants_backward && parts.nodes < 0))) {
+    if (gradients && (!can_set_gradients() ||
+                      (watch->wants_backward && parts.nodes < 0 && !may_hook(watch, record)))) {
         return false;
     }
-    if (gradients && !parts.required.empty() && !call.takes_others()) return false;
+    if (gradients && !parts.taps.empty() && !call.takes_others()) return false;
     if (gradients && !parts.with_gradients) return false;
     // The user's own modes are not to hear of hooks.
-    if (gradients && !(parts.taps.empty() && parts.arrivals.empty()) &&
+    if (gradients && !(parts.taps.empty() && parts.arrivals.empty() && parts.meetings.empty()) &&
         watch->identity->in_function_modes()) {
         return false;
     }
@@ -191,6 +247,7 @@ bool fits(const Program* program, const Watch* watch, const Call& call, bool gra
         PyObject* values[MOST_OPERANDS];
         flatten(operands, values);
         if (!requires_the_same(parts, values)) return false;
+        if (!parts.meetings.empty() && !laid_the_same(parts, values)) return false;
     }
     return !stood_in(watch);
 }
@@ -199,7 +256,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                       Definition* definition, Call& call, bool gradients) {
     Owned kept = Owned::share(reinterpret_cast<PyObject*>(program));
     ProgramParts* parts = program->parts;
-    Release release(parts);
+    Release release(parts, watch);
     const Operands& operands = call.operands();
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     Owned inputs(PyList_New(Py_ssize_t(parts->sources.size())));
@@ -236,15 +293,37 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     Owned returned = gradients && !parts->taps.empty() ? call_tapped(*parts, watch, call)
                                                        : Owned(call.original());
     if (!returned || returned.get() == Py_NotImplemented) return returned.release();
-    bool settled = !gradients || !watch->wants_backward ||
-                   next_sequence_number() - start == uint64_t(parts->nodes);
-    bool hookable = !gradients || parts->arrivals.empty() ||
-                    reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
-    if (!settled || !hookable) {
-        return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
-                     results(0, nullptr), returned.get(), start);
+    PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
+    if (gradients) {
+        bool tensor =
+            reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
+        // What needs more, Python does: all of it, or all but the gradients of inputs.
+        int met = parts->meetings.empty() ? 1
+                  : tensor                ? hook_meetings(*parts, call, returned.get(), start)
+                                          : 0;
+        if (met < 0) return nullptr;
+        if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
+            unhooked = record;
+        }
+        if (met == 0 || !(tensor || (parts->arrivals.empty() && unhooked == nullptr))) {
+            return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
+                         results(0, nullptr), returned.get(), start, met == 1);
+        }
     }
-    if (parts->after.empty()) return finish(*parts, call, std::move(returned), gradients);
+    auto finish = [&]() -> PyObject* {
+        if (unhooked != nullptr) {
+            int hooked = hook_record(watch, unhooked, returned.get(), start);
+            if (hooked < 0) return nullptr;
+            if (hooked == 0) {
+                return go_on(record, watch, definition, call,
+                             results(parts->before.size(), nullptr),
+                             results(parts->after.size(), nullptr), returned.get(), start);
+            }
+        }
+        if (gradients && !hook_arrivals(*parts, call, returned.get())) return nullptr;
+        return returned.release();
+    };
+    if (parts->after.empty()) return finish();
     Owned outputs;
     if (PyTuple_Check(returned.get()) || PyList_Check(returned.get())) {
         outputs = Owned(PySequence_List(returned.get()));
@@ -264,7 +343,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                          results(i, result.get()), returned.get(), start);
         }
     }
-    return finish(*parts, call, std::move(returned), gradients);
+    return finish();
 }
 
 void name_strings() {
@@ -273,6 +352,10 @@ void name_strings() {
     outputs_name = PyUnicode_InternFromString("outputs");
     constant_name = PyUnicode_InternFromString("_constant");
     requires_grad = PyUnicode_InternFromString("requires_grad");
+    ndim = PyUnicode_InternFromString("ndim");
+    dtype_name = PyUnicode_InternFromString("dtype");
+    is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    shape_name = PyUnicode_InternFromString("shape");
 }
 
 }  // namespace amanda

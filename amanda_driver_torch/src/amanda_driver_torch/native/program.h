@@ -24,8 +24,9 @@ struct Program {
 
 bool is_program(PyObject* object);
 
-// Whether a program serves this call.
-bool fits(const Program* program, const Watch* watch, const Call& call, bool gradients);
+// Whether the program of a record serves this call.
+bool fits(const Program* program, const Watch* watch, PyObject* record, const Call& call,
+          bool gradients);
 
 // Runs a call by a program that fits.
 PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch* watch,

@@ -21,6 +21,7 @@ struct ProgramParts {
     std::vector<ProgramStep> before, after;
     Owned state, values;  // the context's attributes and its values
     Owned constant;       // gives constants by position
+    Owned remember;       // () -> None: the context remembers its values for backward routines
     long nodes = -1;      // that the op makes, if these need nothing; else -1
     // Gradients of inputs: identities that hand them to a function together.
     struct Tap {
@@ -28,7 +29,19 @@ struct ProgramParts {
         std::vector<int> arguments;  // by number
     };
     std::vector<Tap> taps;
-    std::vector<Arrival> arrivals;  // gradients of the output, in the order of their hooks
+    std::vector<Hooking> arrivals;  // gradients of the output, in the order of their hooks
+    // Gradients of inputs where they meet, instead of identities in front of them.
+    std::vector<Hooking> meetings;
+    std::vector<std::vector<int>> shaped;  // by meeting: the arguments whose shapes it needs
+    long long made = 0;                    // number of nodes of an execution with meetings
+    // What decides which nodes are made, by argument: number of dimensions, whether contiguous.
+    struct Laid {
+        int argument, dimensions;
+        bool contiguous;
+        Owned dtype;
+    };
+    std::vector<Laid> laid;
+    Owned autocast;  // () -> whether values are cast on the way
     bool with_gradients = true;  // whether it serves calls with gradients, too
     std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
 };

@@ -7,17 +7,56 @@ namespace {
 
 PyTypeObject* program_type = nullptr;
 
+// (made, autocast, laid, hooks), each hook with the arguments whose shapes it needs.
+bool read_meetings(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
+    ProgramParts* parts = reinterpret_cast<Program*>(program)->parts;
+    PyObject *autocast, *laid, *hooks;
+    if (!PyArg_ParseTuple(given, "LOO!O!", &parts->made, &autocast, &PyList_Type, &laid,
+                          &PyList_Type, &hooks)) {
+        return false;
+    }
+    parts->autocast = Owned::share(autocast);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(laid); ++i) {
+        ProgramParts::Laid one;
+        int contiguous;
+        PyObject* dtype;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(laid, i), "iipO", &one.argument, &one.dimensions,
+                              &contiguous, &dtype)) {
+            return false;
+        }
+        one.contiguous = contiguous != 0;
+        one.dtype = Owned::share(dtype);
+        parts->laid.push_back(std::move(one));
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(hooks); ++i) {
+        PyObject *hook, *arguments;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(hooks, i), "OO!", &hook, &PyTuple_Type, &arguments)) {
+            return false;
+        }
+        Hooking hooking;
+        if (!hooking.read(Seen::GIVEN, hook, program, epoch, watch)) return false;
+        std::vector<int> shaped;
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(arguments); ++k) {
+            shaped.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(arguments, k))));
+        }
+        if (PyErr_Occurred()) return false;
+        parts->meetings.push_back(std::move(hooking));
+        parts->shaped.push_back(std::move(shaped));
+    }
+    return true;
+}
+
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *state, *values,
-        *constant, *taps, *required, *watch, *arrivals;
+        *constant, *taps, *required, *watch, *arrivals, *meetings, *remember;
     long nodes;
     int with_gradients;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!pOO!", &epoch, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!pOO!OO", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &state, &PyDict_Type, &values, &constant, &nodes, &PyList_Type, &taps,
                           &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
-                          &arrivals)) {
+                          &arrivals, &meetings, &remember)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -40,6 +79,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     parts->state = Owned::share(state);
     parts->values = Owned::share(values);
     parts->constant = Owned::share(constant);
+    parts->remember = Owned::share(remember);
     parts->nodes = nodes;
     parts->with_gradients = with_gradients != 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
@@ -59,12 +99,13 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         parts->required.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(required, i))));
     }
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(arrivals); ++i) {
-        Arrival arrival;
-        if (!read_arrival(PyList_GET_ITEM(arrivals, i), self.get(), epoch, watch, &arrival)) {
+        Hooking arrival;
+        if (!arrival.read(Seen::ARRIVING, PyList_GET_ITEM(arrivals, i), self.get(), epoch, watch)) {
             return nullptr;
         }
         parts->arrivals.push_back(std::move(arrival));
     }
+    if (meetings != Py_None && !read_meetings(meetings, self.get(), epoch, watch)) return nullptr;
     if (parts->types.size() > MOST_OPERANDS) {
         PyErr_SetString(PyExc_OverflowError, "too many operands");
         return nullptr;
@@ -90,10 +131,12 @@ int program_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(parts->state.get());
     Py_VISIT(parts->values.get());
     Py_VISIT(parts->constant.get());
+    Py_VISIT(parts->remember.get());
     for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
-    for (const Arrival& arrival : parts->arrivals) {
-        Py_VISIT(arrival.steps->watch.get());
-        if (int stop = visit_steps(arrival.steps->steps, visit, arg)) return stop;
+    for (const auto* hooks : {&parts->arrivals, &parts->meetings}) {
+        for (const Hooking& hooking : *hooks) {
+            if (int stop = hooking.steps->traverse(visit, arg)) return stop;
+        }
     }
     return 0;
 }
@@ -121,7 +164,9 @@ PyType_Spec program_spec = {"amanda_driver_torch._native.Program", sizeof(Progra
 }  // namespace
 
 ProgramParts::~ProgramParts() {
-    for (Arrival& arrival : arrivals) arrival.steps->forget();
+    for (auto* hooks : {&arrivals, &meetings}) {
+        for (Hooking& hooking : *hooks) hooking.steps->forget();
+    }
 }
 
 bool is_program(PyObject* object) { return object != nullptr && Py_TYPE(object) == program_type; }

@@ -3,6 +3,7 @@
 
 #include <structmember.h>
 
+#include "nodes.h"
 #include "program.h"
 #include "redirect.h"
 #include "thread.h"
@@ -16,7 +17,8 @@ PyTypeObject* watch_type = nullptr;
 PyObject *watch_name = nullptr, *zero = nullptr;
 
 // Where the slots lie that are read without an attribute lookup.
-Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at, program_at;
+Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at,
+    program_at, hooks_at;
 
 PyObject** place(PyObject* object, Py_ssize_t offset) {
     return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
@@ -70,12 +72,30 @@ bool Watch::refresh() {
 
 PyObject** routine_depth(const Thread* thread) { return place(thread->control, routine_depth_at); }
 
+int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start) {
+    PyObject* hooks = slot(record, hooks_at);
+    if (reinterpret_cast<PyObject*>(Py_TYPE(returned)) != watch->identity->tensor ||
+        !serves(hooks, watch, next_sequence_number() - start)) {
+        return 0;
+    }
+    return hook_nodes(hooks, returned, start);
+}
+
+bool may_hook(const Watch* watch, PyObject* record) {
+    return may_serve(slot(record, hooks_at), watch);
+}
+
 namespace {
 
 // The op made other nodes than when it was found to need nothing, or they are not known yet.
 PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& call,
                  PyObject* result, uint64_t start) {
     if (watch->settle == nullptr) return result;  // The tools were left in the operator.
+    int hooked = hook_record(watch, record, result, start);
+    if (hooked != 0) {
+        if (hooked < 0) Py_CLEAR(result);
+        return result;
+    }
     Owned returned(result), begin(PyLong_FromUnsignedLongLong(start)), args(call.args()),
         kwargs(call.kwargs()), function = Owned::share(watch->settle);
     PyObject* operator_ = definition->get_operator();
@@ -119,7 +139,7 @@ __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch,
     if (is_program(program) && caching && !thread->recomputing) {
         bool gradients = gradients_enabled();
         auto* own = reinterpret_cast<Program*>(program);
-        if (fits(own, watch, call, gradients)) {
+        if (fits(own, watch, record, call, gradients)) {
             return run_program(own, record, thread, watch, definition, call, gradients);
         }
     }
@@ -268,6 +288,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
         (routine_depth_at = slot_offset(control, "routine_depth")) < 0 ||
         (idle_epoch_at = slot_offset(record.get(), "idle_epoch")) < 0 ||
         (program_at = slot_offset(record.get(), "program")) < 0 ||
+        (hooks_at = slot_offset(record.get(), "hooks")) < 0 ||
         (idle_nodes_at = slot_offset(record.get(), "idle_nodes")) < 0) {
         return nullptr;
     }
@@ -321,12 +342,18 @@ PyMethodDef watch_methods[] = {
      "The record of the op that is being called; None to look away."},
     {nullptr, nullptr, 0, nullptr},
 };
+PyMemberDef watch_members[] = {
+    {"second_order", T_BOOL, offsetof(Watch, second_order), 0,
+     "Whether gradients of gradients are watched."},
+    {nullptr, 0, 0, 0, nullptr},
+};
 PyType_Slot watch_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(watch_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(watch_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(watch_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(watch_clear)},
     {Py_tp_methods, watch_methods},
+    {Py_tp_members, watch_members},
     {Py_tp_doc, const_cast<char*>("One session's hold on the redirected functions.")},
     {0, nullptr},
 };

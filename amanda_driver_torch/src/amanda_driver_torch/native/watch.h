@@ -41,6 +41,7 @@ struct Watch {
     PyObject* epoch;                     // as last seen; compared by identity
     PyObject **now, **is_enabled, **is_caching;  // the session's epoch, its switches
     bool wants_backward, watches_scopes;
+    bool second_order;  // gradients of gradients are watched, which Python does
     PyObject* get_control;  // () -> the calling thread's `Control`
     PyObject *execute, *settle, *call_module, *enter_module, *module_failed,
         *resume, *annotate, *scopes, *raise_pending,
@@ -61,6 +62,12 @@ int watch_of(PyObject* attachment, Watch** watch);
 
 // One call of an operator by a watched thread.
 PyObject* operate(Thread* thread, Definition* definition, Call& call);
+
+// Hooks the nodes that an op has just made, by the plans of its record: 1, or 0 where Python has to,
+// or -1 with an exception.
+int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start);
+// Whether that may be possible.
+bool may_hook(const Watch* watch, PyObject* record);
 
 // Where the thread's switches keep how deep it is inside routines.
 PyObject** routine_depth(const Thread* thread);
