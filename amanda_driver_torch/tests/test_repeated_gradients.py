@@ -202,7 +202,9 @@ def test_function_modes_of_the_user_hear_nothing_of_hooks() -> None:
     heard: list[str] = []
 
     class Hears(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             heard.append(getattr(func, "__name__", str(func)))
             return func(*args, **(kwargs or {}))
 
@@ -251,8 +253,7 @@ def test_graphs_die_with_their_tensors() -> None:
         assert died() is None
     watch = Arriving("linear", lambda n, grad: None)
     with amanda.apply(watch):
-        for _ in range(TIMES):
-            kept.append(product(x, w))
+        kept += [product(x, w) for _ in range(TIMES)]
     ended = weakref.ref(watch)
     del watch
     gc.collect()
@@ -290,9 +291,7 @@ class RawResult(Raw):
     """The same with a result of that node, the gradient of the transposed weight."""
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
-        position = {"AddmmBackward0": 2, "MmBackward0": 1}.get(
-            context.get_backward_op().__name__
-        )
+        position = {"AddmmBackward0": 2, "MmBackward0": 1}.get(context.get_backward_op().__name__)
         if position is not None:
             context.insert_after_backward_op(self.run, grad_inputs=[position])
 
@@ -340,7 +339,10 @@ def test_errors_at_each_place_name_the_tool_and_the_next_run_works(kind: type[Ar
                 continue
             with pytest.raises(LookupError, match="mine") as caught:
                 product(x, w).sum().backward()
-            assert any(kind.__name__ in note for note in getattr(caught.value, "__notes__", [kind.__name__]))
+            assert any(
+                kind.__name__ in note
+                for note in getattr(caught.value, "__notes__", [kind.__name__])
+            )
     assert tool.calls == TIMES
 
 
@@ -437,7 +439,12 @@ def test_casts_of_autocast_stand_between() -> None:
 def test_broadcast_inputs_of_one_node() -> None:
     x, y = leaf(4, 3), leaf(3)
     seen: list[torch.Size] = []
-    edit = Given("add", lambda n, grad: seen.append(grad.shape) or (grad * n if n > 2 else None))
+
+    def scale(n: int, grad: torch.Tensor) -> Any:
+        seen.append(grad.shape)
+        return grad * n if n > 2 else None
+
+    edit = Given("add", scale)
     with amanda.apply(edit):
         for n in range(1, TIMES + 1):
             found = torch.autograd.grad(torch.add(x, y).square().sum(), (x, y))

@@ -19,11 +19,12 @@ from amanda_core.errors import is_annotated
 from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._checkpoint import is_foreign_rerun
-from amanda_driver_torch._execute import Execution, Operator, OpRecord
+from amanda_driver_torch._execute import Execution
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._records import Operator, OpRecord
 from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scope, Scopes
 from amanda_driver_torch._sites import BOUNDARY, Sites
 from amanda_driver_torch._state import STATE, opaquely, quietly

@@ -6,7 +6,6 @@ tensor: a context that holds tensors, referred to from a C++ node, would leak fo
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,54 +14,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Site, Step, Tool
-from amanda_core.errors import AmandaWarning, EditError, RoutineResultError
+from amanda_core.errors import EditError, RoutineResultError
 from amanda_driver_torch._edits import check_gradient, edited_gradient
-from amanda_driver_torch._frames import user_stacklevel
+from amanda_driver_torch._lifetime import Lifetime, Token
 from amanda_driver_torch._modes import call_routine, changes_of
 from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
 
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = ["Backward", "Lifetime", "NodeRecord", "Token"]
+__all__ = ["Backward", "NodeRecord"]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
-
-
-class Lifetime:
-    """Whether the session that a hook belongs to is still there; outlives it."""
-
-    __slots__ = ("_session", "_warned")
-
-    def __init__(self, session: Session) -> None:
-        self._session = weakref.ref(session)
-        self._warned = False
-
-    def active(self) -> bool:
-        """Whether routines are to run now; warns once where the tools were left too early."""
-        session = self._session()
-        if session is None or session.closed:
-            self.warn()
-            return False
-        return session.enabled
-
-    def warn(self) -> None:
-        """Warn, once, that routines do not run because their tools were left."""
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "Backward ran after `apply` was left: edits made in the forward pass stay, "
-                "backward routines do not run. Call backward inside `apply`.",
-                AmandaWarning,
-                stacklevel=user_stacklevel(),
-            )
-
-
-class Token:
-    """Stands for something in the hooks of a graph; what it stands for goes with the graph."""
-
-    __slots__ = ("__weakref__",)
 
 
 class NodeRecord:

@@ -20,7 +20,8 @@ from amanda_driver_torch._taps import asked
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
-    from amanda_driver_torch._execute import OpRecord, Run
+    from amanda_driver_torch._execute import Run
+    from amanda_driver_torch._records import OpRecord
     from amanda_driver_torch._taps import Taps
 
 __all__ = ["compiled", "node_plans"]
@@ -150,7 +151,7 @@ def _meetings(
         if None in steps:
             return None
         ways = [
-            (position, result.index, result.way)
+            (position, result.number, result.way)
             for position, result in zip(one.positions, one.results, strict=True)
         ]
         hook = (one.hook, steps, one.route, len(sources), ways)

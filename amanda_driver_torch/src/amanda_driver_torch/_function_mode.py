@@ -14,7 +14,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amanda_core import Blind
-from amanda_driver_torch._execute import Operator, OpRecord
 from amanda_driver_torch._frames import LOOKED_AWAY
 from amanda_driver_torch._limits import LIMITS
 from amanda_driver_torch._modes import in_users_modes, laid_aside
@@ -25,6 +24,7 @@ from amanda_driver_torch._operators import (
     type_name,
 )
 from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._records import Operator, OpRecord
 from amanda_driver_torch._scopes import Activation, Scope
 from amanda_driver_torch._sites import Sites
 from amanda_driver_torch._state import STATE

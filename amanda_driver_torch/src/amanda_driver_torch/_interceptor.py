@@ -17,7 +17,7 @@ from amanda_driver_torch._function_mode import FunctionModeInterceptor
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
-    from amanda_driver_torch._execute import OpRecord
+    from amanda_driver_torch._records import OpRecord
     from amanda_driver_torch._scopes import Activation, Scope
     from amanda_driver_torch._sites import Sites
 

@@ -29,11 +29,11 @@ class Result(NamedTuple):
     """One result of a node.
 
     Attributes:
-        index: Its number.
+        number: Its number.
         way: ``reshape`` or ``t`` where it becomes the input's gradient by that; else empty.
     """
 
-    index: int
+    number: int
     way: str
 
     def given(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor | None:

@@ -20,12 +20,12 @@ from amanda_core.errors import annotate
 from amanda_core.threads import THREAD
 from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._build import native
-from amanda_driver_torch._execute import Operator, OpRecord
 from amanda_driver_torch._limits import LIMITS
 from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._nodes import next_sequence
 from amanda_driver_torch._operators import is_operator, operators, type_name
 from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._records import Operator, OpRecord
 from amanda_driver_torch._sites import is_weight
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._tracing import STAND_INS

@@ -263,10 +263,7 @@ class Sites(Generic[R]):
                 if parameter or (
                     # Weights kept as plain tensors count only where no activation counts
                     # occurrences, and not in front: what flows stands there, and may be a leaf.
-                    not inside
-                    and position
-                    and type(value) is torch.Tensor
-                    and is_weight(value)
+                    not inside and position and type(value) is torch.Tensor and is_weight(value)
                 ):
                     token = self.labels.look_up(value)[0]
                     numbers.append((position, token))

@@ -6,7 +6,6 @@ and nodes that are there anyway, and identity nodes where these do not serve.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,12 @@ from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._edits import edited_gradient
+from amanda_driver_torch._gradient_hooks import (
+    posthook,
+    tensor_hook,
+    window_prehook,
+    with_shapes,
+)
 from amanda_driver_torch._meetings import Result, meeting
 from amanda_driver_torch._modes import changes_of
 from amanda_driver_torch._nodes import (
@@ -48,7 +53,7 @@ class Met(NamedTuple):
     """Gradients of inputs that meet in one node.
 
     Attributes:
-        hook: Runs all steps on results of the node; see `_posthook`.
+        hook: Runs all steps on results of the node; see `posthook`.
         steps: The steps that want some of these gradients.
         route: The way to the node; see `_nodes.route`.
         positions: The inputs.
@@ -132,8 +137,10 @@ class Taps:
             results = [met.results[slot] for slot in chosen]
             plan = self._context.plan(IPoint.AFTER_BACKWARD)
             count = len(self._run.values)
-            steps = [s for s in plan.steps if not {p for p, _ in chosen}.isdisjoint(_selected(s, count))]
-            hook = _posthook(function, results, [None] * len(results))
+            steps = [
+                s for s in plan.steps if not {p for p, _ in chosen}.isdisjoint(_selected(s, count))
+            ]
+            hook = posthook(function, results, [None] * len(results))
             found.append(Met(hook, steps, way, [position for position, _ in chosen], results))
         return found
 
@@ -167,7 +174,7 @@ class Taps:
         function = self._function(
             IPoint.BEFORE_BACKWARD, frozenset({0}), [(0, None)], 1, self._run.values
         )
-        return [(_tensor_hook(function), steps)]
+        return [(tensor_hook(function), steps)]
 
     def untap(self, outputs: list[Any]) -> list[Any]:
         """An op that returns its own input has done nothing: the input itself comes back."""
@@ -223,8 +230,8 @@ class Taps:
             windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shape(slot) for slot in chosen]
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
-            hook = _posthook(function, results, windows)
-            node.register_hook(functools.partial(_with_shapes, hook, shapes))
+            hook = posthook(function, results, windows)
+            node.register_hook(with_shapes(hook, shapes))
 
     def _window(self) -> Window | None:
         """Where the op wrote a view in place, its place in the base."""
@@ -259,7 +266,7 @@ class Taps:
             )
             # The view's own node is made by who looks at it; what arrives comes by its base.
             base = self._run.values[0]._base
-            base.grad_fn.register_prehook(_window_prehook(function, window))
+            base.grad_fn.register_prehook(window_prehook(function, window))
             return outputs
         slots = {
             slot: tensor
@@ -273,7 +280,7 @@ class Taps:
                 continue
             function = self._function(IPoint.BEFORE_BACKWARD, group, chosen, len(outputs), outputs)
             if len(chosen) == 1:
-                slots[chosen[0]].register_hook(_tensor_hook(function))  # type: ignore[no-untyped-call]
+                slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
             identities = tap([slots[slot] for slot in chosen], function)
             outputs = placed(outputs, chosen, identities)
@@ -354,68 +361,3 @@ def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
 def _edge(tensor: torch.Tensor) -> Edge:
     edge = get_gradient_edge(tensor)
     return (edge.node, edge.output_nr)
-
-
-def _tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
-    def hook(grad: Any, done: tuple[Any, ...] = ()) -> Any:
-        (new,) = function((grad,), done)
-        return None if new is grad else new
-
-    return hook
-
-
-def _window_prehook(
-    function: Callable[[Sequence[Any]], Sequence[Any]], window: Window
-) -> Callable[[Sequence[Any]], Any]:
-    def hook(grads: Sequence[Any]) -> Any:
-        if grads[0] is None:
-            return None
-        part = window.read(grads[0])
-        (new,) = function((part,))
-        return None if new is part else (window.write(grads[0], new), *grads[1:])
-
-    return hook
-
-
-def _posthook(
-    function: Callable[..., Sequence[Any]],
-    places: Sequence[Result],
-    windows: Sequence[Window | None],
-) -> Callable[..., Any]:
-    """A hook on a node, some of whose results are gradients of an op's inputs.
-
-    It takes the results, the gradients before the node, the shapes of the inputs, and what routines
-    have returned that have been called already.
-    """
-
-    def hook(
-        results: Sequence[Any],
-        _: Sequence[Any],
-        shapes: Sequence[torch.Size],
-        done: tuple[Any, ...] = (),
-    ) -> Any:
-        grads = [
-            place.given(results[place.index], shape)
-            if window is None or results[place.index] is None
-            else window.read(results[place.index])
-            for place, shape, window in zip(places, shapes, windows, strict=True)
-        ]
-        new = function(grads, done)
-        if all(after is before for before, after in zip(grads, new, strict=True)):
-            return None
-        changed = list(results)
-        for place, window, before, after in zip(places, windows, grads, new, strict=True):
-            if after is not before:
-                old = results[place.index]
-                changed[place.index] = (
-                    place.back(after, old) if window is None else window.write(old, after)
-                )
-        return tuple(changed)
-
-    return hook
-
-
-def _with_shapes(
-    hook: Callable[..., Any], shapes: Sequence[torch.Size], results: Any, grads: Any
-) -> Any:
-    return hook(results, grads, shapes)
