@@ -60,15 +60,14 @@ def _watching() -> Forward | None:
     """The place of this thread, if it runs the forward program of a session."""
     place = STATE.eager
     if (
-        place is None
-        or not isinstance(place, Forward)
-        or STATE.quiet
-        or THREAD.routine_depth
-        or not place.mode.control.enabled
-        or not executes_eagerly()
+        isinstance(place, Forward)
+        and place.control.enabled
+        and not STATE.quiet
+        and not THREAD.routine_depth
+        and executes_eagerly()
     ):
-        return None
-    return place
+        return place
+    return None
 
 
 def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,16 +78,15 @@ def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
         for value in args:
             if type(value) not in _CONCRETE and _is_symbolic(value):
                 return original(self, *args, **kwargs)
-        for name in kwargs:
-            if type(kwargs[name]) not in _CONCRETE and _is_symbolic(kwargs[name]):
+        for value in kwargs.values():
+            if type(value) not in _CONCRETE and _is_symbolic(value):
                 return original(self, *args, **kwargs)
-        mode, activations = place.mode, place.activations
-        activation = mode.enter(self, activations[-1])
-        session, path = mode.session, activation.scope.path
+        session, activations = place.session, place.activations
+        activation = place.mode.enter(self, activations[-1])
         activations.append(activation)
         try:
             if session.watches_scopes:
-                session.enter_scope(path)
+                session.enter_scope(activation.scope.path)
             result = original(self, *args, **kwargs)
             session.raise_pending()
             return result
@@ -101,7 +99,7 @@ def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
             if activations[-1] is activation:
                 activations.pop()  # Unless the tools were taken back inside the call.
             if session.watches_scopes:
-                session.leave_scope(path)
+                session.leave_scope(activation.scope.path)
 
     BOUNDARY.add(__call__.__code__)
     return _left_alone(functools.update_wrapper(__call__, original))
