@@ -1,0 +1,173 @@
+"""The interceptors of eager ops: which one is used, and that the native one passes what is idle."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import amanda
+import amanda_driver_tf
+from amanda_core import UnsupportedError
+from amanda_driver_tf import _build
+from amanda_driver_tf._eager import intercept
+from amanda_driver_tf._eager.symbols import execute, pywrap_tfe
+from amanda_driver_tf._interceptor import VARIABLE
+from .making import after, idle, normal, variable, watching
+
+X = normal(2, 3)
+W = variable(3, 3)
+
+
+def dense() -> Callable[[], tf.Tensor]:
+    layer = keras.layers.Dense(3, activation="relu")
+    layer(X)
+    return lambda: tf.reduce_sum(layer(X)) + tf.reduce_sum(X @ W)
+
+
+def test_the_interceptor_is_told(interceptor: str) -> None:
+    assert amanda_driver_tf.interceptor().name == interceptor
+    assert amanda_driver_tf.interceptor().why == f"{VARIABLE} asks for it"
+
+
+def test_without_a_wish_the_native_interceptor_is_used_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(VARIABLE)
+    expected = "native" if _build.native is not None else "python"
+    assert amanda_driver_tf.interceptor().name == expected
+    monkeypatch.setattr(_build, "native", None)
+    monkeypatch.setattr(_build, "missing", "it was not built")
+    assert amanda_driver_tf.interceptor() == ("python", "There is no native one: it was not built")
+
+
+def test_an_interceptor_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "other")
+    with pytest.raises(UnsupportedError, match="names no interceptor"):
+        amanda_driver_tf.interceptor()
+    monkeypatch.setenv(VARIABLE, "native")
+    monkeypatch.setattr(_build, "native", None)
+    with pytest.raises(UnsupportedError, match="AMANDA_TF_INTERCEPTOR=native, but"):
+        amanda_driver_tf.interceptor()
+
+
+def test_idle_ops_run_no_python_with_the_native_interceptor(interceptor: str) -> None:
+    fast, slow = intercept.fast_path.__code__, intercept.execute_op.__code__
+    seen: list[str] = []
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in (fast, slow):
+            seen.append(frame.f_code.co_name)
+
+    program = dense()
+    with amanda.apply(idle()):
+        for run in range(5):
+            seen.clear()
+            sys.setprofile(profile)
+            try:
+                program()
+            finally:
+                sys.setprofile(None)
+            assert seen or run
+    assert bool(seen) == (interceptor == "python")
+
+
+def test_both_interceptors_restore_what_they_replaced() -> None:
+    fast, slow = pywrap_tfe.TFE_Py_FastPathExecute, execute.execute
+    with amanda.apply(idle()):
+        assert pywrap_tfe.TFE_Py_FastPathExecute is not fast
+        assert execute.execute is not slow
+    assert pywrap_tfe.TFE_Py_FastPathExecute is fast
+    assert execute.execute is slow
+
+
+def test_another_program_in_between_and_another_line_are_seen() -> None:
+    def program(turn: int) -> tf.Tensor:
+        value = tf.nn.relu(X) if turn % 2 else tf.nn.relu(X @ W)
+        return tf.reduce_sum(value) if turn % 3 else tf.reduce_mean(value)
+
+    seen, tool = watching()
+    expected = []
+    with amanda.apply(idle()), amanda.apply(tool):
+        for turn in range(12):
+            expected += [] if turn % 2 else ["ReadVariableOp", "MatMul"]
+            expected += ["Relu", "Sum" if turn % 3 else "Mean"]
+            program(turn)
+    assert seen == expected
+
+
+def test_a_tool_that_comes_later_is_seen_by_ops_that_were_idle() -> None:
+    program = dense()
+    plain = program().numpy()
+    with amanda.apply(idle()):
+        for _ in range(3):
+            assert program().numpy() == plain
+        with amanda.apply(after("Sum", lambda value: value * 2)):
+            assert program().numpy() == pytest.approx(plain * 2)
+        with amanda.disabled():
+            assert program().numpy() == plain
+        assert program().numpy() == plain
+
+
+def test_an_op_that_raises_raises_the_same() -> None:
+    def program(value: Any) -> tf.Tensor:
+        return tf.matmul(X, value)
+
+    with amanda.apply(idle()):
+        for _ in range(3):
+            program(W)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Matrix size-incompatible"):
+            program(X)
+        with pytest.raises((TypeError, ValueError)):
+            program("text")
+        program(W)
+        assert intercept.STATE.handed == []
+
+
+def test_idle_ops_keep_nothing_alive() -> None:
+    program = dense()
+    constant = tf.constant(1.0)
+
+    def run() -> None:
+        program()
+        tf.reshape(constant, [1, 1])
+
+    with amanda.apply(idle()):
+        for _ in range(5):
+            run()
+        gc.collect()
+        place = intercept.STATE.eager
+        assert place is not None
+        records = list(place.mode.sites.records.values())
+        before = [sys.getrefcount(record) for record in records]
+        held = [sys.getrefcount(value) for value in (X, constant, place, None)][:3]
+        for _ in range(200):
+            run()
+        gc.collect()
+        assert [sys.getrefcount(record) for record in records] == before
+        assert [sys.getrefcount(value) for value in (X, constant, place)] == held
+
+
+def test_interceptors_are_used_from_the_next_session_on(
+    interceptor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = dense()
+    plain = program().numpy()
+    other = "python" if interceptor == "native" or _build.native is None else "native"
+    with amanda.apply(idle()):
+        program()
+        program()
+        monkeypatch.setenv(VARIABLE, other)
+        assert program().numpy() == plain
+        assert program().numpy() == plain
+    with amanda.apply(idle()):
+        for _ in range(3):
+            assert program().numpy() == plain
+    assert os.environ[VARIABLE] == other
