@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -297,3 +298,61 @@ def test_every_op_of_a_recurrent_layer_can_be_watched() -> None:
     wanted = run()
     with amanda.apply(tool(everything)):
         close(run(), wanted)
+
+
+def steps_over_data(w: tf.Variable, dataset: Any, stops: bool) -> Callable[[], Any]:
+    """Steps of gradient descent on the items of a data set; AutoGraph puts them in a function."""
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def train() -> Any:
+        total = tf.constant(0.0)
+        for number, item in dataset.enumerate():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.sin(w * item))
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            total += loss
+            if stops and number == 2:
+                break
+        return total
+
+    return train  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["all", "break"])
+def test_loops_over_data(stops: bool) -> None:
+    items = np.arange(8, dtype=np.float32).reshape(4, 2)
+    w = tf.Variable([1.0, 2.0])
+    train = steps_over_data(w, tf.data.Dataset.from_tensor_slices(items), stops)
+    plain = [float(train()), w.numpy()]
+    seen: list[int] = []
+
+    def edit(context: amanda.OpContext) -> None:
+        context.insert_before_op(half)
+        context.insert_after_op(lambda value: seen.append(1))
+        context.insert_after_backward_op(lambda gradient: gradient * 3)
+
+    w.assign([1.0, 2.0])
+    with amanda.apply(tool(edit, "Sin")):
+        found = [float(train()), w.numpy()]
+    weight, total = np.array([1.0, 2.0], np.float32), 0.0
+    for item in items[:3] if stops else items:
+        total += float(np.sin(half(weight * item)).sum())
+        weight = weight - 0.1 * 3 * np.cos(half(weight * item)) * item
+    np.testing.assert_allclose(found[0], total, rtol=1e-5)
+    np.testing.assert_allclose(found[1], weight, rtol=1e-5)
+    assert len(seen) == (3 if stops else 4)
+    w.assign([1.0, 2.0])
+    assert float(train()) == plain[0]
+    assert w.numpy().tolist() == plain[1].tolist()
+
+
+def test_exceptions_in_loops_over_data() -> None:
+    w = tf.Variable([1.0, 2.0])
+    train = steps_over_data(w, tf.data.Dataset.from_tensor_slices(np.ones((2, 2), "f")), False)
+    with (
+        amanda.apply(before("Sin", lambda value: [].pop())),
+        pytest.raises(IndexError) as caught,
+    ):
+        train()
+    assert "Sin'" in "".join(caught.value.__notes__)
+    assert np.isfinite(float(train()))

@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import amanda
@@ -335,9 +334,6 @@ def test_many_graphs_leave_nothing_behind() -> None:
     assert graphs_alive() <= graphs + 1
 
 
-@pytest.mark.xfail(
-    reason="clones that hold functions (v2 loops, tf.function) get new function names each time"
-)
 def test_functions_of_clones_are_reused() -> None:
     graph = tf.Graph()
     with graph.as_default():

@@ -8,7 +8,6 @@ whose sessions are over are given to the next that needs the same ones.
 from __future__ import annotations
 
 import gc
-import hashlib
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
@@ -16,11 +15,13 @@ from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.framework import importer
-from tensorflow.python.ops import script_ops
 
 from amanda_core import Session
 from amanda_driver_tf._graph.body import Body, Node, Value
+from amanda_driver_tf._graph.fingerprint import fingerprint
 from amanda_driver_tf._graph.hiding import hide_consumers, hiding
+from amanda_driver_tf._graph.hosts import HostFunction
+from amanda_driver_tf._graph.kernels import keeps_state, kept_as_they_are, refuse_second
 from amanda_driver_tf._graph.nodes import Inlined, New
 from amanda_driver_tf._graph.write import Names, Written, node_defs
 
@@ -69,6 +70,7 @@ def reached(body: Body, roots: Iterable[Any]) -> set[int]:
 def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
     """The nodes that depend on one of `changed`, with these, in the order of the body."""
     readers: dict[Any, list[Node]] = {}
+    followers: dict[Any, list[Node]] = {}
     by_name = {node.name: node for node in body.nodes}
     for node in body.nodes:
         for value in node.inputs:
@@ -76,19 +78,29 @@ def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
         for control in node.controls:
             source = by_name.get(control) if isinstance(control, str) else control
             if source is not None:
-                readers.setdefault(id(source), []).append(node)
+                known = followers if keeps_state(node.op_type) else readers
+                known.setdefault(id(source), []).append(node)
     frames = _frames(body)
     dirty: set[int] = set()
     waiting = list(changed)
+    spared: list[Node] = []
     while waiting:
-        node = waiting.pop()
-        if id(node) in dirty:
-            continue
-        dirty.add(id(node))
-        waiting += readers.get(id(node), [])
-        # An old loop's parts run in one frame; a half of them in another would wait for ever.
-        waiting += frames.get(_frame_of(node), [])
-    return [node for node in body.nodes if id(node) in dirty]
+        while waiting:
+            node = waiting.pop()
+            if id(node) in dirty:
+                continue
+            dirty.add(id(node))
+            waiting += readers.get(id(node), [])
+            spared += followers.get(id(node), [])
+            # An old loop's parts run in one frame; a half of them in another would wait for ever.
+            waiting += frames.get(_frame_of(node), [])
+        spared = [node for node in spared if id(node) not in dirty]
+        staying = set(map(id, kept_as_they_are(body, spared, dirty)))
+        waiting = [node for node in spared if id(node) not in staying]
+    found = [node for node in body.nodes if id(node) in dirty]
+    for node in found:
+        refuse_second(node)
+    return found
 
 
 def _frame_of(node: Node) -> Any:
@@ -128,8 +140,11 @@ def clone(
         written: Is told what to keep alive; the clones are its own for as long as it lives.
     """
     graph = body.graph
-    graph_def, sources, hosts = _definition(body, dirty, new, library, session, written)
-    signature = _signature(graph_def, sources)
+    graph_def, sources = _definition(body, dirty, new, library, session, written)
+    hosts = {host.token: host for host in written.alive if isinstance(host, HostFunction)}
+    signature, tokens = fingerprint(
+        graph_def, {name: f"{value.node.name} {value.slot}" for name, value in sources.items()}
+    )
     pool: dict[bytes, list[Cloned]] | None = getattr(graph, _ATTRIBUTE, None)
     if pool is None:
         pool = {}
@@ -142,13 +157,11 @@ def clone(
         if known.owner is None or known.owner() is None:
             known.owner = weakref.ref(written)
             # The nodes have the tokens of earlier functions; these take their place.
-            for token, function in zip(known.tokens, hosts, strict=True):
-                script_ops._py_funcs._funcs[token] = function
+            for old, token in zip(known.tokens, tokens, strict=True):
+                hosts[token].stand_as(old)
             return known
     cloned = _import(body, dirty, new, kept, graph_def, sources)
-    cloned.tokens = [
-        node.attr["token"].s.decode() for node in graph_def.node if node.op == "EagerPyFunc"
-    ]
+    cloned.tokens = tokens
     cloned.owner = weakref.ref(written)
     pool[signature].append(cloned)
     return cloned
@@ -161,19 +174,17 @@ def _definition(
     library: Sequence[Any],
     session: Session,
     written: Written,
-) -> tuple[Any, dict[str, Value], list[Any]]:
-    """The GraphDef of the clones, the values of the graph that it reads by name, and its hosts."""
+) -> tuple[Any, dict[str, Value]]:
+    """The GraphDef of the clones, and the values of the graph that it reads by name."""
     graph_def = graph_pb2.GraphDef()
     graph_def.versions.CopyFrom(body.graph.graph_def_versions)
     graph_def.library.function.extend(library)
     names = Names({node.name for node in body.nodes})
-    before = len(written.alive)
     additions = node_defs(new, names, session, written)
-    hosts = [kept for kept in written.alive[before:] if isinstance(kept, script_ops.EagerFunc)]
     known = {definition.signature.name for definition in library}
     for function in written.alive:
         # Routines that were traced, also those that functions in the library call.
-        if not isinstance(function, script_ops.EagerFunc) and function.name.decode() not in known:
+        if not isinstance(function, HostFunction) and function.name.decode() not in known:
             known.add(function.name.decode())
             graph_def.library.function.add().CopyFrom(function.definition)
     mine = {id(node) for node in dirty}
@@ -213,7 +224,7 @@ def _definition(
         if isinstance(addition, Inlined):
             definition.input.extend(f"{name}:0" for name in addition.constants)
     graph_def.node.extend(additions)
-    return graph_def, sources, hosts
+    return graph_def, sources
 
 
 def _keep_colocation(definition: Any, names: set[str]) -> None:
@@ -226,18 +237,6 @@ def _keep_colocation(definition: Any, names: set[str]) -> None:
             listed.extend(kept)
         else:
             del definition.attr["_class"]
-
-
-def _signature(graph_def: Any, sources: dict[str, Value]) -> bytes:
-    blank = graph_pb2.GraphDef()
-    blank.CopyFrom(graph_def)
-    for node in blank.node:
-        if node.op == "EagerPyFunc":
-            node.attr["token"].s = b""
-    digest = hashlib.blake2b(blank.SerializeToString(deterministic=True))
-    for name, value in sources.items():
-        digest.update(f"{name} {value.node.name} {value.slot}\n".encode())
-    return digest.digest()
 
 
 def _import(

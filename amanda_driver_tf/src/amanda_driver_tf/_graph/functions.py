@@ -126,7 +126,8 @@ class FunctionMode:
         self._constants = Constants()
         self._analysis = Analysis(session, FUNCTION, self._constants.read)
         self._twins = session.persistent("tensorflow.twins", Twins)
-        self._blind: dict[str, str] = {}
+        # What a translation or twin does not see is as true where it is used again.
+        self._blind: dict[str, str] = session.persistent("tensorflow.blind.function", dict)
         self._started = False
 
     def start(self) -> None:
@@ -262,11 +263,6 @@ class FunctionMode:
                 return None
             gradients = self._lead_out(rewriter, woven) if "__forward_" in function else None
             name = rewriter.write(woven)
-            if rewriter.unjitted:
-                self.session.warn_once(
-                    "Functions that were to be compiled by XLA run without it while a routine of "
-                    "a tool runs in them; @amanda.staged routines leave it to XLA."
-                )
             watched = self._is_watched(woven)
             if name is None and not watched:
                 return None

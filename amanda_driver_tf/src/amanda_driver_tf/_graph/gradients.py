@@ -144,7 +144,6 @@ class Gradients:
         known = self._out.get(id(owner))
         if known is not None:
             return known
-        self._weaver.refuse_inner(owner)
         arrived: list[list[Value] | None] = []
         for position, gradient in enumerate(owner.out_grads):
             values = [self._body.value_of(tensor) for tensor in components(gradient)]

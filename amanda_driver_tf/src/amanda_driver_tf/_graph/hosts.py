@@ -17,19 +17,30 @@ from amanda_core import Session
 from amanda_driver_tf._graph.routines import Flat
 from amanda_driver_tf._state import STATE
 
-__all__ = ["register"]
+__all__ = ["HostFunction", "register"]
 
 # Routines of one process run one after the other, as they do in eager mode: tools count and
 # collect, and an executor calls from many threads.
 _LOCK = threading.RLock()
 
 
-class _HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
-    """What stands in TensorFlow's registry. Its own class keeps the tape and tensors for ever."""
+class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
+    """What stands in TensorFlow's registry. Its own class keeps the tape and tensors for ever.
+
+    Attributes:
+        token: Under which it stands there.
+    """
+
+    token: str
 
     def __init__(self, function: Flat, session: Session, dtypes: Sequence[int]) -> None:
         super().__init__(function, list(dtypes), is_grad_func=False)
         self._function, self._session = function, session
+
+    def stand_as(self, token: str) -> None:
+        """Stand in the registry under a token, in the place of who stood there."""
+        self.token = token
+        script_ops._py_funcs._funcs[token] = self
 
     def __call__(self, device: Any, token: Any, args: Any) -> Any:
         STATE.quiet += 1
@@ -43,11 +54,12 @@ class _HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
             STATE.quiet -= 1
 
 
-def register(function: Flat, session: Session, dtypes: Sequence[int]) -> tuple[Any, str]:
+def register(function: Flat, session: Session, dtypes: Sequence[int]) -> HostFunction:
     """Make a function callable from nodes.
 
     Returns:
-        What must be kept alive for as long as the node may run, and the token for the node.
+        What must be kept alive for as long as a node with its token may run.
     """
-    host = _HostFunction(function, session, dtypes)
-    return host, script_ops._py_funcs.insert(host)
+    host = HostFunction(function, session, dtypes)
+    host.token = script_ops._py_funcs.insert(host)
+    return host

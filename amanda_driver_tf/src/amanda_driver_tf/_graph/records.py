@@ -24,6 +24,7 @@ __all__ = [
     "children_of",
     "components",
     "differentiate_anew",
+    "differentiated_inside",
     "graph_of",
     "is_symbolic",
     "name_graph",
@@ -39,6 +40,7 @@ _CHILDREN = "_amanda_gradients"
 _NAME = "_amanda_name"
 _HEARD = "_amanda_heard"
 _READ = "_amanda_names_read"
+_INSIDE = "_amanda_inside"
 
 # What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
 _OF_GRADIENTS = re.compile(r"_grad(?:_\d+)?(?=/)")
@@ -163,6 +165,12 @@ class Records:
     def add(self, made: Record) -> None:
         """Note one more gradient."""
         self.records.append(made)
+        source, inner = made.forward.graph, self._reference()
+        while inner is not None and inner is not source:
+            inner = getattr(inner, "outer_graph", None)
+        if inner is source and source is not self._reference():
+            # Numbers, and not the graph: what was made of it may outlive it.
+            setattr(source, _INSIDE, {*getattr(source, _INSIDE, ()), made.forward._id})
 
     def contributions(self) -> dict[tuple[int, int], list[tuple[Record, int]]]:
         """Tensor (its op's id and its index) -> the gradients that it is, with their positions."""
@@ -309,6 +317,15 @@ def _children(graph: Any) -> weakref.WeakSet[Any]:
 def children_of(graph: Any) -> list[Any]:
     """Graphs of gradients that were built for a function graph and are still there."""
     return list(getattr(graph, _CHILDREN, ()))
+
+
+def differentiated_inside(graph: Any) -> set[int]:
+    """Ids of the ops of a graph whose gradients may be computed in a function that it runs.
+
+    They are built in a graph inside it; so are gradients that the graph beside it runs.
+    """
+    found: set[int] = getattr(graph, _INSIDE, set())
+    return found
 
 
 def name_of(graph: Any) -> str:

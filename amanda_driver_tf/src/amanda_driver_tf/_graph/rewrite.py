@@ -7,7 +7,7 @@ names under which what was woven is made known to TensorFlow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tensorflow.core.framework import types_pb2
@@ -18,11 +18,13 @@ from amanda_driver_tf._graph.analysis import Analysis, runs_functions
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.links import Link, dummy, empty_list, pushed
 from amanda_driver_tf._graph.nodes import Argument
-from amanda_driver_tf._graph.records import Records, graph_of
+from amanda_driver_tf._graph.records import Records, differentiated_inside, graph_of
 from amanda_driver_tf._graph.weave import Weaver
 from amanda_driver_tf._graph.write import (
+    JITTED,
     Written,
     add_function,
+    attr_bool,
     attr_func,
     attr_types,
     unjit,
@@ -41,7 +43,11 @@ _FUNCTIONS = {
     "StatelessIf": ("then_branch", "else_branch"),
     "Case": ("branches",),
     "StatelessCase": ("branches",),
+    # AutoGraph makes them of a loop over a data set.
+    "ReduceDataset": ("f",),
+    "ScanDataset": ("f",),
 }
+_OVER_DATA = ("ReduceDataset", "ScanDataset")
 _STATEFUL = {
     "PartitionedCall": "StatefulPartitionedCall",
     "StatelessWhile": "While",
@@ -76,8 +82,6 @@ class Woven:
         #: Value -> its index among the outputs of the node that runs the function.
         self.led_out: dict[Value, int] = {}
         self.has_hosts = False
-        #: The graphs that run this one in a loop, branch or call, outermost first.
-        self.around: tuple[Any, ...] = ()
 
     def functions_of(self, op: Any) -> list[Woven | None]:
         """The woven functions that an op of this body runs."""
@@ -97,14 +101,12 @@ class Rewriter:
     Attributes:
         written: What must live as long as the functions that were written.
         add: Makes a FunctionDef known to whatever runs it.
-        unjitted: Whether some function was taken out of XLA's hands.
     """
 
     def __init__(self, session: Session, analysis: Analysis, definition: Any, blind: Any) -> None:
         self.session = session
         self.written = Written()
         self.add: Callable[[Any], object] = add_function
-        self.unjitted = False
         self._analysis, self._definition, self._blind = analysis, definition, blind
         self._stack: list[str] = []
 
@@ -159,11 +161,28 @@ class Rewriter:
             self._call(woven, node, forward, link, analysis)
 
         unpaired = outer is not None and outer.weaver.unpaired
-        woven.around = (*outer.around, outer.body.graph) if outer is not None else ()
-        woven.weaver = Weaver(
-            woven.body, analysis or self._analysis, link, call, unpaired, woven.around
-        )
+        inside = self._differentiated_inside(woven.body.graph)
+        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call, unpaired, inside)
         woven.weaver.weave()
+
+    def _differentiated_inside(self, outer: Any) -> set[int]:
+        """Ids of the ops of a graph whose gradients are computed in functions that it runs."""
+        candidates = differentiated_inside(outer)
+        found: set[int] = set()
+        waiting, met = [outer] if candidates else [], {id(outer)}
+        while waiting:
+            for name in _called(waiting.pop()):
+                graph = graph_of(name, outer)
+                if graph is None:
+                    return candidates  # What is computed there cannot be known any more.
+                if id(graph) in met:
+                    continue
+                met.add(id(graph))
+                waiting.append(graph)
+                records = Records.of(graph)
+                made = records.records if records is not None else ()
+                found.update(each.forward._id for each in made if each.forward.graph is outer)
+        return found
 
     # Nodes that run functions.
 
@@ -313,10 +332,9 @@ class Rewriter:
         )
         self.written.has_hosts = hosts_before or woven.has_hosts
         if woven.has_hosts:
-            # XLA cannot call Python.
-            self.unjitted = unjit(fdef.attr) or self.unjitted
+            self._unjit(fdef.attr)
             for definition in fdef.node_def:
-                unjit(definition.attr)
+                self._unjit(definition.attr)
         self.add(fdef)
         self.written.names.append(name)
         return name
@@ -343,8 +361,22 @@ class Rewriter:
             self._retype(node)
             if any(f is not None and f.has_hosts for f in functions):
                 node.op_type = _STATEFUL.get(node.op_type, node.op_type)
+                if woven.body.fdef is None and self._unjit(attributes):
+                    node.attrs[JITTED] = attr_bool(False)
+
+    def _unjit(self, attributes: Any) -> bool:
+        # XLA cannot call Python.
+        was = unjit(attributes)
+        if was:
+            self.session.warn_once(
+                "Functions that were to be compiled by XLA run without it while a routine of "
+                "a tool runs in them; @amanda.staged routines leave it to XLA."
+            )
+        return was
 
     def _retype(self, node: Node) -> None:
+        if node.op_type in _OVER_DATA:
+            return  # Not differentiated, so that nothing is led in or out.
         plain = [dtype % 100 for dtype in node.dtypes]
         if node.op_type in _LOOPS:
             node.attrs["T"] = attr_types(plain)
@@ -357,6 +389,14 @@ class Rewriter:
             value = type(next(iter(node.attrs.values())))()
             value.list.SetInParent()
             node.attrs["output_shapes"] = value
+
+
+def _called(graph: Any) -> Iterator[str]:
+    """Names of the functions that the ops of a graph run."""
+    for op in graph.get_operations():
+        attributes = _FUNCTIONS.get(op.type)
+        if attributes is not None:
+            yield from _function_names(op.node_def.attr, attributes)
 
 
 def _function_names(attributes: Any, names: Sequence[str]) -> list[str]:

@@ -132,18 +132,13 @@ def fold(
     return run
 
 
-def only_watching(flat: Flat, step: Step, fix: str) -> Flat:
-    """A fold that must not change anything, as nobody knows which gradients to adapt."""
+def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:
+    """A fold that must not change anything; `why` says the reason."""
 
     def run(values: list[Any]) -> list[Any]:
         new = flat(values)
         if any(a is not b for a, b in zip(new, values, strict=True)):
-            raise UnsupportedError(
-                "A value was edited whose gradient cannot follow: it was built before Amanda "
-                "listened, or by pfor, or is that of a while loop of TensorFlow 1",
-                where=step.where,
-                fix=fix,
-            )
+            raise UnsupportedError(why, where=step.where, fix=fix)
         return new
 
     return run

@@ -21,6 +21,7 @@ from amanda_driver_tf._graph import recorder, records
 from amanda_driver_tf._graph.analysis import Analysis
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes, reached
+from amanda_driver_tf._graph.kernels import draws
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
 from amanda_driver_tf._graph.write import Written
 from amanda_driver_tf._namespaces import GRAPH
@@ -74,7 +75,8 @@ class GraphMode:
         self._reader = _Reader()
         self._analysis = Analysis(session, GRAPH, self._reader.read)
         self._translations = session.persistent("tensorflow.translations", _Translations)
-        self._blind: dict[str, str] = {}
+        # What a translation or twin does not see is as true where it is used again.
+        self._blind: dict[str, str] = session.persistent("tensorflow.blind.graph", dict)
         self._started = False
 
     def start(self) -> None:
@@ -199,6 +201,12 @@ class GraphMode:
         if not changed and not new:
             return _Translation(fetches, targets, None)
         dirty = [node for node in dirty_nodes(body, changed) if id(node) in live]
+        for node in dirty:
+            if draws(node.op_type):
+                self._note_blind(
+                    f"the random sequence of {node.name!r}",
+                    "the op depends on an edited value, so that it begins a sequence of its own",
+                )
         written = rewriter.written
         cloned = clone(body, dirty, new, kept, library, self.session, written)
         new_fetches = [

@@ -7,7 +7,7 @@ but these. What happens at gradients, `gradients` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from amanda_core.errors import UnsupportedError
@@ -21,6 +21,7 @@ from amanda_driver_tf._graph.analysis import (
 )
 from amanda_driver_tf._graph.body import Body, Node, Value, is_ref
 from amanda_driver_tf._graph.gradients import Gradients
+from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
 from amanda_driver_tf._graph.records import Record, Records, children_of, components
 from amanda_driver_tf._graph.routines import (
@@ -43,6 +44,20 @@ _IMPORT_FIRST = (
 )
 
 
+_CANNOT_FOLLOW = (
+    "A value was edited whose gradient cannot follow: it was built before Amanda listened, or by "
+    "pfor, or is that of a while loop of TensorFlow 1"
+)
+_INSIDE = (
+    "The gradient of an edited op is computed in a loop, branch or function inside the one that "
+    "ran the op"
+)
+_BESIDE = "Compute the gradient beside the op"
+_SECOND_STATE = (
+    "The input of an op was edited whose kernel keeps a state (a resource, or a place in a "
+    "sequence of random numbers); the edited op would have a second state"
+)
+_EDIT_OUTPUT = "Edit its output, or replace it"
 _NEW_LOOPS = "Call tf.compat.v1.enable_control_flow_v2() before the graph is built"
 
 
@@ -55,7 +70,7 @@ class Weaver:
         foreign: The forward program of a body of gradients.
         call: Called for each node that runs functions, to have these woven.
         unpaired: Whether somebody who calls this computes gradients that nobody has noted.
-        around: The graphs that run this body in a loop, branch or call.
+        inside: Ids of ops whose gradients are computed in functions that this body runs.
 
     Attributes:
         new: The new nodes.
@@ -70,7 +85,7 @@ class Weaver:
         foreign: Foreign | None = None,
         call: Callable[[Weaver, Node], None] | None = None,
         unpaired: bool = False,
-        around: tuple[Any, ...] = (),
+        inside: Collection[int] = (),
     ) -> None:
         self.body = body
         self.new: list[New] = []
@@ -78,7 +93,6 @@ class Weaver:
         self.changed = False
         self.analysis = analysis
         self.foreign = foreign or Foreign()
-        self._around = around
         self._call = call
         self.records = Records.of(body.graph)
         #: Whether there are gradients of this body that nobody has noted: no edit is safe then.
@@ -89,6 +103,7 @@ class Weaver:
             for owner in map(self._owner, (node.op for node in body.nodes))
             if owner is not None and owner.is_named
         }
+        self._differentiated_inside = inside
         self._visible: dict[Value, Value] = {}
         self._seen: dict[int, Seen] = {}
         self._done: set[int] = set()
@@ -250,10 +265,17 @@ class Weaver:
             flat = fold(group, inner, dtypes, frozen)
             if self._is_differentiated:
                 flat = of_shape(flat, [static_shape(value) for value in given], group[0])
+            if not behind and self._keeps_state(node):
+                # Beside the op and not in front of it.
+                flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
+                self.insert(name, flat, given, dtypes, group[0], node, behind=True)
+                continue
             if differentiated is not None and self.unpaired:
-                flat = only_watching(flat, group[0], _IMPORT_FIRST)
+                flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _IMPORT_FIRST)
             elif differentiated is not None and self._in_old_loop(node):
-                flat = only_watching(flat, group[0], _NEW_LOOPS)
+                flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _NEW_LOOPS)
+            elif differentiated is not None and node.op._id in self._differentiated_inside:
+                flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
             if differentiated is not None and group[0].action.autodiff:
                 differentiated.append((flat, given, selected))
             made = self.insert(name, flat, given, dtypes, group[0], node, behind)
@@ -303,6 +325,14 @@ class Weaver:
             node.controls.append(made)  # type: ignore[arg-type]
         return values
 
+    def _keeps_state(self, node: Node) -> bool:
+        """Whether a session would give a clone of a node another state."""
+        return (
+            self.body.fdef is None
+            and keeps_state(node.op_type)
+            and node.op._get_control_flow_context() is None
+        )
+
     def _in_old_loop(self, node: Node) -> bool:
         """Whether a node stands in a while loop of TensorFlow 1 that is differentiated."""
         flow = node.op._get_control_flow_context()
@@ -319,6 +349,8 @@ class Weaver:
             or plans.before.replacement
             or any(step.action.autodiff for step in steps)
         )
+        if needs_gradient and node.op._id in self._differentiated_inside:
+            raise UnsupportedError(_INSIDE, where=plans.context.where, fix=_BESIDE)
         if needs_gradient and self._in_old_loop(node):
             raise UnsupportedError(
                 "The gradient of an op in a while loop of TensorFlow 1 cannot be changed",
@@ -333,19 +365,6 @@ class Weaver:
                 fix=_IMPORT_FIRST,
             )
 
-    def refuse_inner(self, owner: Record) -> None:
-        """Refuse the gradient, in a loop, of an edited op that has run ahead of the loop."""
-        if not any(graph is owner.forward.graph for graph in self._around):
-            return
-        plans = self.analysis.plans_of(owner.forward)
-        if plans is not None and plans.context.is_forward() and (plans.before or plans.after):
-            raise UnsupportedError(
-                "The gradient of an edited op is computed in a loop, branch or function inside the "
-                "one that ran the op",
-                where=plans.context.where,
-                fix="Compute the gradient beside the op",
-            )
-
     # Which version a reader gets.
 
     def _read(self, value: Value, owner: Record | None) -> Value:
@@ -358,7 +377,6 @@ class Weaver:
 
     def read_in_gradient(self, value: Value, owner: Record) -> Value:
         """What an op of a gradient function reads."""
-        self.refuse_inner(owner)
         tensor = self.foreign.tensor(value)
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)

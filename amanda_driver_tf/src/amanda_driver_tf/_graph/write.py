@@ -17,8 +17,20 @@ from amanda_driver_tf._graph.body import Body, Node, Value, outputs_of
 from amanda_driver_tf._graph.hosts import register
 from amanda_driver_tf._graph.nodes import Argument, Host, Inlined, New, Plain
 
-__all__ = ["Names", "Written", "attr_func", "attr_types", "node_defs", "unjit", "write_function"]
+__all__ = [
+    "JITTED",
+    "Names",
+    "Written",
+    "attr_bool",
+    "attr_func",
+    "attr_types",
+    "node_defs",
+    "unjit",
+    "write_function",
+]
 
+#: Attribute of a function or call that XLA is to compile.
+JITTED = "_XlaMustCompile"
 _PREFIX = "amanda__"
 
 
@@ -26,6 +38,13 @@ def attr_types(dtypes: Sequence[int]) -> Any:
     """An attribute that is a list of types."""
     value = attr_value_pb2.AttrValue()
     value.list.type.extend(dtypes)
+    return value
+
+
+def attr_bool(flag: bool) -> Any:
+    """An attribute that is true or false."""
+    value = attr_value_pb2.AttrValue()
+    value.b = flag
     return value
 
 
@@ -76,10 +95,10 @@ def node_defs(new: Sequence[New], names: Names, session: Session, written: Writt
         node.name = definition.name = names.take(node.name)
         if isinstance(node, Host):
             written.has_hosts = True
-            host, token = register(node.function, session, node.dtypes)
+            host = register(node.function, session, node.dtypes)
             written.alive.append(host)
             definition.op = "EagerPyFunc"
-            definition.attr["token"].s = token.encode() if isinstance(token, str) else token
+            definition.attr["token"].s = host.token.encode()
             definition.attr["is_async"].b = False
             definition.attr["Tin"].CopyFrom(attr_types([_plain(v.dtype) for v in node.inputs]))
             definition.attr["Tout"].CopyFrom(attr_types(node.dtypes))
@@ -120,9 +139,9 @@ def _call_of_routine(node: Inlined, definition: Any, names: Names) -> list[Any]:
 def unjit(attributes: Any) -> bool:
     """Take the wish to be compiled by XLA out of attributes; whether it was there."""
     was = False
-    for name in ("_XlaMustCompile", "_noinline"):
+    for name in (JITTED, "_noinline"):
         if name in attributes:
-            was = was or (name == "_XlaMustCompile" and attributes[name].b)
+            was = was or (name == JITTED and attributes[name].b)
             del attributes[name]
     return was
 

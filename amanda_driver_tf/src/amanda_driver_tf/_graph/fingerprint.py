@@ -1,0 +1,72 @@
+"""The fingerprint of a GraphDef: what is the same of two that were written at different times.
+
+Names of the functions in its library and tokens of Python functions count up over a process; they
+are taken out, in the order in which they are met from the nodes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tensorflow.core.framework import graph_pb2
+
+__all__ = ["fingerprint"]
+
+
+def fingerprint(graph_def: Any, sources: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """The fingerprint of a GraphDef, and its tokens in the order in which they are met.
+
+    Args:
+        graph_def: The GraphDef, with all functions of its own that it runs.
+        sources: What it reads of the graph that it goes into, by the names that it uses.
+    """
+    blank = graph_pb2.GraphDef()
+    blank.CopyFrom(graph_def)
+    anonymous = _Anonymous(
+        {function.signature.name: function for function in blank.library.function}
+    )
+    anonymous.make(blank.node)
+    del blank.library.function[:]
+    digest = hashlib.blake2b(blank.SerializeToString(deterministic=True))
+    # Functions that these call are met, and so appended, on the way.
+    for function in anonymous.met:
+        anonymous.make(function.node_def)
+        function.signature.name = ""
+        digest.update(function.SerializeToString(deterministic=True))
+    for name, source in sources.items():
+        digest.update(f"{name} {source}\n".encode())
+    return digest.digest(), anonymous.tokens
+
+
+class _Anonymous:
+    """Takes out names and tokens.
+
+    Attributes:
+        met: The functions whose names were taken out.
+        tokens: The tokens that were taken out.
+    """
+
+    def __init__(self, library: Mapping[str, Any]) -> None:
+        self._library, self._numbers = library, dict[str, int]()
+        self.met: list[Any] = []
+        self.tokens: list[str] = []
+
+    def make(self, nodes: Iterable[Any]) -> None:
+        """Make nodes anonymous."""
+        for node in nodes:
+            if node.op == "EagerPyFunc":
+                self.tokens.append(node.attr["token"].s.decode())
+                node.attr["token"].s = b""
+            for key in sorted(node.attr):
+                value = node.attr[key]
+                for called in [value.func] if value.HasField("func") else value.list.func:
+                    if called.name in self._library:
+                        called.name = str(self._number(called.name))
+
+    def _number(self, name: str) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self.met)
+            self.met.append(self._library[name])
+        return self._numbers[name]
