@@ -11,7 +11,7 @@ static PyObject* taken(Interceptor* self, PyObject* handed, PyObject* op_name) {
     /* The op's own function, which called the one for its fallback. */
     Frame* frame = innermost();
     if (frame != NULL) frame = back(frame);
-    if (frame == NULL || !IS(record, record) ||
+    if (frame == NULL || object_of(frame) == NULL || !IS(record, record) ||
         PyLong_AsVoidPtr(PyTuple_GET_ITEM(call, 1)) != (void*)object_of(frame) ||
         PyUnicode_CompareWithASCIIString(
             PyTuple_GET_ITEM(call, 0), PyBytes_AS_STRING(op_name)
@@ -36,14 +36,14 @@ PyObject* interceptor_execute(
     }
     if (place == NULL || count == 0 || !is_watching(self, place)) goto otherwise;
     handed = PyObject_GetAttr(self->state, names.handed);
-    if (handed == NULL) goto otherwise;
+    if (handed == NULL || !PyList_CheckExact(handed)) goto otherwise;
     record = taken(self, handed, args[0]);
     if (record == NULL) goto otherwise;
     int pair = 0;
     PyObject* op_type = SLOT(record, record, op_type);
     /* Where a tape records it is told in Python. */
-    if (PyLong_AsLong(SLOT(op_type, op_type, kind)) != PLAIN ||
-        !is_idle(self, place, record, &pair) || pair) {
+    if (!IS(op_type, op_type) || PyLong_AsLong(SLOT(op_type, op_type, kind)) != PLAIN ||
+        !is_idle(self, place, record, &pair) || pair || PyErr_Occurred()) {
         goto otherwise;
     }
     Py_ssize_t left = PyList_GET_SIZE(handed) - 1;

@@ -29,9 +29,14 @@ static int hand_over(Interceptor* self, PyObject* op_type, int kind, PyObject* r
     PyObject* handed = PyObject_GetAttr(self->state, names.handed);
     PyObject* execute = PyObject_GetAttr(self->module, names.execute);
     PyObject* frame = (PyObject*)PyEval_GetFrame();
-    if (handed == NULL || execute == NULL || frame == NULL) goto done;
-    if (kind == PLAIN && PyCFunction_CheckExact(execute) &&
-        PyCFunction_GET_SELF(execute) == (PyObject*)self && PyList_GET_SIZE(handed) < HANDED) {
+    if (handed == NULL || execute == NULL) goto done;
+    if (frame == NULL) {
+        failed = 0; /* C called, so there is no fallback. */
+    } else if (
+        kind == PLAIN && PyCFunction_CheckExact(execute) &&
+        PyCFunction_GET_SELF(execute) == (PyObject*)self && PyList_CheckExact(handed) &&
+        PyList_GET_SIZE(handed) < HANDED
+    ) {
         PyObject* call =
             Py_BuildValue("(ONO())", SLOT(op_type, op_type, name), PyLong_FromVoidPtr(frame), record);
         if (call != NULL) failed = PyList_Append(handed, call);
@@ -81,6 +86,7 @@ PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssiz
     }
     if (count < 3 || !is_watching(self, place)) goto otherwise;
     PyObject* activations = SLOT(place, forward, activations);
+    if (activations == NULL || !PyList_CheckExact(activations)) goto otherwise;
     activation = PyList_GetItem(activations, PyList_GET_SIZE(activations) - 1);
     Py_XINCREF(activation);
     op_type = PyObject_CallOneArg(self->op_type_of, args[1]);
@@ -94,7 +100,7 @@ PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssiz
     if (!IS(record, record)) goto otherwise;
     int pair = 0;
     int watched = kind == READ || SLOT(record, record, watched) == Py_True;
-    if (watched && !is_idle(self, place, record, &pair)) goto otherwise;
+    if ((watched && !is_idle(self, place, record, &pair)) || PyErr_Occurred()) goto otherwise;
     /* From here on it is decided. */
     if (passed != NULL && PyDict_SetItem(SLOT(activation, activation, counts),
                                          SLOT(record, record, group), passed) < 0) {
