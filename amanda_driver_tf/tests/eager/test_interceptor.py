@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -153,6 +155,113 @@ def test_idle_ops_keep_nothing_alive() -> None:
         gc.collect()
         assert [sys.getrefcount(record) for record in records] == before
         assert [sys.getrefcount(value) for value in (X, constant, place)] == held
+
+
+def failing() -> None:
+    # One line: what fails was idle the time before.
+    for value in (W, X):
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            tf.matmul(X, value)
+    for shape in ([-1], [[1], [2, 3]]):
+        with contextlib.suppress(ValueError):
+            tf.reshape(X, shape)
+
+
+def recorded() -> None:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.reshape(X @ W, [-1]) ** 2)
+    tape.gradient(loss, W)
+
+
+def iterated() -> None:
+    def parts(count: int) -> Iterator[tf.Tensor]:
+        yield tf.nn.relu(X)
+        if count:
+            yield from parts(count - 1)
+
+    tf.add_n(list(parts(4)))
+    next(parts(3))  # Closed in the middle.
+
+
+CODE = compile("for _ in range(3): tf.reshape(tf.tanh(x), [-1])", "made", "exec")
+
+
+def executed() -> None:
+    exec(CODE, {"tf": tf, "x": X})
+
+
+def unhandled() -> None:
+    # Neither converted nor executed: what was said to the fallback is left over.
+    with contextlib.suppress(ValueError):
+        tf.raw_ops.MatMul(a=X, b=object())
+
+
+@pytest.mark.parametrize("program", [dense(), failing, recorded, iterated, executed, unhandled])
+def test_no_path_through_an_interceptor_leaks(program: Callable[[], Any]) -> None:
+    def grown() -> int:
+        before = sys.getallocatedblocks()
+        for _ in range(100):
+            program()
+        gc.collect()
+        return sys.getallocatedblocks() - before
+
+    with amanda.apply(idle()):
+        for _ in range(30):
+            program()
+        gc.collect()
+        # Caches settle some day; what leaks at every call never does.
+        assert min(grown() for _ in range(5)) < 100
+
+
+def test_threads_with_tools_of_their_own_do_not_disturb_each_other() -> None:
+    program = dense()
+    plain = program().numpy()
+    errors: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def watched(doubled: bool) -> None:
+        try:
+            start.wait()
+            expected = plain * 2 if doubled else plain
+            tool = after("Sum", lambda value: value * 2) if doubled else idle()
+            for _ in range(4):
+                with amanda.apply(tool):
+                    for _ in range(20):
+                        assert program().numpy() == pytest.approx(expected)
+                assert program().numpy() == plain
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=watched, args=(bool(index % 2),)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_routine_that_raises_leaves_the_interceptor_as_it_was() -> None:
+    def refuse(value: Any) -> Any:
+        raise RuntimeError("refused")
+
+    program = dense()
+    plain = program().numpy()
+    with amanda.apply(idle()):
+        for _ in range(3):
+            program()
+        with amanda.apply(after("Sum", refuse)), pytest.raises(RuntimeError, match="refused"):
+            program()
+        for _ in range(3):
+            assert program().numpy() == plain
+    assert program().numpy() == plain
+
+
+@pytest.mark.parametrize("wrong", [{}, {"record": object}, {"state": None, "thread": None}])
+def test_an_interceptor_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
+    if _build.native is None:
+        pytest.skip(f"no native interceptor: {_build.missing}")
+    with pytest.raises((TypeError, AttributeError)):
+        _build.native.Interceptor(**wrong)
 
 
 def test_interceptors_are_used_from_the_next_session_on(
