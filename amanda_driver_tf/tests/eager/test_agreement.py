@@ -1,4 +1,4 @@
-"""Both interceptors give every op of real programs the record that a whole walk of the stack gives."""
+"""Both interceptors give each op of real programs the record that a walk of the stack gives."""
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 # TensorFlow and Keras have no types.
@@ -29,7 +29,7 @@ Seen = list[tuple[Any, ...]]
 
 @contextlib.contextmanager
 def noting(seen: Seen) -> Iterator[None]:
-    """Note the record of each op of the forward program, when what stood there at first executes it."""
+    """Note the record of each op of the forward program, when TensorFlow executes it."""
     fast, slow = pywrap_tfe.TFE_Py_FastPathExecute, execute.execute
 
     def note(name: str) -> None:

@@ -22,7 +22,7 @@ native = _build.native
 
 def levels(first: int) -> Chain:
     """The stack above the frame `first` frames above the caller of this."""
-    found = []
+    found: list[tuple[int, types.CodeType, int]] = []
     frame: types.FrameType | None = sys._getframe(first + 1)
     while frame is not None:
         found.append((len(found), frame.f_code, frame.f_lasti))
@@ -97,6 +97,10 @@ class Sized:
         op()
 
 
+def called_by_map(_: int) -> int:
+    return op()
+
+
 def closure() -> int:
     cell = 1
 
@@ -120,6 +124,10 @@ def executed() -> None:
         exec("op()\n[op() for _ in range(2)]", {"op": op})
 
 
+def class_body() -> None:
+    exec("class A:\n op()", {"op": op})
+
+
 def raising() -> None:
     try:
         raise ValueError
@@ -138,7 +146,7 @@ STACKS: dict[str, Callable[[], Any]] = {
     "deep recursion": lambda: deep(150),
     "exec": executed,
     "eval": lambda: eval("op()", {"op": op}),
-    "map": lambda: list(map(lambda _: op(), range(2))),
+    "map": lambda: list(map(called_by_map, range(2))),
     "sorted": lambda: sorted([Sized(), Sized()]),
     "key": lambda: sorted([1, 2], key=lambda _: op()),
     "len": lambda: len(Sized()),
@@ -149,7 +157,7 @@ STACKS: dict[str, Callable[[], Any]] = {
     "coroutine": coroutine,
     "finalizer": lambda: Sized() and None,
     "handler": raising,
-    "class body": lambda: type("Made", (), {})() and exec("class A:\n op()", {"op": op}),
+    "class body": class_body,
 }
 
 
@@ -164,24 +172,29 @@ def test_c_and_python_agree_on_call_sites(stack: str) -> None:
 
 
 def test_a_call_site_is_there_in_its_own_place_only() -> None:
-    def locate() -> Chain | bool:
-        return levels(2)[:1] if site is None else site.here()
+    chain: Chain = ()
+    site: Any = None
 
-    def passing() -> Chain | bool:
+    def locate() -> bool:
+        nonlocal chain
+        chain = levels(2)[:1]
+        return site is not None and site.here()
+
+    def passing() -> bool:
         return locate()
 
-    site = None
-    chain = passing()
+    passing()
+    first = chain
     for made in (native.CallSite, PythonCallSite):
-        site = made(chain)
+        site = made(first)
         assert passing() is False
-    site = None
-    seen: list[Any] = []
-    for step in range(6):
-        seen.append(passing())
-        if step == 0:
-            site = native.CallSite(seen[0])
-    assert seen[1:] == [True] * 5
+    for made in (native.CallSite, PythonCallSite):
+        site, seen = None, []
+        for step in range(6):
+            seen.append(passing())
+            if step == 0:
+                site = made(chain)
+        assert seen == [False] + [True] * 5
 
 
 def test_call_sites_hold_their_codes_and_let_them_go() -> None:

@@ -26,6 +26,8 @@ _BETWEEN = 3
 class CallSite(Protocol):
     """A call site, made of a `Chain`."""
 
+    def __init__(self, chain: Chain, /) -> None: ...
+
     def here(self) -> bool:
         """Whether the op is called from here; for `Forward.locate`."""
 

@@ -83,7 +83,7 @@ class Forward(Place):
         )
         if expected is None or expected.op_type is not op_type or expected.operands != operands:
             return self._look_up(op_type, operands)
-        if not expected.call_site.here():
+        if expected.call_site is None or not expected.call_site.here():
             return self._look_up(op_type, operands)
         if scope.root:
             group, counts = expected.group, activation.counts
