@@ -9,6 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from amanda_core import Attachment, DriverInfo, Finding, OpContext, hookimpl
+from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._interceptor import choice
 from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
@@ -71,7 +73,16 @@ def amanda_preflight() -> Sequence[Finding]:
             Finding("error", f"TensorFlow {version} is not known: {problem}", "Use 2.21")
             for problem in symbols.problems()
         ]
-    return findings
+    return [*findings, _interception()]
+
+
+def _interception() -> Finding:
+    """Which interceptor of eager operators is used, and why."""
+    try:
+        name, why = choice()
+    except UnsupportedError as error:
+        return Finding("error", error.what, error.fix)
+    return Finding("info", f"Eager operators pass through the {name} interceptor. {why}")
 
 
 @hookimpl

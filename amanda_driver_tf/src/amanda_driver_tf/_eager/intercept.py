@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 
 from amanda_core.errors import UnsupportedError
-from amanda_core.threads import THREAD
+from amanda_core.threads import THREAD, Control
+from amanda_driver_tf import _build
 from amanda_driver_tf._eager import backward, keras_calls, recompute
 from amanda_driver_tf._eager.execute import Call, is_plain, run, tag
 from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type_of
@@ -23,7 +24,7 @@ from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.patches import Patch
 from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._eager.scopes import TOKENS
+from amanda_driver_tf._eager.scopes import TOKENS, Activation, Scope
 from amanda_driver_tf._eager.sites import handle_of
 from amanda_driver_tf._eager.symbols import (
     CHECKED,
@@ -38,6 +39,7 @@ from amanda_driver_tf._eager.symbols import (
     record,
     tape,
 )
+from amanda_driver_tf._interceptor import choice
 from amanda_driver_tf._state import STATE
 
 __all__ = ["PATCHES"]
@@ -60,6 +62,8 @@ class _Patches:
         self._count = 0
         self._lock = threading.RLock()
         self._undo: list[Callable[[], None]] = []
+        #: What stands for `execute.execute`.
+        self.execute: Any = None
 
     def acquire(self) -> None:
         """Install the replacements, unless they are.
@@ -99,9 +103,10 @@ class _Patches:
         self._undo.append(TOKENS.release)
         # The registered functions are put back after the attributes, so undone before them.
         self._undo.append(_register)
+        fast, self.execute = _replacements()
         for owner, name, replacement in (
-            (pywrap_tfe, "TFE_Py_FastPathExecute", fast_path),
-            (execute, "execute", execute_op),
+            (pywrap_tfe, "TFE_Py_FastPathExecute", fast),
+            (execute, "execute", self.execute),
             (execute, "must_record_gradient", _must_record(execute.must_record_gradient)),
             (backprop, "_gradient_function", backward.gradient_function),
             (forwardprop, "_jvp_dispatch", backward.jvp),
@@ -127,6 +132,36 @@ PATCHES = _Patches()
 # Ops.
 
 
+def _replacements() -> tuple[Any, Any]:
+    """What stands for `TFE_Py_FastPathExecute` and `execute.execute`: in C, or the two below."""
+    if choice().name != "native":
+        return fast_path, execute_op
+    interceptor = _build.native.Interceptor(
+        fast_path=ORIGINALS.fast_path,
+        execute=ORIGINALS.execute,
+        slow_fast_path=fast_path,
+        slow_execute=execute_op,
+        fell_back=_fell_back,
+        fallback=_Fallback,
+        module=execute,
+        no_tape=_no_tape,
+        pair=PAIR,
+        op_type_of=op_type_of,
+        handle_of=handle_of,
+        state=STATE,
+        thread=THREAD,
+        tensor=_EagerTensor,
+        call_site=_build.native.CallSite,
+        forward=Forward,
+        activation=Activation,
+        scope=Scope,
+        record=Record,
+        op_type=OpType,
+        control=Control,
+    )
+    return interceptor.fast_path, interceptor.execute
+
+
 def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
     """Stands for `TFE_Py_FastPathExecute`, through which every op comes first."""
     place = STATE.eager
@@ -139,12 +174,13 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
     session = place.session
     epoch = session.epoch
     if found.idle == epoch and place.control.caching:
-        if not session.wants_backward:
-            pair: tuple[Any, ...] = ()
-            idle = True
-        else:
+        pair: tuple[Any, ...] = ()
+        idle = not session.wants_backward
+        if not idle and (found.settled == epoch or not _no_tape()):
             pair = (PAIR, found)
-            idle = found.settled == epoch or _no_tape() or _may_wait(op_type, found, args, epoch)
+            idle = found.settled == epoch or _may_wait(op_type, found, args, epoch)
+        else:
+            idle = True
         kind = op_type.kind
         if idle and kind <= READ and not found.marks:
             try:
@@ -221,7 +257,7 @@ def _hand_over(
     op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any], idle: bool = False
 ) -> None:
     """Let `execute_op` know what it was called for."""
-    if execute.execute is not execute_op:
+    if execute.execute is not PATCHES.execute:
         raise UnsupportedError(
             "Operators cannot be instrumented: something replaced TensorFlow's execute.execute "
             "after the tools were applied",
@@ -238,6 +274,11 @@ def _hand_over(
     # Which arguments are constants, and not the arguments: nothing is kept alive here.
     plain = () if idle else tuple(is_plain(value) for value in args[: op_type.count])
     handed.append((op_type.name, id(frame), found, plain))
+
+
+def _fell_back(op_type: OpType, found: Record) -> None:
+    """Let `execute_op` know of an op that had nothing to do; called from C."""
+    _hand_over(op_type, sys._getframe(1), found, (), idle=True)
 
 
 def _take(op_name: str, caller: FrameType) -> tuple[Record, tuple[bool, ...]] | None:
@@ -275,30 +316,30 @@ def execute_op(
         if located is None:
             return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
         found, plain = located, ()
-    # What does not ask afterwards whether to record does not want to be on tapes.
-    asks = "must_record_gradient" in caller.f_code.co_names
     session = place.session
-    if (
-        found.idle == session.epoch
-        and place.control.caching
-        and (
-            not session.wants_backward
-            or found.settled == session.epoch
-            or _no_tape()
-            or not _recorded(inputs)
-        )
-    ):
+    if found.idle == session.epoch and place.control.caching:
+        alone = not session.wants_backward or _no_tape()
+        idle = alone or found.settled == session.epoch or not _recorded(inputs)
+    else:
+        alone = idle = False
+    if idle:
         outputs = ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
         if outputs and (found.op_type.kind or found.marks):
             tag(found, inputs[0] if inputs else None, outputs[0])
-        if asks and session.wants_backward and not _no_tape():
+        if not alone and _asks(caller):
             record_gradient(decoded, inputs, (*(attrs or ()), PAIR, found), outputs)
             STATE.told = True
         return outputs
+    asks = _asks(caller)
     call = Call(decoded, num_outputs, inputs, attrs, ctx, name)
     outputs = run(place, found, call, plain, asks)
     STATE.told = asks and bool(outputs)
     return outputs
+
+
+def _asks(caller: FrameType) -> bool:
+    """Whether what executes an op asks afterwards whether to record it: else it is on no tape."""
+    return "must_record_gradient" in caller.f_code.co_names
 
 
 def _must_record(original: Callable[[], bool]) -> Callable[[], bool]:

@@ -60,51 +60,81 @@ def _watching() -> Forward | None:
     """The place of this thread, if it runs the forward program of a session."""
     place = STATE.eager
     if (
-        place is None
-        or not isinstance(place, Forward)
-        or STATE.quiet
-        or THREAD.routine_depth
-        or not place.mode.control.enabled
-        or not executes_eagerly()
+        isinstance(place, Forward)
+        and place.control.enabled
+        and not STATE.quiet
+        and not THREAD.routine_depth
+        and executes_eagerly()
     ):
-        return None
-    return place
+        return place
+    return None
+
+
+_Entered = tuple[Forward, Activation]
 
 
 def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    # At every op TensorFlow notes the lines of all frames, and finds the line of one by going
+    # through its code from the start: so next to nothing stands in front of the call.
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        place = _watching()
-        if place is None:
-            return original(self, *args, **kwargs)
-        for value in args:
-            if type(value) not in _CONCRETE and _is_symbolic(value):
-                return original(self, *args, **kwargs)
-        for name in kwargs:
-            if type(kwargs[name]) not in _CONCRETE and _is_symbolic(kwargs[name]):
-                return original(self, *args, **kwargs)
-        mode, activations = place.mode, place.activations
-        activation = mode.enter(self, activations[-1])
-        session, path = mode.session, activation.scope.path
-        activations.append(activation)
+        entered = _enter(self, args, kwargs)
         try:
-            if session.watches_scopes:
-                session.enter_scope(path)
             result = original(self, *args, **kwargs)
-            session.raise_pending()
+            if entered is not None:
+                entered[0].session.raise_pending()
             return result
         except BaseException as error:
-            # A routine's TypeError that became "unsupported operand" on its way comes out again.
-            session.raised(error)
-            session.raise_pending()
+            if entered is not None:
+                _raised(entered, error)
             raise
         finally:
-            if activations[-1] is activation:
-                activations.pop()  # Unless the tools were taken back inside the call.
-            if session.watches_scopes:
-                session.leave_scope(path)
+            if entered is not None:
+                _leave(entered)
 
     BOUNDARY.add(__call__.__code__)
     return _left_alone(functools.update_wrapper(__call__, original))
+
+
+def _enter(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entered | None:
+    """Note that a layer is called, where that is a part of a watched forward program."""
+    place = _watching()
+    if place is None:
+        return None
+    for value in args:
+        if type(value) not in _CONCRETE and _is_symbolic(value):
+            return None
+    for value in kwargs.values():
+        if type(value) not in _CONCRETE and _is_symbolic(value):
+            return None
+    activations = place.activations
+    activation = place.mode.enter(layer, activations[-1])
+    activations.append(activation)
+    entered = place, activation
+    if place.session.watches_scopes:
+        try:
+            place.session.enter_scope(activation.scope.path)
+        except BaseException as error:
+            try:
+                _raised(entered, error)
+                raise
+            finally:
+                _leave(entered)
+    return entered
+
+
+def _raised(entered: _Entered, error: BaseException) -> None:
+    # A routine's TypeError that became "unsupported operand" on its way comes out again.
+    session = entered[0].session
+    session.raised(error)
+    session.raise_pending()
+
+
+def _leave(entered: _Entered) -> None:
+    place, activation = entered
+    if place.activations[-1] is activation:
+        place.activations.pop()  # Unless the tools were taken back inside the call.
+    if place.session.watches_scopes:
+        place.session.leave_scope(activation.scope.path)
 
 
 def _left_alone(function: Any) -> Callable[..., Any]:

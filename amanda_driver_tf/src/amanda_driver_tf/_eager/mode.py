@@ -159,7 +159,7 @@ class EagerMode:
         """The activation of a call of a layer."""
         scopes = self.sites.scopes
         activation = scopes.enter(layer, parent)
-        if scopes.changed:
+        if scopes.dead:
             self._sweep()
         return activation
 

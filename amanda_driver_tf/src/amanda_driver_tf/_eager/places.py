@@ -83,13 +83,7 @@ class Forward(Place):
         )
         if expected is None or expected.op_type is not op_type or expected.operands != operands:
             return self._look_up(op_type, operands)
-        # By depth: frames that do not count are not made objects of.
-        try:
-            for depth, code, offset in expected.chain:
-                here = _frame(depth)
-                if (here.f_lasti != offset and offset >= 0) or here.f_code is not code:
-                    return self._look_up(op_type, operands)
-        except ValueError:  # The stack is not that deep.
+        if expected.call_site is None or not expected.call_site.here():
             return self._look_up(op_type, operands)
         if scope.root:
             group, counts = expected.group, activation.counts

@@ -6,20 +6,18 @@ Owns the data only: which record an op has, `sites` and `places` say, what is do
 
 from __future__ import annotations
 
-from types import CodeType
 from typing import Any
 
 from amanda_core import OpContext, Site
 from amanda_core.identity import stable_id
+from amanda_driver_tf._eager.call_sites import CallSite
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._namespaces import EAGER
 
-__all__ = ["Chain", "Group", "Operands", "Record", "backward_site"]
+__all__ = ["Group", "Operands", "Record", "backward_site"]
 
 #: The operands that tell ops apart, as (position, token).
 Operands = tuple[tuple[int, int], ...]
-#: The frames of a call site that count: depth as `Place.locate` sees it, code, offset (-1 for any).
-Chain = tuple[tuple[int, CodeType, int], ...]
 
 
 class Group:
@@ -52,7 +50,7 @@ class Record:
 
     __slots__ = (
         "backward",
-        "chain",
+        "call_site",
         "children",
         "context",
         "forward",
@@ -106,7 +104,7 @@ class Record:
         #: The op that followed it last in its activation; for a short cut only.
         self.next: Record | None = None
         self.group = _NO_GROUP
-        self.chain: Chain = ()
+        self.call_site: CallSite | None = None
         self.operands: Operands = ()
         self.occurrence = 0
         #: False for what is none of the user's model, such as reading a data set.

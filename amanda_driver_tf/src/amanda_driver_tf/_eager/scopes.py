@@ -75,7 +75,8 @@ class Scopes:
         self._roots: dict[str, _Known] = {}
         self._paths: set[str] = set()
         self._numbers = itertools.count(2)
-        self._dead: list[str] = []
+        #: Paths of layers that are gone, for `take_dead`.
+        self.dead: list[str] = []
 
     def enter(self, layer: Any, parent: Activation | None) -> Activation:
         """The activation of a call of `layer` inside that of `parent`."""
@@ -99,14 +100,9 @@ class Scopes:
             known = root.variables.get(id(handle))
         return known[1] if known is not None and known[0]() is handle else None
 
-    @property
-    def changed(self) -> bool:
-        """Whether `take_dead` has something to give."""
-        return bool(self._dead)
-
     def take_dead(self) -> list[str]:
         """Paths of layers that are gone; what tools know of the ops there can go, too."""
-        dead, self._dead = self._dead, []
+        dead, self.dead = self.dead, []
         self._paths.difference_update(dead)
         return dead
 
@@ -141,7 +137,7 @@ class Scopes:
             root = scopes._roots.get(path)
             if root is not None and root.layer is dead:
                 del scopes._roots[path]
-            scopes._dead.append(path)
+            scopes.dead.append(path)
 
         return forget
 

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from amanda_core import Site
+from amanda_driver_tf._eager.call_sites import CallSite, Chain, call_site_class
 from amanda_driver_tf._eager.frames import (
     SKIPPED,
     STOP,
@@ -25,7 +26,7 @@ from amanda_driver_tf._eager.frames import (
     zone_of,
 )
 from amanda_driver_tf._eager.op_types import OpType
-from amanda_driver_tf._eager.records import Chain, Group, Operands, Record
+from amanda_driver_tf._eager.records import Group, Operands, Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation, Labels, Scope, Scopes
 from amanda_driver_tf._eager.symbols import ops, resource_variable_ops
 from amanda_driver_tf._namespaces import EAGER
@@ -39,8 +40,6 @@ _USER_FRAMES = 3
 # endless loop does not make endless ops.
 _OCCURRENCES = 1024
 _DEPTH = 48  # frames
-# Depth of the frame that a call site begins with: above `Place.locate` and what calls that.
-_CALLER = 2
 
 _Found = list[tuple[Code, int]]
 _EagerTensor = ops.EagerTensor
@@ -66,23 +65,24 @@ class Sites:
         self.scopes, self.labels = scopes, labels
         self._names, self._drop = names, drop
         self.codes = Codes()
+        self.records: dict[Any, Record] = {}
         #: Scope -> the record that its last activation began with; for a short cut only.
         self.firsts: dict[int, Record] = {}
-        self._records: dict[Any, Record] = {}
         self._groups: dict[Any, Group] = {}
-        self._chains: dict[Chain, Chain] = {}
+        self._call_site = call_site_class()
+        self._call_sites: dict[Chain, CallSite] = {}
         #: Token -> keys of the groups that have its tensor as operand; they go with it.
         self._by_token: dict[int, list[Any]] = {}
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     def clear(self) -> None:
         """Forget all records, though not the names."""
         self.firsts.clear()
-        self._records.clear()
+        self.records.clear()
         self._groups.clear()
-        self._chains.clear()
+        self._call_sites.clear()
         self._by_token.clear()
 
     def forget_paths(self, paths: Sequence[str]) -> None:
@@ -94,20 +94,20 @@ class Sites:
 
     def discard(self, gone: Callable[[Record], bool]) -> None:
         """Forget the records for which `gone` holds."""
-        for key in [key for key, record in self._records.items() if gone(record)]:
-            self._groups.pop(self._records.pop(key).group.key, None)
+        for key in [key for key, record in self.records.items() if gone(record)]:
+            self._groups.pop(self.records.pop(key).group.key, None)
         self.firsts = {key: record for key, record in self.firsts.items() if not gone(record)}
 
     def read(self, activation: Activation, op_type: OpType, token: int) -> Record:
         """The record of a read of a variable, called by the caller of the caller of the caller."""
         # A read is told by what is read: walking to its line would cost more than reading.
         key: Any = (activation.scope.number, op_type.name, token)
-        record = self._records.get(key)
+        record = self.records.get(key)
         if record is None:
             operands, frame = ((0, token),), sys._getframe(3)
             record = self._new(Group(key), activation.scope, frame, [], op_type, operands, 0)
             record.token = token
-            self._records[key] = record
+            self.records[key] = record
         activation.last = record
         return record
 
@@ -143,12 +143,15 @@ class Sites:
             occurrence = activation.counts.get(group, 0)
             activation.counts[group] = occurrence + 1
             occurrence = min(occurrence, _OCCURRENCES)
-        record = self._records.get((key, occurrence))
+        record = self.records.get((key, occurrence))
         if record is None:
             record = self._new(group, scope, frame, found, op_type, operands, occurrence)
-            self._records[key, occurrence] = record
+            self.records[key, occurrence] = record
         # Layers of one kind share theirs: what is compared at every op should be in the cache.
-        record.chain = self._chains.setdefault(chain, chain)
+        call_site = self._call_sites.get(chain)
+        if call_site is None:
+            call_site = self._call_sites[chain] = self._call_site(chain)
+        record.call_site = call_site
         if activation.last is not None:
             activation.last.next = record
         else:
@@ -172,7 +175,7 @@ class Sites:
         depth = _DEPTH
         found: _Found = []
         chain: list[tuple[int, CodeType, int]] = []
-        level = _CALLER
+        level = 0
         while frame is not None:
             here = frame.f_code
             code = known.get(id(here)) or self.codes.add(frame)
@@ -266,9 +269,9 @@ class Sites:
         self.labels.take_dead()
         for token in [token for token in self._by_token if TOKENS.find(token) is None]:
             keys = set(self._by_token.pop(token))
-            for key, record in tuple(self._records.items()):
+            for key, record in tuple(self.records.items()):
                 if record.group.key in keys:
-                    del self._records[key]
+                    del self.records[key]
                     if any(operand == token for _, operand in record.operands):
                         # Of a watched tensor the next one takes the place, of a variable not.
                         self._drop(record)

@@ -1,0 +1,43 @@
+"""Whether this installation has the native interceptor, and why not.
+
+Owns the import of the extension; everything that needs it asks here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["missing", "native"]
+
+#: The extension module, or None.
+native: Any = None
+#: Why there is none; empty where there is.
+missing = ""
+
+
+def _knows_frames(module: Any) -> bool:
+    """Whether the extension reads the frames of this interpreter as they are."""
+
+    # As deep as when an op is located.
+    def locate() -> bool:
+        inner, outer = sys._getframe(2), sys._getframe(3)
+        here = ((0, inner.f_code, inner.f_lasti), (1, outer.f_code, outer.f_lasti))
+        nearly = ((0, inner.f_code, inner.f_lasti + 2),)
+        return bool(module.CallSite(here).here()) and not module.CallSite(nearly).here()
+
+    def pass_on() -> bool:
+        return locate()
+
+    return pass_on()
+
+
+try:
+    from amanda_driver_tf import _native  # type: ignore[attr-defined,unused-ignore]
+except ImportError as error:
+    missing = f"the extension was not built, or does not fit this Python ({error})"
+else:
+    if _knows_frames(_native):
+        native = _native
+    else:
+        missing = "the extension was built for a Python with other frames"

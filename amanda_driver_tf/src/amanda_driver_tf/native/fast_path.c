@@ -1,0 +1,129 @@
+/* What stands for `TFE_Py_FastPathExecute`, through which every op comes first. */
+#include "interceptor.h"
+
+/* As in `intercept`: how many ops that fell back wait at most. */
+#define HANDED 8
+
+static PyObject* call_original(
+    Interceptor* self, PyObject* const* args, Py_ssize_t count, PyObject* record
+) {
+    if (record == NULL) return PyObject_Vectorcall(self->fast_path, args, (size_t)count, NULL);
+    PyObject* more = PyTuple_New(count + 2);
+    if (more == NULL) return NULL;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        Py_INCREF(args[index]);
+        PyTuple_SET_ITEM(more, index, args[index]);
+    }
+    Py_INCREF(self->pair);
+    PyTuple_SET_ITEM(more, count, self->pair);
+    Py_INCREF(record);
+    PyTuple_SET_ITEM(more, count + 1, record);
+    PyObject* result = PyObject_Call(self->fast_path, more, NULL);
+    Py_DECREF(more);
+    return result;
+}
+
+/* Let `execute` know what it is about to be called for: `intercept._hand_over`. */
+static int hand_over(Interceptor* self, PyObject* op_type, int kind, PyObject* record) {
+    int failed = -1;
+    PyObject* handed = PyObject_GetAttr(self->state, names.handed);
+    PyObject* execute = PyObject_GetAttr(self->module, names.execute);
+    PyObject* frame = (PyObject*)PyEval_GetFrame();
+    if (handed == NULL || execute == NULL) goto done;
+    if (frame == NULL) {
+        failed = 0; /* C called, so there is no fallback. */
+    } else if (
+        kind == PLAIN && PyCFunction_CheckExact(execute) &&
+        PyCFunction_GET_SELF(execute) == (PyObject*)self && PyList_CheckExact(handed) &&
+        PyList_GET_SIZE(handed) < HANDED
+    ) {
+        PyObject* call =
+            Py_BuildValue("(ONO())", SLOT(op_type, op_type, name), PyLong_FromVoidPtr(frame), record);
+        if (call != NULL) failed = PyList_Append(handed, call);
+        Py_XDECREF(call);
+    } else {
+        PyObject* told = PyObject_CallFunctionObjArgs(self->fell_back, op_type, record, NULL);
+        if (told != NULL) failed = 0;
+        Py_XDECREF(told);
+    }
+done:
+    Py_XDECREF(handed);
+    Py_XDECREF(execute);
+    return failed;
+}
+
+static PyObject* execute_idle(
+    Interceptor* self, PyObject* op_type, int kind, PyObject* record, int pair,
+    PyObject* const* args, Py_ssize_t count
+) {
+    PyObject* result = call_original(self, args, count, pair ? record : NULL);
+    if (result == NULL && PyErr_ExceptionMatches(self->fallback)) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if (hand_over(self, op_type, kind, record) < 0) {
+            Py_XDECREF(type);
+            Py_XDECREF(value);
+            Py_XDECREF(traceback);
+        } else {
+            PyErr_Restore(type, value, traceback);
+        }
+    } else if (result != NULL && kind == READ &&
+               PyObject_SetAttr(result, names._amanda_source, SLOT(record, record, token)) < 0) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+/* Called with ctx, op_name, name, *args. */
+PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+    Interceptor* self = (Interceptor*)object;
+    PyObject *result = NULL, *activation = NULL, *op_type = NULL, *record = NULL, *passed = NULL;
+    PyObject* place = PyObject_GetAttr(self->state, names.eager);
+    if (place == NULL) return NULL;
+    if (place == Py_None) {
+        Py_DECREF(place);
+        return call_original(self, args, count, NULL);
+    }
+    if (count < 3 || !is_watching(self, place)) goto otherwise;
+    PyObject* activations = SLOT(place, forward, activations);
+    if (activations == NULL || !PyList_CheckExact(activations)) goto otherwise;
+    activation = PyList_GetItem(activations, PyList_GET_SIZE(activations) - 1);
+    Py_XINCREF(activation);
+    op_type = PyObject_CallOneArg(self->op_type_of, args[1]);
+    if (!IS(activation, activation) || !IS(op_type, op_type)) goto otherwise;
+    long kind = PyLong_AsLong(SLOT(op_type, op_type, kind));
+    if (kind == READ) {
+        record = read_of(self, place, activation, op_type, args + 3, count - 3);
+    } else if (kind == PLAIN) {
+        record = located(self, place, activation, op_type, args + 3, count - 3, &passed);
+    }
+    if (!IS(record, record)) goto otherwise;
+    int pair = 0;
+    int watched = kind == READ || SLOT(record, record, watched) == Py_True;
+    if ((watched && !is_idle(self, place, record, &pair)) || PyErr_Occurred()) goto otherwise;
+    /* From here on it is decided. */
+    if (passed != NULL && PyDict_SetItem(SLOT(activation, activation, counts),
+                                         SLOT(record, record, group), passed) < 0) {
+        goto done;
+    }
+    PyObject* last = SLOT(activation, activation, last);
+    Py_INCREF(record);
+    SLOT(activation, activation, last) = record;
+    Py_XDECREF(last);
+    if (watched) {
+        result = execute_idle(self, op_type, (int)kind, record, pair, args, count);
+    } else {
+        result = call_original(self, args, count, NULL);
+    }
+    goto done;
+otherwise:
+    PyErr_Clear();
+    result = PyObject_Vectorcall(self->slow_fast_path, args, (size_t)count, NULL);
+done:
+    Py_DECREF(place);
+    Py_XDECREF(activation);
+    Py_XDECREF(op_type);
+    Py_XDECREF(record);
+    Py_XDECREF(passed);
+    return result;
+}

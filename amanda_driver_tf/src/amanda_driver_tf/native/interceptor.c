@@ -1,0 +1,159 @@
+/* The type `Interceptor`, and what its methods share. */
+#include "interceptor.h"
+
+#include <structmember.h>
+
+#include "parts.h"
+
+Names names;
+
+static int equal(PyObject* left, PyObject* right) {
+    return left != NULL && right != NULL && PyObject_RichCompareBool(left, right, Py_EQ) == 1;
+}
+
+/* Whether an attribute is there and true; an error counts as true or not, as the caller likes. */
+static int attribute(PyObject* object, PyObject* name, int otherwise) {
+    PyObject* value = PyObject_GetAttr(object, name);
+    if (value == NULL) return otherwise;
+    int result = PyObject_IsTrue(value);
+    Py_DECREF(value);
+    return result < 0 ? otherwise : result;
+}
+
+int is_watching(Interceptor* self, PyObject* place) {
+    if (!IS(place, forward)) return 0;
+    PyObject* control = SLOT(place, forward, control);
+    return IS(control, control) && SLOT(control, control, enabled) == Py_True &&
+           !attribute(self->state, names.quiet, 1) &&
+           !attribute(self->thread, names.routine_depth, 1);
+}
+
+int is_idle(Interceptor* self, PyObject* place, PyObject* record, int* pair) {
+    PyObject* control = SLOT(place, forward, control);
+    if (SLOT(record, record, marks) != Py_False || SLOT(control, control, caching) != Py_True) {
+        return 0;
+    }
+    PyObject* session = SLOT(place, forward, session);
+    PyObject* epoch = PyObject_GetAttr(session, names.epoch);
+    int idle = 0;
+    if (equal(epoch, SLOT(record, record, idle))) {
+        if (!attribute(session, names.wants_backward, 1)) {
+            idle = 1;
+        } else if (equal(epoch, SLOT(record, record, settled))) {
+            idle = *pair = 1;
+        } else {
+            PyObject* no_tape = PyObject_CallNoArgs(self->no_tape);
+            idle = no_tape == Py_True;
+            Py_XDECREF(no_tape);
+        }
+    }
+    Py_XDECREF(epoch);
+    return idle;
+}
+
+/* Offset of a slot of a Python class, or -1 with an exception set. */
+static Py_ssize_t slot_of(PyObject* class, const char* name) {
+    PyObject* slot = PyObject_GetAttrString(class, name);
+    if (slot == NULL) return -1;
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(slot, &PyMemberDescr_Type) &&
+        ((PyMemberDescrObject*)slot)->d_member->type == T_OBJECT_EX) {
+        offset = ((PyMemberDescrObject*)slot)->d_member->offset;
+    } else {
+        PyErr_Format(PyExc_TypeError, "%R has no slot %s", class, name);
+    }
+    Py_DECREF(slot);
+    return offset;
+}
+
+static PyObject* interceptor_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+    Interceptor* self = (Interceptor*)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    static char* keys[] = {
+#define KEY(name) #name,
+        HELD(KEY)
+#undef KEY
+        NULL,
+    };
+#define FORMAT(name) "O"
+#define TARGET(name) , &self->name
+    int parsed = PyArg_ParseTupleAndKeywords(
+        args, keywords, "$" HELD(FORMAT) ":Interceptor", keys HELD(TARGET)
+    );
+#undef FORMAT
+#undef TARGET
+    /* What was parsed is borrowed, also where it failed. */
+#define KEEP(name) Py_XINCREF(self->name);
+    HELD(KEEP)
+#undef KEEP
+    if (!parsed) goto failed;
+#define FIND(class, name) \
+    self->class##_##name = slot_of(self->class, #name); \
+    if (self->class##_##name < 0) goto failed;
+    SLOTS(FIND)
+#undef FIND
+    return (PyObject*)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int interceptor_traverse(Interceptor* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+#define VISIT(name) Py_VISIT(self->name);
+    HELD(VISIT)
+#undef VISIT
+    return 0;
+}
+
+static int interceptor_clear(Interceptor* self) {
+#define CLEAR(name) Py_CLEAR(self->name);
+    HELD(CLEAR)
+#undef CLEAR
+    return 0;
+}
+
+static void interceptor_dealloc(Interceptor* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    interceptor_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef interceptor_methods[] = {
+    {"fast_path", (PyCFunction)(void (*)(void))interceptor_fast_path, METH_FASTCALL,
+     "Stands for TFE_Py_FastPathExecute."},
+    {"execute", (PyCFunction)(void (*)(void))interceptor_execute, METH_FASTCALL | METH_KEYWORDS,
+     "Stands for execute.execute."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot interceptor_slots[] = {
+    {Py_tp_new, (void*)interceptor_new},
+    {Py_tp_dealloc, (void*)interceptor_dealloc},
+    {Py_tp_traverse, (void*)interceptor_traverse},
+    {Py_tp_clear, (void*)interceptor_clear},
+    {Py_tp_methods, interceptor_methods},
+    {Py_tp_doc, (void*)"Lets ops pass that nobody asks anything of."},
+    {0, NULL},
+};
+
+static PyType_Spec interceptor_spec = {
+    .name = "amanda_driver_tf._native.Interceptor",
+    .basicsize = sizeof(Interceptor),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = interceptor_slots,
+};
+
+int add_interceptor(PyObject* module) {
+#define INTERN(name) \
+    if (names.name == NULL && (names.name = PyUnicode_InternFromString(#name)) == NULL) return -1;
+    NAMES(INTERN)
+#undef INTERN
+    PyObject* type = PyType_FromModuleAndSpec(module, &interceptor_spec, NULL);
+    if (type == NULL) return -1;
+    int failed = PyModule_AddType(module, (PyTypeObject*)type);
+    Py_DECREF(type);
+    return failed;
+}

@@ -1,0 +1,20 @@
+/* The extension module `amanda_driver_tf._native`. */
+#include "parts.h"
+
+static int execute(PyObject* module) {
+    return add_call_site(module) < 0 ? -1 : add_interceptor(module);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void*)execute},
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "amanda_driver_tf._native",
+    .m_doc = "Lets eager ops that no tool asks anything of pass without running Python.",
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,17 @@
+"""Each test of the eager mode runs with both interceptors, where both are there."""
+
+from __future__ import annotations
+
+import pytest
+
+from amanda_driver_tf import _build
+from amanda_driver_tf._interceptor import NAMES, VARIABLE
+
+
+@pytest.fixture(autouse=True, params=NAMES)
+def interceptor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    name: str = request.param
+    if name == "native" and _build.native is None:
+        pytest.skip(f"no native interceptor: {_build.missing}")
+    monkeypatch.setenv(VARIABLE, name)
+    return name
