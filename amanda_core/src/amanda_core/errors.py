@@ -25,6 +25,7 @@ __all__ = [
     "ReentryError",
     "ReplacementConflictError",
     "RoutineResultError",
+    "SelectionError",
     "StaleContextError",
     "ThreadError",
     "ToolError",
@@ -146,6 +147,12 @@ class MappingRuleError(AmandaError, TypeError):
     """A mapping rule is not ``[namespace, before]`` or ``[namespace, before, after]``."""
 
     slug = "bad-rule"
+
+
+class SelectionError(AmandaError, ValueError):
+    """A selection of ops or steps is not of the form that `select` takes."""
+
+    slug = "bad-selection"
 
 
 class DriverError(AmandaError):
