@@ -184,7 +184,7 @@ def test_a_copied_tool_keeps_its_selection() -> None:
         lambda: select(steps=slice(0, 10, -1)),
         lambda: select(steps=[1.5]),  # type: ignore[list-item]
         lambda: select("conv*"),  # type: ignore[arg-type]
-        lambda: select(select(op="relu")),  # type: ignore[arg-type]
+        lambda: select(select(op="relu")),
         lambda: Tool().where("relu"),  # type: ignore[arg-type]
         lambda: Tool().where(lambda context: True),  # type: ignore[arg-type]
     ],
