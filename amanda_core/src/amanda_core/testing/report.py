@@ -1,0 +1,178 @@
+"""The summary of a run of the suite that a driver's author can publish.
+
+Owns what is counted and its two forms: JSON for programs, a Markdown table for people.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amanda_core.driver import DRIVER_API
+from amanda_core.testing.capabilities import CAPABILITIES, CORE, OPERATORS
+
+__all__ = ["Group", "Report", "Subject", "as_json", "as_markdown", "write"]
+
+_NEITHER = ("eager", "graph")  # They name modes: nothing tests them.
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was tested.
+
+    Attributes:
+        title: Driver and mode.
+        driver: Name of the driver.
+        distribution: Name and version of the distribution that it came from.
+        declared: The capabilities that it declares.
+        without: Capability -> why the mode has not got it.
+    """
+
+    title: str
+    driver: str
+    distribution: str
+    declared: tuple[str, ...] = ()
+    without: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Group:
+    """Results of the tests of one capability, or of the core.
+
+    Attributes:
+        passed: Names of tests.
+        failed: Names of tests.
+        skipped: Test -> reason.
+    """
+
+    passed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """One word for all of them."""
+        if self.failed:
+            return "failed"
+        return "passed" if self.passed else "skipped"
+
+
+@dataclass
+class Report:
+    """Results of one subject.
+
+    Attributes:
+        subject: What was tested.
+        namespaces: The namespaces that its contexts carried.
+        groups: ``core``, ``more operators`` or a capability -> results.
+    """
+
+    subject: Subject
+    namespaces: list[str] = field(default_factory=list)
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    def add(self, test: str, group: str, outcome: str, reason: str = "") -> None:
+        """Count a test: ``passed``, ``failed`` or ``skipped``."""
+        found = self.groups.setdefault(group, Group())
+        if outcome == "skipped":
+            found.skipped[test] = reason
+        elif outcome == "failed" or test in found.failed:
+            # A test that passed may still fail when it is taken down.
+            found.passed[:] = [name for name in found.passed if name != test]
+            if test not in found.failed:
+                found.failed.append(test)
+        elif test not in found.passed:
+            found.passed.append(test)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether all core tests passed, and all tests of what is declared."""
+        core = self.groups.get(CORE, Group())
+        return bool(core.passed) and not any(
+            group.failed or (name == CORE and group.skipped) for name, group in self.groups.items()
+        )
+
+    def verdict(self, capability: str) -> str:
+        """``passed``, ``failed``, ``undeclared``, or why the mode has not got it."""
+        if capability not in self.subject.declared:
+            return "undeclared"
+        if capability in self.subject.without:
+            return f"not in this mode: {self.subject.without[capability]}"
+        return self.groups[capability].verdict if capability in self.groups else "not run"
+
+
+def _versions() -> dict[str, str]:
+    from amanda_core import __version__
+
+    return {
+        "amanda-core": __version__,
+        "driver API": str(DRIVER_API),
+        "python": platform.python_version(),
+    }
+
+
+def as_json(reports: list[Report]) -> dict[str, Any]:
+    """The reports as plain data; ``conforms`` says whether all is well."""
+    return {
+        "versions": _versions(),
+        "conforms": all(report.conforms for report in reports),
+        "backends": [
+            {
+                **asdict(report.subject),
+                "namespaces": report.namespaces,
+                "conforms": report.conforms,
+                "capabilities": {
+                    word: report.verdict(word) for word in CAPABILITIES if word not in _NEITHER
+                },
+                "tests": {name: asdict(group) for name, group in sorted(report.groups.items())},
+            }
+            for report in reports
+        ],
+    }
+
+
+def as_markdown(reports: list[Report]) -> str:
+    """The reports as one table, a column for each backend."""
+    versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+    rows = [
+        ["", *(report.subject.title for report in reports)],
+        ["---"] * (len(reports) + 1),
+        ["distribution", *(report.subject.distribution for report in reports)],
+        ["namespaces", *(", ".join(report.namespaces) for report in reports)],
+        [CORE, *(_count(report, CORE) for report in reports)],
+        [OPERATORS, *(_count(report, OPERATORS) for report in reports)],
+    ]
+    for word in CAPABILITIES:
+        if word not in _NEITHER:
+            cells = []
+            for report in reports:
+                verdict = report.verdict(word)
+                cells.append(
+                    f"{verdict} ({_count(report, word)})"
+                    if word in report.groups and verdict in ("passed", "failed")
+                    else verdict
+                )
+            rows.append([f"`{word}`", *cells])
+    rows.append(["conforms", *("yes" if report.conforms else "**no**" for report in reports)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"# Conformance to Amanda's driver interface\n\n{versions}\n\n{table}\n"
+
+
+def _count(report: Report, name: str) -> str:
+    group = report.groups.get(name, Group())
+    total = len(group.passed) + len(group.failed)
+    skipped = f", {len(group.skipped)} skipped" if group.skipped else ""
+    return f"{len(group.passed)} of {total}{skipped}"
+
+
+def write(reports: list[Report], path: Path) -> list[Path]:
+    """Write both forms: JSON to `path`, Markdown beside it; the files written."""
+    beside = path.with_suffix(".md")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(as_json(reports), indent=2) + "\n", encoding="utf-8")
+    beside.write_text(as_markdown(reports), encoding="utf-8")
+    return [path, beside]
