@@ -48,8 +48,8 @@ class EagerBackend(Backend):
         return tf.constant(value, tf.float32)
 
     def to_python(self, value: Any) -> Value:
-        numbers: Value = value.numpy().tolist()
-        return numbers
+        found: Value = value.numpy().tolist()
+        return found
 
     def parameter(self, value: Value) -> Any:
         return tf.Variable(tf.constant(value, tf.float32))
@@ -156,7 +156,8 @@ class GraphBackend(EagerBackend):
 
     def to_python(self, value: Any) -> Value:
         # Sessions return arrays, routines get tensors.
-        return super().to_python(value) if isinstance(value, tf.Tensor) else value.tolist()  # type: ignore[no-any-return]
+        found: Value = (value.numpy() if isinstance(value, tf.Tensor) else value).tolist()
+        return found
 
     def run(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
         session, given, outputs, _, _ = program.extra

@@ -121,12 +121,12 @@ def report(error: BaseException) -> int:
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__", "")
+        if name != "runpy" and not name.startswith("amanda_core.cli."):
+            break
         trace = trace.tb_next
     return trace
-
-
-_OURS = {_trimmed.__code__.co_filename, runpy.__file__, runpy.run_path.__code__.co_filename}
 
 
 def _of_module(name: str) -> tuple[ModuleSpec, CodeType]:

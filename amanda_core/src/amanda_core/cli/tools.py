@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
+from enum import Enum
 from typing import Any
 
 import click
@@ -100,4 +101,6 @@ def _one(name: str, as_json: bool) -> None:
 
 
 def _plain(default: Any) -> Any:
+    if isinstance(default, Enum):
+        return default.name
     return default if isinstance(default, (bool, int, float, str, type(None))) else str(default)

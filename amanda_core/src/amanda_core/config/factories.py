@@ -24,6 +24,10 @@ from amanda_core.tool import Tool
 __all__ = ["Option", "factory", "make", "options"]
 
 
+#: Stands for an annotation of which no value can be written as text.
+_CODE_ONLY = type
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """An option of a tool: a parameter of its factory.
@@ -104,7 +108,7 @@ def options(made: Callable[..., Any]) -> tuple[Option, ...]:
             annotation = hints.get(parameter.name, parameter.annotation)
             if annotation is parameter.empty:
                 plain = type(default) in (bool, int, float, str)
-                annotation = type(default) if plain else Any
+                annotation = type(default) if plain else Any if default is None else _CODE_ONLY
             words = "" if parameter.name in RESERVED else expected(annotation)
             found.append(Option(parameter.name, annotation, words, required, default))
     return tuple(found)
@@ -266,7 +270,7 @@ def _hints(function: Any) -> dict[str, Any]:
             try:
                 hints[name] = get_type_hints(_Annotated({name: annotation}), scope)[name]
             except Exception:
-                hints[name] = inspect.Parameter  # Nothing that can be written as text.
+                hints[name] = _CODE_ONLY
         return hints
 
 
