@@ -260,21 +260,17 @@ class ReversesPositions(Sabotaged):
 
 class GivesTheFirstInputOnly(Sabotaged):
     def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
-        if all(step.action.positions is None for step in plan):
-            return [*proceed(plan, values[:1]), *values[1:]]
-        folded: list[Any] = proceed(plan, values)
-        return folded
+        for step in plan:
+            given = 1 if step.action.positions is None else len(values)
+            values = [*proceed(Plan([step]), values[:given]), *values[given:]]
+        return values
 
 
 class EditsInPlace(Sabotaged):
     def fold_before(self, proceed: Any, plan: Plan, values: list[Any]) -> list[Any]:
         for old, new in zip(values, proceed(plan, values), strict=True):
-            if self.is_edited_in_place(old):
-                old.data = new.data
+            old.data = new.data
         return values
-
-    def is_edited_in_place(self, value: toy.Value) -> bool:
-        return True
 
 
 class EditsParametersInPlace(Sabotaged):

@@ -68,3 +68,251 @@ def test_a_broken_driver_is_caught(name: str) -> None:
     # The scaffold of the broken drivers is right by itself.
     assert result_of(name, Sabotaged()) is None
     assert result_of(name, BROKEN[name]()) is not None
+
+
+# The oracle.
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_the_oracle_are_slopes(name: str) -> None:
+    model = MODELS[name]
+    values = model.values((2, 2))
+    seeds = model.seeds((2, 2))
+    found = differentiate(model, values, seeds).gradients
+    assert set(found) == {*model.inputs, *model.parameters}
+
+    def total(value: Any) -> float:
+        return sum(map(total, value)) if isinstance(value, list) else value
+
+    def weighted(changed: dict[str, Any]) -> float:
+        outputs = evaluate(model, changed).outputs
+        parts = [mapped(lambda a, b: a * b, o, s) for o, s in zip(outputs, seeds, strict=True)]
+        return total(parts)
+
+    for operand in found:
+        gradient: Any = found[operand]
+        for row in range(2):
+            for column in range(2):
+                sides = []
+                for by in (1e-6, -1e-6):
+                    moved: Any = [list(line) for line in values[operand]]  # type: ignore[arg-type, union-attr]
+                    moved[row][column] += by
+                    sides.append(weighted({**values, operand: moved}))
+                slope = (sides[0] - sides[1]) / 2e-6
+                assert slope == pytest.approx(gradient[row][column], rel=1e-4, abs=1e-6)
+
+
+def test_edits_of_the_oracle_go_straight_through() -> None:
+    values = {"x": 2.0, "w": 3.0, "b": -1.0}
+    # relu(2 * 3 - 1): its input made negative has no slope, whatever it was.
+    edited = Edits(before={("y", 0): lambda n: -n})
+    trace = differentiate(MODELS["chain"], values, [1.0], edited)
+    assert trace.outputs == [0.0]
+    assert trace.gradients == {"x": 0.0, "w": 0.0, "b": 0.0}
+    # The product's own formula sees the new weight; the weight gets the gradient as it is.
+    doubled = Edits(before={("h", 1): lambda n: 2 * n})
+    trace = differentiate(MODELS["chain"], values, [1.0], doubled)
+    assert trace.outputs == [11.0]
+    assert trace.gradients == {"x": 6.0, "w": 2.0, "b": 1.0}
+
+
+def test_gradient_edits_of_the_oracle() -> None:
+    values = {"x": 2.0, "w": 3.0}
+    model = MODELS["tied"]  # x * w + w
+    part = Edits(grad_after={("h", 1): lambda n: 10 * n})
+    assert differentiate(model, values, [1.0], part).gradients == {"x": 3.0, "w": 21.0}
+    whole = Edits(grad_before={"h": lambda n: 10 * n})
+    trace = differentiate(model, values, [1.0], whole)
+    assert trace.gradients == {"x": 30.0, "w": 21.0}
+    assert trace.arriving == {"h": 1.0, "y": 1.0}
+    other = Edits(backward={"h": lambda g: [0.0, g]})
+    assert differentiate(model, values, [1.0], other).gradients == {"x": 0.0, "w": 2.0}
+
+
+def test_values_are_the_same_only_in_one_shape() -> None:
+    assert same([1.0, [2.0]], [1.0, [2.0]])
+    assert not same([1.0], [1.0, 1.0])
+    assert not same([1.0], 1.0)
+    assert not same([1.0 + 1e-4], [1.0], 1e-5)
+    assert same([1.0 + 1e-6], [1.0], 1e-5)
+    assert not same(None, 0.0)
+    assert not same(float("nan"), float("nan"))
+
+
+# Models.
+
+
+def test_core_models_need_core_words_only() -> None:
+    for name, model in MODELS.items():
+        if name not in ("dense", "reduced"):
+            assert model.words <= CORE_WORDS, name
+
+
+def test_each_op_has_a_line_and_modules_are_functions() -> None:
+    assert source_of(MODELS["loop"]).splitlines() == [
+        "def loop(x, w):",
+        "    for _ in range(3):",
+        "        h = mul(x, w)",
+        "        y = relu(h)",
+        "        x = y",
+        "    return (y,)",
+    ]
+    assert source_of(MODELS["scoped"]).splitlines() == [
+        "def in_net_one(x, w):",
+        "    h = mul(x, w)",
+        "    return (h,)",
+        "",
+        "def in_net_two(h, b):",
+        "    a = add(h, b)",
+        "    return (a,)",
+        "",
+        "def in_net(x, w, b):",
+        "    (h,) = in_net_one(x, w)",
+        "    (a,) = in_net_two(h, b)",
+        "    y = relu(a)",
+        "    return (h, a, y,)",
+        "",
+        "def scoped(x, w, b):",
+        "    (h, a, y,) = in_net(x, w, b)",
+        "    return (y,)",
+    ]
+
+
+# Marks.
+
+
+def test_a_mark_names_a_known_capability() -> None:
+    with pytest.raises(ValueError, match="telepathy"):
+        needs("telepathy")
+
+
+def test_each_capability_but_modes_has_a_test() -> None:
+    groups = {needs_of(test).group for test in suite_tests().values()}
+    assert groups == {"core", "more operators", *CAPABILITIES} - {"eager", "graph"}
+
+
+def test_every_test_says_what_a_driver_must_do() -> None:
+    for name, test in suite_tests().items():
+        assert test.__doc__, name
+
+
+# Running the suite.
+
+
+class Forgetful(ToyBackend):
+    """Declares a capability that it cannot show, and one that it has not."""
+
+    without = {"steps": "nothing trains here"}  # noqa: RUF012  Read only.
+
+    def __init__(self) -> None:
+        driver = Sabotaged()
+        declared = {*driver.info.capabilities, "recomputation"} - {"scopes"}
+        object.__setattr__(driver.info, "capabilities", frozenset(declared))
+        super().__init__(driver)
+
+
+class Untrue(ToyBackend):
+    """A driver that one core test does not let pass."""
+
+    def __init__(self) -> None:
+        super().__init__(BROKEN["test_keys_persist"]())
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    options = ["-p", "amanda_core.testing.plugin", "-p", "no:cacheprovider"]
+    return pytester.runpytest_inprocess(*options, *arguments)
+
+
+SUITE = ("--pyargs", "amanda_core.testing.suite")
+
+
+def named(backend: type[Backend]) -> str:
+    return f"--amanda-backend={backend.__module__}:{backend.__name__}"
+
+
+def test_a_whole_driver_conforms(pytester: pytest.Pytester) -> None:
+    result = run(pytester, *SUITE, named(ToyBackend), "--amanda-report=report.json", "-rs")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["*toy eager conforms: *", "SKIPPED*the driver 'toy' does not declare 'staged'*"]
+    )
+    written = json.loads(Path(pytester.path, "report.json").read_text())
+    assert written["conforms"] is True
+    (toys,) = written["backends"]
+    assert toys["namespaces"] == ["toy/1.2.3/eager"]
+    assert toys["capabilities"]["gradients"] == "passed"
+    assert toys["capabilities"]["staged"] == "undeclared"
+    assert sorted(toys["tests"]["core"]["passed"]) == sorted(core_tests())
+    assert toys["tests"]["core"]["skipped"] == {}
+    table = Path(pytester.path, "report.md").read_text()
+    assert "| toy eager |" in table
+    assert f"| core | {len(BROKEN)} of {len(BROKEN)} |" in table
+    assert "| `staged` | undeclared |" in table
+    assert "| conforms | yes |" in table
+
+
+def test_a_capability_that_is_declared_and_missing_fails(pytester: pytest.Pytester) -> None:
+    words = "step or scope or recomput or module"
+    result = run(
+        pytester, *SUITE, named(Forgetful), "-k", words, "-rs", "--amanda-report=out/report.json"
+    )
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*toy eager does not conform: *",
+            "SKIPPED*toy eager has no 'steps': nothing trains here*",
+            "SKIPPED*the driver 'toy' does not declare 'scopes'*",
+        ]
+    )
+    (written,) = json.loads(Path(pytester.path, "out/report.json").read_text())["backends"]
+    assert written["capabilities"]["recomputation"] == "failed"
+    assert written["capabilities"]["scopes"] == "undeclared"
+    assert written["capabilities"]["steps"] == "not in this mode: nothing trains here"
+    assert written["capabilities"]["replace"] == "not run"
+
+
+def test_a_failure_shows_the_values(pytester: pytest.Pytester) -> None:
+    result = run(pytester, *SUITE, named(Untrue), "-k", "keys_persist")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["E *assert ?None? == ?'here'?", "*toy eager does not conform: core 0/1"]
+    )
+
+
+def test_the_suite_as_a_class(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        f"""
+        from amanda_core.testing import conformance
+        from {Untrue.__module__} import ToyBackend, Untrue
+
+        TestOne = conformance(ToyBackend)
+        TestOther = conformance(Untrue())
+        """
+    )
+    # Without the plugin, as a driver's own tests may be run.
+    result = pytester.runpytest_inprocess("-k", "persist", "--strict-markers")
+    assert result.ret == 1
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E *assert ?None? == ?'here'?"])
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ([], "*Say --amanda-backend=*"),
+        (["--amanda-backend=nowhere"], "*write it as module:attribute*"),
+        (["--amanda-backend=nowhere:Nothing"], "*No module named 'nowhere'*"),
+        (["--amanda-backend=json:loads"], "*is no amanda_core.testing.Backend*"),
+    ],
+)
+def test_options_that_cannot_be_followed(
+    pytester: pytest.Pytester, option: list[str], message: str
+) -> None:
+    result = run(pytester, *SUITE, *option)
+    assert result.ret != 0
+    result.stdout.fnmatch_lines([message])
+
+
+def test_a_class_is_of_the_whole_suite() -> None:
+    made = conformance(ToyBackend)
+    assert set(suite_tests()) <= set(vars(made))
