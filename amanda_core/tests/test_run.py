@@ -100,7 +100,12 @@ PROGRAMS = {
     ),
     "closed": "import sys\nsys.stderr.close()\nprint(1)\n",
 }
-CALL = "import sys\nfrom amanda_core.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+CALL = """
+import sys
+from amanda_core.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
 
 
 @pytest.fixture(scope="module")

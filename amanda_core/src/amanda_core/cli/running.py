@@ -65,17 +65,19 @@ class Run:
 
     def _execute(self) -> BaseException | None:
         with self._results_on_sigterm():
+            uncaught: BaseException | None = None
             try:
                 self.program.execute()
-            except SystemExit as asked:
-                return asked
             except BaseException as error:
+                uncaught = error
+            # Out here no exception is being handled, as where the interpreter shows one: it would
+            # be the context of what the program's own sys.excepthook raises.
+            if uncaught is not None and not isinstance(uncaught, SystemExit):
                 try:
-                    report(error)
-                except SystemExit as asked:  # By the program's own sys.excepthook.
+                    report(uncaught)
+                except SystemExit as asked:
                     return asked
-                return error
-            return None
+            return uncaught
 
     def _end(self, error: BaseException | None, status: int) -> int:
         if error is None:
