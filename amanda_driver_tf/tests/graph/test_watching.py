@@ -63,8 +63,9 @@ def random_numbers() -> Made:
 
 def random_numbers_behind_an_op() -> Made:
     v1.set_random_seed(1)
+    shape = tf.constant([2])
     with tf.control_dependencies([tf.negative(tf.constant(1.0))]):
-        return None, [v1.random_normal([2], seed=3)]
+        return None, [tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32, seed=3, seed2=5)]
 
 
 def array() -> Made:

@@ -78,8 +78,7 @@ def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
         for control in node.controls:
             source = by_name.get(control) if isinstance(control, str) else control
             if source is not None:
-                can_stay = node.op_type == "Const" or keeps_state(node.op_type)
-                known = followers if can_stay else readers
+                known = followers if keeps_state(node.op_type) else readers
                 known.setdefault(id(source), []).append(node)
     frames = _frames(body)
     dirty: set[int] = set()
