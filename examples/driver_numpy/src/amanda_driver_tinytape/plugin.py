@@ -17,7 +17,7 @@ __all__ = ["amanda_attach", "amanda_driver_info", "amanda_preflight", "amanda_pr
 
 @hookimpl
 def amanda_driver_info() -> DriverInfo:
-    """Describe the driver. What is not among the capabilities, tools are told that it is missing."""
+    """Describe the driver. Of what is not among the capabilities, tools are told so."""
     return DriverInfo(
         name="tinytape",
         modules=("tinytape",),

@@ -122,9 +122,7 @@ MATMUL = Operator("matmul", ("x", "y"), lambda x, y: (x @ y, lambda g: (g @ y.T,
 RELU = Operator("relu", ("x",), lambda x: (np.maximum(x, 0.0), lambda g: (g * (x > 0),)))
 EXP = Operator("exp", ("x",), lambda x: (np.exp(x), lambda g: (g * np.exp(x),)))
 TANH = Operator("tanh", ("x",), lambda x: (np.tanh(x), lambda g: (g * (1 - np.tanh(x) ** 2),)))
-TOTAL = Operator(
-    "total", ("x",), lambda x: (np.asarray(x.sum()), lambda g: (np.full(x.shape, g),))
-)
+TOTAL = Operator("total", ("x",), lambda x: (np.asarray(x.sum()), lambda g: (np.full(x.shape, g),)))
 
 
 def run(operator: Operator, inputs: Sequence[Tensor]) -> Tensor:

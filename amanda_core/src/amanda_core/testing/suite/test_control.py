@@ -66,15 +66,25 @@ def test_a_nested_tool_runs_after_the_outer_one_and_only_inside(rig: Rig) -> Non
 
 
 def test_a_handle_is_removed_once(rig: Rig) -> None:
-    """attach() holds until remove(), which may be called again."""
+    """attach() holds until remove(), which may be called again, and before that of newer tools.
+
+    Plans are of one epoch, so watch `session.epoch`.
+    """
     built = rig.build("chain")
-    handle = attach(_doubling(rig))
+    first = attach(rig.asking("insert_after_op", rig.edit(_lower), "mul", outputs=[0]))
+    second = attach(_doubling(rig))
     try:
+        both = Edits(after={"h": lambda number: _double(_lower(number))})
+        assert rig.is_run(built.run(), built, both)
+        first.remove()
+        assert rig.is_run(built.run(), built, DOUBLED)
+        first.remove()
         assert rig.is_run(built.run(), built, DOUBLED)
     finally:
-        handle.remove()
+        first.remove()
+        second.remove()
     assert rig.is_run(built.run(), built)
-    handle.remove()
+    second.remove()
     assert rig.is_run(built.run(), built)
 
 

@@ -36,27 +36,31 @@ def test_an_input_is_edited(rig: Rig) -> None:
 
 
 def test_an_output_is_edited(rig: Rig) -> None:
-    """Readers get what insert_after_op returned.
+    """Readers get what insert_after_op returned: other ops, and who called the program.
 
     Fold `context.trigger_callback(IPoint.AFTER_FORWARD)` over the outputs.
     """
     built = rig.build("chain")
-    with apply(rig.asking("insert_after_op", rig.edit(_double), "mul", outputs=[0])):
+    with apply(rig.asking("insert_after_op", rig.edit(_double), "mul", "relu", outputs=[0])):
         first, second = built.run(), built.run()
-    assert rig.is_run(first, built, Edits(after={"h": _double}))
+    assert rig.is_run(first, built, Edits(after={"h": _double, "y": _double}))
     assert second == first
 
 
 def test_an_output_edit_asked_for_before_the_op(rig: Rig) -> None:
-    """An analysis before the op may ask for insert_after_op: take the plans of both points."""
+    """An analysis before the op may ask for insert_after_op, beside one behind the op.
+
+    The plan that `trigger_callback` returns behind the op has both.
+    """
     built = rig.build("chain")
 
     def analyse(context: OpContext) -> None:
         context.insert_after_op(rig.edit(_double), outputs=[0])
 
-    with apply(rig.tool(analyse, "add")):
+    behind = rig.asking("insert_after_op", rig.edit(_lower), "add", outputs=[0])
+    with apply(rig.tool(analyse, "add"), behind):
         first, second = built.run(), built.run()
-    assert rig.is_run(first, built, Edits(after={"a": _double}))
+    assert rig.is_run(first, built, Edits(after={"a": lambda n: _lower(_double(n))}))
     assert second == first
 
 
