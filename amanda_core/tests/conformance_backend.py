@@ -7,7 +7,7 @@ from typing import Any
 
 from amanda_core.testing import Backend, Gradients, Program, Value
 
-from . import toy
+from . import toy, toy_driver
 from .toy_driver import REPLACED, ToyDriver
 
 CAPABILITIES = frozenset(
@@ -78,6 +78,9 @@ class ToyBackend(Backend):
 
     def end_step(self, program: Program) -> None:
         toy.update([], 0.0)
+
+    def versions(self) -> Mapping[str, str]:
+        return {"toy": toy_driver.NAMESPACE.split("/")[1]}
 
     def found(self) -> Mapping[str, object]:
         return {name: getattr(toy, name) for name in REPLACED}

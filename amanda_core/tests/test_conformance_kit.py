@@ -30,6 +30,7 @@ from amanda_core.testing.oracle import mapped, same
 
 from . import toy
 from .broken_drivers import BROKEN, Sabotaged
+from .conformance_backend import CAPABILITIES as CAPABILITIES_OF_TOY
 from .conformance_backend import ToyBackend
 from .toy_driver import REPLACED
 
@@ -264,7 +265,14 @@ def test_a_whole_driver_conforms(pytester: pytest.Pytester) -> None:
     assert "| toy eager |" in table
     assert f"| core | {len(BROKEN)} of {len(BROKEN)} |" in table
     assert "| `staged` | undeclared |" in table
-    assert "| conforms | yes |" in table
+    assert "| versions | toy 1.2.3 |" in table
+    assert "| **conforms** |" in table
+    assert "`test_a_staged_replacement`: the driver 'toy' does not declare 'staged'" in table
+    assert "Failed" not in table
+    assert "Not run" not in table
+    assert toys["versions"] == {"toy": "1.2.3"}
+    assert set(toys["declared"]) == CAPABILITIES_OF_TOY
+    assert toys["not_run"] == []
 
 
 def test_a_capability_that_is_declared_and_missing_fails(pytester: pytest.Pytester) -> None:
@@ -285,6 +293,22 @@ def test_a_capability_that_is_declared_and_missing_fails(pytester: pytest.Pytest
     assert written["capabilities"]["scopes"] == "undeclared"
     assert written["capabilities"]["steps"] == "not in this mode: nothing trains here"
     assert written["capabilities"]["replace"] == "not run"
+    assert written["conforms"] is False
+    table = Path(pytester.path, "out/report.md").read_text()
+    failed = table.partition("## Failed: toy eager")[2].partition("##")[0]
+    assert "- `test_what_is_recomputed_is_edited_again[0]`" in failed
+    assert "- `test_keys_persist`" in table.partition("## Not run")[2]
+
+
+def test_a_part_of_the_suite_is_no_conformance(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester, *SUITE, named(ToyBackend), "-k", "keys_persist", "--amanda-report=report.json"
+    )
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [f"*toy eager ran without {len(suite_tests()) - 1} tests: core 1/1"]
+    )
+    assert json.loads(Path(pytester.path, "report.json").read_text())["conforms"] is False
 
 
 def test_a_failure_shows_the_values(pytester: pytest.Pytester) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import amanda
+from amanda_core.errors import UnsupportedError
 from amanda_core.testing import Backend, Gradients, Model, Program, Value
 
-__all__ = ["TorchBackend"]
+__all__ = ["FunctionModeBackend", "NativeBackend", "unavailable"]
 
 
 class _Scope(nn.Module):
@@ -31,10 +35,11 @@ class _Scope(nn.Module):
 
 
 class TorchBackend(Backend):
-    """Eager PyTorch."""
+    """Eager PyTorch, through one of the driver's interceptors."""
 
     driver = "pytorch"
     mode = "eager"
+    interceptor: ClassVar[str]
     functions: Mapping[str, Callable[..., Any]] = {
         "add": torch.add,
         "mul": torch.mul,
@@ -78,5 +83,41 @@ class TorchBackend(Backend):
         program.function = lambda *given: checkpoint(function, *given, use_reentrant=False)
         return program
 
+    def versions(self) -> Mapping[str, str]:
+        return {"torch": torch.__version__, "interceptor": self.interceptor}
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch, super().registered():
+            patch.setenv("AMANDA_TORCH_INTERCEPTOR", self.interceptor)
+            yield
+
     def end_step(self, program: Program) -> None:
         torch.optim.SGD(program.parameters, lr=0.0).step()
+
+
+class FunctionModeBackend(TorchBackend):
+    """Through the interceptor in Python."""
+
+    interceptor = "function_mode"
+
+
+class NativeBackend(TorchBackend):
+    """Through the interceptor in C."""
+
+    interceptor = "native"
+
+    @property
+    def title(self) -> str:
+        return "pytorch eager, native"
+
+
+def unavailable(backend: type[TorchBackend]) -> str:
+    """Why this installation has not got the interceptor of a backend, or an empty string."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AMANDA_TORCH_INTERCEPTOR", backend.interceptor)
+        try:
+            with amanda.apply(amanda.Tool()):
+                return ""
+        except UnsupportedError as error:
+            return str(error).splitlines()[0]

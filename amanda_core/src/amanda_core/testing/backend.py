@@ -151,6 +151,17 @@ class Backend(ABC):
             if not name.startswith("_")
         }
 
+    def versions(self) -> Mapping[str, str]:
+        """What is tested, for the report: the framework's version, and what else tells runs apart.
+
+        Here ``__version__`` of the framework's modules.
+        """
+        found = {
+            name: getattr(sys.modules.get(name), "__version__", None)
+            for name in self.info().modules
+        }
+        return {name: str(version) for name, version in found.items() if version is not None}
+
     # What the suite does with it.
 
     @contextmanager

@@ -35,6 +35,7 @@ def rig_of(backend: Backend, request: pytest.FixtureRequest) -> Iterator[Rig]:
             installed.distribution,
             tuple(sorted(installed.info.capabilities)),
             dict(backend.without),
+            dict(backend.versions()),
         )
         label: dict[str, Any] = {
             "test": _name(request),

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from amanda_core.testing.backend import Backend
+from amanda_core.testing.conformance import suite_tests
 from amanda_core.testing.fixtures import PROPERTY
 from amanda_core.testing.report import Report, Subject, write
 
@@ -71,7 +72,7 @@ class _Gathering:
             if report.when != "call" and report.outcome == "passed":
                 continue
             subject = Subject(**label["subject"])
-            kept = self.reports.setdefault(subject.title, Report(subject))
+            kept = self.reports.setdefault(subject.title, Report(subject, tuple(suite_tests())))
             kept.namespaces[:] = sorted({*kept.namespaces, *label["namespaces"]})
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
             reason = reason.removeprefix("Skipped: ")
@@ -88,8 +89,9 @@ class _Gathering:
                 for name, group in sorted(report.groups.items())
                 if group.passed or group.failed
             ]
-            verdict = "conforms" if report.conforms else "does not conform"
-            terminalreporter.line(f"{report.subject.title} {verdict}: {', '.join(counts)}")
+            terminalreporter.line(
+                f"{report.subject.title} {report.conclusion}: {', '.join(counts)}"
+            )
         if self.path is not None:
             written = write(list(self.reports.values()), self.path)
             terminalreporter.line(f"Written: {', '.join(map(str, written))}")

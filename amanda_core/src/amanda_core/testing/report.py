@@ -30,6 +30,7 @@ class Subject:
         distribution: Name and version of the distribution that it came from.
         declared: The capabilities that it declares.
         without: Capability -> why the mode has not got it.
+        versions: Name -> version of the framework, and what else tells runs apart.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Subject:
     distribution: str
     declared: tuple[str, ...] = ()
     without: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,11 +69,13 @@ class Report:
 
     Attributes:
         subject: What was tested.
+        tests: Names of all tests of the suite, without parameters.
         namespaces: The namespaces that its contexts carried.
         groups: ``core``, ``more operators`` or a capability -> results.
     """
 
     subject: Subject
+    tests: tuple[str, ...] = ()
     namespaces: list[str] = field(default_factory=list)
     groups: dict[str, Group] = field(default_factory=dict)
 
@@ -89,12 +93,32 @@ class Report:
             found.passed.append(test)
 
     @property
-    def conforms(self) -> bool:
-        """Whether all core tests passed, and all tests of what is declared."""
+    def missing(self) -> list[str]:
+        """Tests of the suite that were not run."""
+        ran = {
+            name.partition("[")[0]
+            for group in self.groups.values()
+            for name in (*group.passed, *group.failed, *group.skipped)
+        }
+        return [name for name in self.tests if name not in ran]
+
+    @property
+    def fails(self) -> bool:
+        """Whether a test failed, or a core test was skipped."""
         core = self.groups.get(CORE, Group())
-        return bool(core.passed) and not any(
-            group.failed or (name == CORE and group.skipped) for name, group in self.groups.items()
-        )
+        return bool(core.skipped) or any(group.failed for group in self.groups.values())
+
+    @property
+    def conforms(self) -> bool:
+        """Whether all core tests passed, and all tests of what is declared; none was left out."""
+        return not self.fails and not self.missing
+
+    @property
+    def conclusion(self) -> str:
+        """What is to be said of it."""
+        if self.fails:
+            return "does not conform"
+        return f"ran without {len(self.missing)} tests" if self.missing else "conforms"
 
     def verdict(self, capability: str) -> str:
         """``passed``, ``failed``, ``undeclared``, or why the mode has not got it."""
@@ -112,6 +136,7 @@ def _versions() -> dict[str, str]:
         "amanda-core": __version__,
         "driver API": str(DRIVER_API),
         "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
     }
 
 
@@ -125,6 +150,7 @@ def as_json(reports: list[Report]) -> dict[str, Any]:
                 **asdict(report.subject),
                 "namespaces": report.namespaces,
                 "conforms": report.conforms,
+                "not_run": report.missing,
                 "capabilities": {
                     word: report.verdict(word) for word in CAPABILITIES if word not in _NEITHER
                 },
@@ -136,12 +162,13 @@ def as_json(reports: list[Report]) -> dict[str, Any]:
 
 
 def as_markdown(reports: list[Report]) -> str:
-    """The reports as one table, a column for each backend."""
+    """The reports as one table, a column for each backend; below it what failed or was skipped."""
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     rows = [
         ["", *(report.subject.title for report in reports)],
         ["---"] * (len(reports) + 1),
         ["distribution", *(report.subject.distribution for report in reports)],
+        ["versions", *(_pairs(report.subject.versions) for report in reports)],
         ["namespaces", *(", ".join(report.namespaces) for report in reports)],
         [CORE, *(_count(report, CORE) for report in reports)],
         [OPERATORS, *(_count(report, OPERATORS) for report in reports)],
@@ -157,9 +184,40 @@ def as_markdown(reports: list[Report]) -> str:
                     else verdict
                 )
             rows.append([f"`{word}`", *cells])
-    rows.append(["conforms", *("yes" if report.conforms else "**no**" for report in reports)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"# Conformance to Amanda's driver interface\n\n{versions}\n\n{table}\n"
+    rows.append(["", *(f"**{report.conclusion}**" for report in reports)])
+    table = "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows)
+    parts = ["# Conformance to Amanda's driver interface", versions, table]
+    for report in reports:
+        parts += _left_over(report)
+    return "\n\n".join(parts) + "\n"
+
+
+def _pairs(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _cell(text: str) -> str:
+    """Text that does not end its cell."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _left_over(report: Report) -> list[str]:
+    """Lists of the tests of a backend that did not pass."""
+    groups = report.groups.values()
+    lines = {
+        "Failed": [f"`{test}`" for group in groups for test in group.failed],
+        "Skipped": [
+            f"`{test}`: {_cell(reason)}"
+            for group in groups
+            for test, reason in group.skipped.items()
+        ],
+        "Not run": [f"`{test}`" for test in report.missing],
+    }
+    return [
+        f"## {title}: {report.subject.title}\n\n" + "\n".join(f"- {line}" for line in found)
+        for title, found in lines.items()
+        if found
+    ]
 
 
 def _count(report: Report, name: str) -> str:
