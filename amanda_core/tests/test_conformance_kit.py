@@ -266,7 +266,7 @@ def test_a_whole_driver_conforms(pytester: pytest.Pytester) -> None:
     assert f"| core | {len(BROKEN)} of {len(BROKEN)} |" in table
     assert "| `staged` | undeclared |" in table
     assert "| versions | toy 1.2.3 |" in table
-    assert "| **conforms** |" in table
+    assert "| result | **conforms** |" in table
     assert "`test_a_staged_replacement`: the driver 'toy' does not declare 'staged'" in table
     assert "Failed" not in table
     assert "Not run" not in table

@@ -6,14 +6,15 @@ import pytest
 
 from amanda_core.testing import conformance
 
-from .torch_backend import FunctionModeBackend, NativeBackend, TorchBackend, unavailable
+from .torch_backend import FunctionModeBackend, NativeBackend, unavailable
+
+TestFunctionMode = conformance(FunctionModeBackend)
+
+WHY_NOT_NATIVE = unavailable(NativeBackend)
+if not WHY_NOT_NATIVE:
+    TestNative = conformance(NativeBackend)
 
 
-def _whole(backend: type[TorchBackend]) -> type:
-    """The suite, skipped as a whole where the interceptor is not built."""
-    reason = unavailable(backend)
-    return pytest.mark.skipif(bool(reason), reason=reason)(conformance(backend))
-
-
-TestFunctionMode = _whole(FunctionModeBackend)
-TestNative = _whole(NativeBackend)
+@pytest.mark.skipif(bool(WHY_NOT_NATIVE), reason=WHY_NOT_NATIVE)
+def test_the_native_interceptor_is_there() -> None:
+    assert NativeBackend().interceptor == "native"

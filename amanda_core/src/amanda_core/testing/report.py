@@ -184,7 +184,7 @@ def as_markdown(reports: list[Report]) -> str:
                     else verdict
                 )
             rows.append([f"`{word}`", *cells])
-    rows.append(["", *(f"**{report.conclusion}**" for report in reports)])
+    rows.append(["result", *(f"**{report.conclusion}**" for report in reports)])
     table = "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows)
     parts = ["# Conformance to Amanda's driver interface", versions, table]
     for report in reports:

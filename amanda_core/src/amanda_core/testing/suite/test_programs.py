@@ -117,7 +117,11 @@ def test_recomputation_is_the_same_op_and_flagged(rig: Rig) -> None:
 
     with apply(rig.tool(analyse, "mul")):
         built.gradients()
-    # In a graph the rerun is a node, and so an op, of its own.
+    again = [flag for _, flag in executed]
     if all(Namespace.parse(name).mode == "eager" for name in rig.namespaces):
         assert len({number for number, _ in executed}) == 1
-    assert [again for _, again in executed] == [False, True]
+        assert again == [False, True]
+    else:
+        # In a graph the rerun is a node, and so an op, of its own. Where it needs nothing that the
+        # forward program made, nothing says which of the two runs first.
+        assert sorted(again) == [False, True]
