@@ -14,6 +14,7 @@ from typing import Any
 
 import tinytape
 from amanda_core import Blind, IPoint, OpContext, Plan, Session, Site
+from amanda_core.errors import UnsupportedError
 from tinytape import Leaf, Node, Operator, Tensor
 
 __all__ = ["TapeAttachment", "attach"]
@@ -113,7 +114,10 @@ class TapeAttachment:
 
     def coverage(self) -> Sequence[Blind]:
         """What cannot be seen."""
-        return [Blind("Tensor.data", "NumPy functions that are called on it are no operators")]
+        return [
+            Blind("Tensor.data", "NumPy functions that are called on it are no operators"),
+            Blind("gradients of an op that is replaced", "what replaces it is not taken apart"),
+        ]
 
     # Forward.
 
@@ -165,8 +169,10 @@ class TapeAttachment:
         """Put `pull` in the place of the op's backward, if anybody wants to hear of it."""
         before, after = context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)
         if is_replaced and (before or after):
-            raise NotImplementedError(
-                f"{context.where} is replaced; tinytape's driver cannot act on its gradients too"
+            raise UnsupportedError(
+                "An op that is replaced has no backward op of its own to act on",
+                where=context.where,
+                fix="Do it in the routine that replaces the op, or leave the op as it is",
             )
         node = output.source
         if not isinstance(node, Node) or is_replaced:

@@ -41,7 +41,8 @@ def amanda_driver_info() -> DriverInfo:
 def amanda_preflight() -> Sequence[Finding]:
     """Look for what would make results wrong."""
     if importlib.util.find_spec("tinytape") is None:
-        return [Finding("error", "tinytape is not installed", "pip install tinytape")]
+        fix = "pip install --force-reinstall amanda-driver-tinytape, which it comes with"
+        return [Finding("error", "tinytape is not installed", fix)]
     return []
 
 
