@@ -86,6 +86,25 @@ def bench(session: nox.Session) -> None:
     run(session, "python", "benchmarks/tensorflow_bench.py", *session.posargs)
 
 
+NO_DRIVER = """
+import activation_ranges, amanda
+try:
+    amanda.attach(activation_ranges.ActivationRanges())
+except amanda.AmandaError as error:
+    assert "[missing-driver]" in str(error), error
+else:
+    raise AssertionError("tools are applied without a driver")
+"""
+SEES_A_RELU = """
+import amanda, torch
+seen, tool = [], amanda.Tool()
+tool.add_inst_for_op(lambda context: seen.append(context["type"]))
+with amanda.apply(tool):
+    torch.relu(torch.ones(1))
+assert seen[-1] == "relu", seen
+"""
+
+
 @nox.session
 def examples(session: nox.Session) -> None:
     """Build the examples, install them as users would, run their tests; uninstall them again."""
@@ -107,7 +126,7 @@ def examples(session: nox.Session) -> None:
         alone.install(f"{wheels[tool]}[test]")
         alone.test(EXAMPLES[1])
         alone.uninstall(driver)
-        alone.python("import amanda, activation_ranges; amanda.attach(amanda.Tool()).remove()")
+        alone.python(NO_DRIVER)
         alone.install(wheels[driver])
         alone.uninstall(tool)
         alone.test(EXAMPLES[0], "-k", "seen or gradients")
@@ -123,15 +142,10 @@ def examples(session: nox.Session) -> None:
         whole.lacks("tensorflow", "tinytape")
         whole.test(EXAMPLES[1])
         whole.uninstall(tool)
-        whole.python(
-            "import amanda, torch; seen = []; tool = amanda.Tool(); "
-            "tool.add_inst_for_op(lambda op: seen.append(op['type'])); "
-            "handle = amanda.attach(tool); torch.relu(torch.ones(1)); handle.remove(); "
-            "assert seen[-1] == 'relu', seen"
-        )
+        whole.python(SEES_A_RELU)
         whole.install(wheels[tool])
         whole.uninstall("amanda-driver-torch")
-        whole.python("import activation_ranges, amanda, torch; torch.relu(torch.ones(1))")
+        whole.python(f"import torch\n{NO_DRIVER}")
 
 
 @nox.session
@@ -223,7 +237,7 @@ class Fresh:
             self.session.run(str(self.programs / program), *arguments, env=env, external=True)
 
     def python(self, source: str) -> None:
-        """Run a line of Python; a warning is an error."""
+        """Run a program given as text; a warning is an error."""
         self.run("python", "-W", "error", "-c", source)
 
     def install(self, *packages: str) -> None:
