@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,26 @@ def test_the_scaffold_of_the_broken_drivers_is_right_by_itself() -> None:
 @pytest.mark.parametrize("name", sorted(BROKEN))
 def test_a_broken_driver_is_caught_by_exactly_its_test(name: str) -> None:
     assert failures_of(BROKEN[name]) == [name]
+
+
+# What is written about it.
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
+
+
+def test_each_test_is_explained_in_the_documentation() -> None:
+    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if "`test_" in line]
+    expected = []
+    for name, test in suite_tests().items():
+        summary = (inspect.getdoc(test) or "").splitlines()[0].replace("``", "`")
+        expected.append(f"| `{name}` | {needs_of(test).group} | {summary} |")
+    assert rows == expected
+
+
+def test_each_capability_is_explained_in_the_documentation() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for word, meaning in CAPABILITIES.items():
+        assert f"| `{word}` | {meaning} |" in text
 
 
 # The oracle.
@@ -273,6 +294,7 @@ def test_a_whole_driver_conforms(pytester: pytest.Pytester) -> None:
     assert toys["versions"] == {"toy": "1.2.3"}
     assert set(toys["declared"]) == CAPABILITIES_OF_TOY
     assert toys["not_run"] == []
+    assert written["format"] == "amanda-conformance/1"
 
 
 def test_a_capability_that_is_declared_and_missing_fails(pytester: pytest.Pytester) -> None:
@@ -296,7 +318,7 @@ def test_a_capability_that_is_declared_and_missing_fails(pytester: pytest.Pytest
     assert written["conforms"] is False
     table = Path(pytester.path, "out/report.md").read_text()
     failed = table.partition("## Failed: toy eager")[2].partition("##")[0]
-    assert "- `test_what_is_recomputed_is_edited_again[0]`" in failed
+    assert "- `test_what_is_recomputed_is_edited_again[0]`: NotImplementedError: " in failed
     assert "- `test_keys_persist`" in table.partition("## Not run")[2]
 
 

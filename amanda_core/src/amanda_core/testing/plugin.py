@@ -57,6 +57,14 @@ def _load(name: str) -> Backend:
     raise pytest.UsageError(f"--amanda-backend={name} is no amanda_core.testing.Backend")
 
 
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped or failed, in a line; empty where it is not known."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return next(iter(str(crash.message).splitlines()), "") if crash is not None else ""
+
+
 class _Gathering:
     """Results by subject, as they come in."""
 
@@ -74,9 +82,7 @@ class _Gathering:
             subject = Subject(**label["subject"])
             kept = self.reports.setdefault(subject.title, Report(subject, tuple(suite_tests())))
             kept.namespaces[:] = sorted({*kept.namespaces, *label["namespaces"]})
-            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-            reason = reason.removeprefix("Skipped: ")
-            kept.add(label["test"], label["group"], report.outcome, reason)
+            kept.add(label["test"], label["group"], report.outcome, _reason(report))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say in a line for each backend how it stands, and write the report."""

@@ -15,7 +15,10 @@ from typing import Any
 from amanda_core.driver import DRIVER_API
 from amanda_core.testing.capabilities import CAPABILITIES, CORE, OPERATORS
 
-__all__ = ["Group", "Report", "Subject", "as_json", "as_markdown", "write"]
+__all__ = ["FORMAT", "Group", "Report", "Subject", "as_json", "as_markdown", "write"]
+
+#: Name and version of the JSON.
+FORMAT = "amanda-conformance/1"
 
 _NEITHER = ("eager", "graph")  # They name modes: nothing tests them.
 
@@ -47,12 +50,12 @@ class Group:
 
     Attributes:
         passed: Names of tests.
-        failed: Names of tests.
+        failed: Test -> first line of what it said.
         skipped: Test -> reason.
     """
 
     passed: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -87,8 +90,7 @@ class Report:
         elif outcome == "failed" or test in found.failed:
             # A test that passed may still fail when it is taken down.
             found.passed[:] = [name for name in found.passed if name != test]
-            if test not in found.failed:
-                found.failed.append(test)
+            found.failed.setdefault(test, reason)
         elif test not in found.passed:
             found.passed.append(test)
 
@@ -143,6 +145,7 @@ def _versions() -> dict[str, str]:
 def as_json(reports: list[Report]) -> dict[str, Any]:
     """The reports as plain data; ``conforms`` says whether all is well."""
     return {
+        "format": FORMAT,
         "versions": _versions(),
         "conforms": all(report.conforms for report in reports),
         "backends": [
@@ -205,19 +208,19 @@ def _left_over(report: Report) -> list[str]:
     """Lists of the tests of a backend that did not pass."""
     groups = report.groups.values()
     lines = {
-        "Failed": [f"`{test}`" for group in groups for test in group.failed],
-        "Skipped": [
-            f"`{test}`: {_cell(reason)}"
-            for group in groups
-            for test, reason in group.skipped.items()
-        ],
-        "Not run": [f"`{test}`" for test in report.missing],
+        "Failed": [_line(*item) for group in groups for item in group.failed.items()],
+        "Skipped": [_line(*item) for group in groups for item in group.skipped.items()],
+        "Not run": [_line(test) for test in report.missing],
     }
     return [
         f"## {title}: {report.subject.title}\n\n" + "\n".join(f"- {line}" for line in found)
         for title, found in lines.items()
         if found
     ]
+
+
+def _line(test: str, reason: str = "") -> str:
+    return f"`{test}`: {_cell(reason)}" if reason else f"`{test}`"
 
 
 def _count(report: Report, name: str) -> str:

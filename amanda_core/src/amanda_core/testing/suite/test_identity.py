@@ -96,7 +96,7 @@ def test_routines_that_return_none_or_what_they_got_change_nothing(rig: Rig) -> 
 
 @needs(words=("matmul", "tanh"))
 def test_a_matrix_product(rig: Rig) -> None:
-    """A dense layer: ops seen, values right, edits too."""
+    """A dense layer: ops seen, values right."""
     _sequence(rig, "dense")
 
 
