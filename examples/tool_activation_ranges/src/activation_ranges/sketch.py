@@ -2,24 +2,58 @@
 
 Owns the buckets: each power of two, of either sign, is divided into 64. A bucket is so narrow that
 its values differ by less than 1/64 of themselves; that is the precision of percentiles. Nothing
-has to be known of the range before, and sketches of parts need no common bins.
+has to be known of the range before, and memory grows with the powers of two that occur only.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Sketch"]
+__all__ = ["Floats", "Sketch"]
 
 Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
 
 _PARTS = 64
-#: Below the exponent of the smallest number, so that all buckets but that of zero are positive.
-_LOWEST = -1100
+
+
+class _Side:
+    """Counts of positive numbers, by bucket from the lowest one that occurs to the highest."""
+
+    def __init__(self) -> None:
+        self.lowest = 0
+        self.counts: Counts = np.zeros(0, np.int64)
+
+    def add(self, values: Floats) -> None:
+        if not values.size:
+            return
+        mantissa, exponent = np.frexp(values)
+        buckets = exponent * _PARTS + ((mantissa - 0.5) * (2 * _PARTS)).astype(np.int64)
+        lowest = int(buckets.min())
+        counts = np.bincount(buckets - lowest)
+        if not self.counts.size:
+            self.lowest = lowest
+        self._reach(lowest, lowest + counts.size)
+        self.counts[lowest - self.lowest :][: counts.size] += counts
+
+    def _reach(self, lowest: int, end: int) -> None:
+        ahead = max(0, self.lowest - lowest)
+        behind = max(0, end - self.lowest - self.counts.size)
+        if ahead or behind:
+            self.counts = np.pad(self.counts, (ahead, behind))
+            self.lowest -= ahead
+
+    def ends(self) -> tuple[Floats, Floats, Counts]:
+        """Of each bucket that occurs: where it begins, where it ends, how many are in it."""
+        (places,) = np.nonzero(self.counts)
+        power, part = np.divmod(places + self.lowest, _PARTS)
+        with np.errstate(over="ignore"):
+            near = np.ldexp(0.5 + part / (2 * _PARTS), power)
+            far = np.ldexp(0.5 + (part + 1) / (2 * _PARTS), power)
+        return near, far, self.counts[places]
 
 
 class Sketch:
@@ -29,38 +63,35 @@ class Sketch:
     >>> sketch.add(np.arange(1001.0))
     >>> abs(sketch.percentiles([50.0], 0.0, 1000.0)[0] - 500.0) < 500 / 64
     True
+
+    Attributes:
+        total: How many numbers were added.
+        zeros: How many of them were 0.
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
+        self.total = 0
+        self.zeros = 0
+        self._below, self._above = _Side(), _Side()
 
     @property
-    def total(self) -> int:
-        """How many numbers were added."""
-        return self._counts.total()
-
-    @property
-    def zeros(self) -> int:
-        """How many of them were 0."""
-        return self._counts[0]
+    def nbytes(self) -> int:
+        """Memory that the counts take."""
+        return self._below.counts.nbytes + self._above.counts.nbytes
 
     def add(self, values: Floats) -> None:
         """Add finite numbers; `values` has any shape."""
-        if not values.size:
-            return
-        mantissa, exponent = np.frexp(np.abs(values.ravel()))
-        part = ((mantissa - 0.5) * (2 * _PARTS)).astype(np.int64)
-        buckets = np.where(mantissa > 0, (exponent - _LOWEST) * _PARTS + part, 0)
-        buckets = np.where(values.ravel() < 0, -buckets, buckets)
-        lowest = int(buckets.min())
-        counts = np.bincount(buckets - lowest)
-        for place in np.flatnonzero(counts):
-            self._counts[int(place) + lowest] += int(counts[place])
+        flat = values.ravel()
+        below, above = -flat[flat < 0], flat[flat > 0]
+        self._below.add(below)
+        self._above.add(above)
+        self.total += flat.size
+        self.zeros += flat.size - below.size - above.size
 
     def percentiles(self, wanted: Sequence[float], lowest: float, highest: float) -> list[float]:
         """Estimates of percentiles (0 to 100), of numbers known to lie between the two others."""
-        places, below = self._cumulated(lowest, highest)
-        found = np.interp(np.asarray(wanted) / 100 * self.total, below, places)
+        places, reached = self._cumulated(lowest, highest)
+        found = np.interp(np.asarray(wanted) / 100 * self.total, reached, places)
         return [float(value) for value in found]
 
     def histogram(self, bins: int, lowest: float, highest: float) -> tuple[Floats, Floats]:
@@ -76,23 +107,28 @@ class Sketch:
             return np.empty(0), np.empty(0)
         if width == 0:
             return np.array([lowest, highest]), np.array([float(self.total)])
-        places, below = self._cumulated(lowest, highest)
+        places, reached = self._cumulated(lowest, highest)
         edges = np.linspace(lowest, highest, bins + 1)
-        reached = np.interp(edges, places, below)
+        upto = np.interp(edges, places, reached)
         # What is exactly at the ends is inside.
-        reached[0], reached[-1] = 0, self.total
-        return edges, np.diff(reached)
+        upto[0], upto[-1] = 0, self.total
+        return edges, np.diff(upto)
 
     def _cumulated(self, lowest: float, highest: float) -> tuple[Floats, Floats]:
-        """Both ends of each bucket, and how many numbers lie below them."""
-        buckets = np.array(sorted(self._counts), np.int64)
-        sizes = np.array([self._counts[int(bucket)] for bucket in buckets], np.float64)
-        power, part = np.divmod(np.abs(buckets), _PARTS)
-        with np.errstate(over="ignore"):
-            near = np.ldexp(0.5 + part / (2 * _PARTS), power + _LOWEST)
-            far = np.ldexp(0.5 + (part + 1) / (2 * _PARTS), power + _LOWEST)
-        near, far = np.where(buckets == 0, 0.0, near), np.where(buckets == 0, 0.0, far)
-        ends = np.where(buckets < 0, [-far, -near], [near, far])
-        upto = np.cumsum(sizes)
-        below = np.stack([upto - sizes, upto])
-        return np.clip(ends.T.ravel(), lowest, highest), below.T.ravel()
+        """Both ends of each bucket, in order, and how many numbers lie below them."""
+        near, far, counts = self._below.ends()
+        # Below zero what is nearer comes later.
+        starts, ends, sizes = [-far[::-1]], [-near[::-1]], [counts[::-1]]
+        if self.zeros:
+            starts.append(np.zeros(1))
+            ends.append(np.zeros(1))
+            sizes.append(np.array([self.zeros]))
+        near, far, counts = self._above.ends()
+        starts.append(near)
+        ends.append(far)
+        sizes.append(counts)
+        size = np.concatenate(sizes).astype(np.float64)
+        upto = np.cumsum(size)
+        places = np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1).ravel()
+        reached = np.stack([upto - size, upto], axis=1).ravel()
+        return np.clip(places, lowest, highest), reached

@@ -148,8 +148,11 @@ class _Record:
             # A generator of its own leaves the program's random numbers alone. Not every n-th: a
             # step might hit one channel only.
             chosen = np.random.default_rng(self.executions).integers(array.size, size=sample)
-            # `take` would copy all of what does not lie in one piece.
-            array = array[np.unravel_index(chosen, array.shape)]
+            if array.flags.c_contiguous:
+                array = array.reshape(-1)[chosen]
+            else:
+                # Made flat, all of it would be copied.
+                array = array[np.unravel_index(chosen, array.shape)]
         values = array.astype(np.float64)
         before = self.sketch.total
         self.sketch.add(values)
