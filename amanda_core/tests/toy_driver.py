@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 NAMESPACE = "toy/1.2.3/eager"
 VOCABULARY = {"linear": "linear", "add": "add", "mul": "mul", "relu": "relu", "total": "sum"}
+#: Modules that are not the user's program.
+OWN = {__name__, toy.__name__}
 REPLACED = ("dispatch", "backward", "scope_entered", "scope_left", "update")
 
 
@@ -377,7 +379,7 @@ class ToyAttachment:
 def _call_site() -> tuple[str, int, str]:
     """Function, offset in its bytecode, and ``file:line`` of the first frame outside."""
     frame = sys._getframe(1)
-    while frame.f_globals["__name__"] in (__name__, toy.__name__):
+    while frame.f_globals["__name__"] in OWN:
         assert frame.f_back is not None
         frame = frame.f_back
     code = frame.f_code

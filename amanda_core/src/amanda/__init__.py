@@ -25,6 +25,7 @@ from amanda_core.activation import (
 )
 from amanda_core.context import OpContext
 from amanda_core.errors import AmandaError, AmandaWarning
+from amanda_core.selection import Selection, select
 from amanda_core.tool import Tool
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Handle",
     "IPoint",
     "OpContext",
+    "Selection",
     "Tool",
     "__version__",
     "apply",
@@ -43,6 +45,7 @@ __all__ = [
     "cache_enabled",
     "disabled",
     "enabled",
+    "select",
     "staged",
     "step",
     "tool",

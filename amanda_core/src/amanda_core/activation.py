@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from amanda_core import discovery
+from amanda_core.conflicts import Conflict, conflicts
 from amanda_core.driver import Attachment, Blind
 from amanda_core.errors import (
     AmandaError,
@@ -148,6 +149,7 @@ class Handle:
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tuple(tools)
         self._stack: _Stack | None = None
+        self._conflicts: list[Conflict] = []
 
     def _enter(self) -> None:
         if THREAD.control.routine_depth:
@@ -183,6 +185,7 @@ class Handle:
                 "The tools were applied in another thread",
                 fix="Leave `apply` in the thread that entered it",
             )
+        self.conflicts()  # Kept: contexts may be gone afterwards.
         self._stack = None
         entries = [entry for entry in stack.entries if entry is not self]
         try:
@@ -199,6 +202,17 @@ class Handle:
         """Driver name -> what it cannot see here, and why; empty once removed."""
         attachments = self._stack.attachments if self._stack is not None else {}
         return {name: list(held.coverage()) for name, held in attachments.items()}
+
+    def conflicts(self) -> list[Conflict]:
+        """The values that several of the applied tools have changed, and in which order.
+
+        Tools that change one value see each other's changes, dependencies first, else in the order
+        of `apply`. Holds for the time until `remove` once that was called.
+        """
+        session = self.session
+        if session is not None and session.contended:
+            self._conflicts = conflicts(session)
+        return list(self._conflicts)
 
     @property
     def session(self) -> Session | None:

@@ -87,6 +87,8 @@ class OpContext(dict[str, Any]):
         self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
         self._plans: dict[IPoint, Plan] | None = None
         self._epoch = -1
+        #: Kind of action and position -> serials of the tools that changed the value there.
+        self._edits: dict[tuple[ActionKind, int], set[int]] = {}
         #: Point -> epoch in which nothing was due there any more.
         self._analysed: dict[IPoint, int] = {}
         if forward is None:
@@ -452,6 +454,14 @@ class OpContext(dict[str, Any]):
         }
 
     # Inside.
+
+    def _note_edits(self, action: Action, changed: Iterable[tuple[int, Any]]) -> None:
+        serial = action.tool._amanda.serial
+        for position, _ in changed:
+            editors = self._edits.setdefault((action.kind, position), set())
+            if serial not in editors:
+                editors.add(serial)
+                self._session.contended |= len(editors) > 1
 
     def _raw(self) -> Any:
         return self._op() if isinstance(self._op, weakref.ref) else self._op

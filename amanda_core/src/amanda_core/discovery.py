@@ -1,7 +1,7 @@
 """Finding drivers and tools among the installed distributions, and wiring drivers with pluggy.
 
-Owns the plugin manager and the two entry-point groups. A broken driver found here is warned about
-once and skipped; one asked for by name raises. Listing tools imports none of them.
+Owns the plugin manager. A broken driver found here is warned about once and skipped; one asked for
+by name raises. Listing tools imports none of them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,13 @@ from amanda_core.context import OpContext
 from amanda_core.driver import DRIVER_API, DriverInfo
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
 from amanda_core.imports import ImportWatcher
+from amanda_core.installed import BLOCKING, DRIVER_GROUP, TOOL_GROUP, installed
 
 __all__ = ["DRIVER_GROUP", "TOOL_GROUP", "Driver", "driver", "drivers", "plugin_manager", "tools"]
 
-DRIVER_GROUP = "amanda.drivers"
-TOOL_GROUP = "amanda.tools"
-
 _NO_DRIVER_FIX = (
     "Install the driver of your framework: pip install amanda-driver-<framework>; "
-    "`amanda_core.discovery.drivers()` lists what is installed"
+    "`amanda drivers` lists what is installed"
 )
 
 
@@ -71,15 +70,13 @@ def plugin_manager() -> pluggy.PluginManager:
             manager = pluggy.PluginManager("amanda")
             manager.add_hookspecs(hookspecs)
             manager.register(_CorePlugin(), "amanda-core")
-            for entry in importlib_metadata.entry_points(group=DRIVER_GROUP):
-                distribution = entry.dist
-                origin = (
-                    f"{distribution.name} {distribution.version}" if distribution else "unknown"
-                )
+            for found in installed(DRIVER_GROUP):
+                if found.blocked:
+                    continue
                 try:
-                    _register(manager, entry.name, entry.load(), origin)
+                    _register(manager, found.name, found.point.load(), found.origin)
                 except Exception as error:
-                    _skip(entry.name, origin, error)
+                    _skip(found.name, found.origin, error)
             _manager = manager
         return _manager
 
@@ -104,18 +101,30 @@ def drivers() -> tuple[Driver, ...]:
     return tuple(_drivers.values())
 
 
+def use_only(names: Sequence[str]) -> None:
+    """Forget all drivers but those called `names`; raises as `driver` does for each."""
+    wanted = {id(driver(name)) for name in names}
+    for name in [name for name, found in _drivers.items() if id(found) not in wanted]:
+        unregister(name)
+
+
 def driver(name: str) -> Driver:
-    """The driver called `name`.
+    """The driver called `name`, or of the framework of that name.
 
     Raises:
         MissingDriverError: None of that name is installed.
         DriverError: It is installed but broken; the cause is chained.
     """
     plugin_manager()
-    if name in _drivers:
-        return _drivers[name]
+    for key, found in _drivers.items():
+        if name in (key, found.info.name):
+            return found
     if name in _broken:
         raise _broken[name]
+    if any(found.blocked and found.name == name for found in installed(DRIVER_GROUP)):
+        raise MissingDriverError(
+            f"The driver {name!r} is blocked", where=BLOCKING, fix="Take it out of that variable"
+        )
     known = ", ".join(_drivers) or "none"
     raise MissingDriverError(
         f"No driver {name!r} is installed; there are: {known}", fix=_NO_DRIVER_FIX
@@ -161,6 +170,9 @@ def require_any() -> None:
     """Raise `MissingDriverError` if no driver is installed at all."""
     if not drivers():
         broken = "; ".join(str(error) for error in _broken.values())
+        blocked = ", ".join(found.name for found in installed(DRIVER_GROUP) if found.blocked)
+        if blocked:
+            broken += f"{'; ' if broken else ''}{BLOCKING} blocks {blocked}"
         raise MissingDriverError(
             "No working driver is installed, so no operator can be seen"
             + (f" ({broken})" if broken else ""),
@@ -169,8 +181,8 @@ def require_any() -> None:
 
 
 def tools() -> dict[str, importlib_metadata.EntryPoint]:
-    """Name -> entry point of each installed tool; `.load()` gives its factory."""
-    return {entry.name: entry for entry in importlib_metadata.entry_points(group=TOOL_GROUP)}
+    """Name -> entry point of each installed tool not blocked; `.load()` gives its factory."""
+    return {found.name: found.point for found in installed(TOOL_GROUP) if not found.blocked}
 
 
 def _register(manager: pluggy.PluginManager, name: str, plugin: Any, origin: str) -> Driver:

@@ -13,21 +13,29 @@ __all__ = [
     "ActionError",
     "AmandaError",
     "AmandaWarning",
+    "BrokenToolError",
+    "ConfigError",
     "DependencyCycleError",
     "DriverError",
     "EditError",
     "LateActionError",
     "MappingRuleError",
     "MissingDriverError",
+    "MissingExtraError",
     "MissingToolsError",
     "NamespaceError",
+    "OptionError",
+    "OutputError",
     "PositionError",
     "ReentryError",
     "ReplacementConflictError",
+    "ResultError",
     "RoutineResultError",
+    "SelectionError",
     "StaleContextError",
     "ThreadError",
     "ToolError",
+    "UnknownToolError",
     "UnsupportedError",
     "annotate",
     "is_annotated",
@@ -148,6 +156,12 @@ class MappingRuleError(AmandaError, TypeError):
     slug = "bad-rule"
 
 
+class SelectionError(AmandaError, ValueError):
+    """A selection of ops or steps is not of the form that `select` takes."""
+
+    slug = "bad-selection"
+
+
 class DriverError(AmandaError):
     """A driver cannot be loaded, speaks another API, or fails to attach."""
 
@@ -164,6 +178,48 @@ class MissingToolsError(AmandaError, ImportError):
     """The distribution that holds the tools is not installed."""
 
     slug = "missing-tools"
+
+
+class ConfigError(AmandaError, ValueError):
+    """A configuration, an environment variable or a flag is malformed; names file and line."""
+
+    slug = "bad-config"
+
+
+class OptionError(ConfigError):
+    """An option of a tool is unknown, missing, or of a type that the tool does not take."""
+
+    slug = "bad-option"
+
+
+class UnknownToolError(ConfigError):
+    """No tool of that name is installed, or it is blocked."""
+
+    slug = "unknown-tool"
+
+
+class BrokenToolError(AmandaError):
+    """An installed tool cannot be loaded, or what it names makes no tool."""
+
+    slug = "broken-tool"
+
+
+class OutputError(AmandaError, OSError):
+    """Results cannot be written where they should go, or would be written outside of it."""
+
+    slug = "bad-output"
+
+
+class ResultError(AmandaError, ValueError):
+    """A file of results is malformed or too large."""
+
+    slug = "bad-result"
+
+
+class MissingExtraError(AmandaError, ImportError):
+    """The command line was used without the packages that it needs."""
+
+    slug = "missing-extra"
 
 
 class AmandaWarning(UserWarning):

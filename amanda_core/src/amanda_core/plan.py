@@ -83,13 +83,16 @@ class Step:
     ) -> list[tuple[int, Any]]:
         if result is None:
             return []
-        return [
+        changed = [
             (position, new)
             for position, old, new in zip(
                 positions, selected, self._as_many(result, selected), strict=True
             )
             if new is not old
         ]
+        if changed:
+            self._context._note_edits(self.action, changed)
+        return changed
 
     def defer(self, error: BaseException) -> None:
         """Keep an exception of this step for `Session.raise_pending`."""

@@ -44,6 +44,7 @@ class Session:
         closed: Whether the tools were left; routines no longer run then.
         wants_backward: Whether some applied tool analyses backward ops.
         watches_scopes: Whether some applied tool listens for module scopes.
+        contended: Whether several tools have changed one value; `conflicts` tells which.
     """
 
     # A slot, because drivers may read it at every operator.
@@ -70,8 +71,10 @@ class Session:
         self._pending: list[BaseException] = []
         self._warned: set[str] = set()
         self._step = 0
+        self._phases: tuple[tuple[bool, ...], ...] = ()
         self.wants_backward = False
         self.watches_scopes = False
+        self.contended = False
         store.in_use = True
         self.set_tools(tools)
 
@@ -106,7 +109,11 @@ class Session:
         self.set_tools(self._resolve() if self._resolve is not None else self.tools)
 
     def _refresh(self) -> None:
-        key = tuple((tool._amanda.serial, tool._amanda.generation) for tool in self.tools)
+        self._phases = self._phases_now()
+        key = tuple(
+            (tool._amanda.serial, tool._amanda.generation, phase)
+            for tool, phase in zip(self.tools, self._phases, strict=True)
+        )
         epochs = self._store.epochs
         if len(epochs) >= _EPOCHS_KEPT:
             epochs.clear()
@@ -117,6 +124,15 @@ class Session:
         self._wanted = frozenset(wanted) if wanted or not rules else frozenset(IPoint)
         self.wants_backward = any(point.is_backward for point in self._wanted)
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
+
+    def _phases_now(self) -> tuple[tuple[bool, ...], ...]:
+        """What of the tools' selections depends on the step, as it stands."""
+        selections = (tool._amanda.selection for tool in self.tools)
+        return tuple(s.phase(self._step) if s is not None else () for s in selections)
+
+    def _selects(self, tool: Tool, context: OpContext) -> bool:
+        selection = tool._amanda.selection
+        return selection is None or selection(context, self._step)
 
     def close(self) -> None:
         """End the session: contexts stay in the store, routines no longer run."""
@@ -281,8 +297,12 @@ class Session:
                 raise
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
-        tools = [tool for tool in self.tools if tool._amanda.routines[i_point]]
-        if not tools:
+        tools = [
+            tool
+            for tool in self.tools
+            if tool._amanda.routines[i_point] and self._selects(tool, context)
+        ]
+        if not tools and not any(tool._amanda.routines[i_point] for tool in self.tools):
             # Only rules are applied; they run once an op and point like analysis does.
             tools = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
         if not self.control.caching:
@@ -331,7 +351,7 @@ class Session:
         op = (context._backward, context._id)
         for tool in self.tools:
             log = tool._amanda.logs.get(self._store)
-            if not log:
+            if not log or not self._selects(tool, context):
                 continue
             for point in IPoint:
                 if without is None or tool is not without[0] or point is not without[1]:
@@ -378,6 +398,8 @@ class Session:
         """Tell the tools that a step has ended and the next one begins."""
         self._tell(lambda tool: [end for _, end in tool._amanda.step], self._step)
         self._step += 1
+        if self._phases_now() != self._phases:
+            self._refresh()
         self.begin_step()
 
     def enter_scope(self, path: str) -> None:

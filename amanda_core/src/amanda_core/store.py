@@ -32,8 +32,8 @@ class Store:
         self.tools = tuple(weakref.ref(tool, self._discard) for tool in tools)
         #: (is backward, id) -> context
         self.contexts: dict[tuple[bool, int], OpContext] = {}
-        #: Serial and generation of each active tool -> epoch
-        self.epochs: dict[tuple[tuple[int, int], ...], int] = {}
+        #: Serial, generation and phase of each active tool -> epoch
+        self.epochs: dict[tuple[tuple[int, int, tuple[bool, ...]], ...], int] = {}
         self.persistent: dict[str, Any] = {}
         self.in_use = False
 

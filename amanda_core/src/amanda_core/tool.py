@@ -10,10 +10,11 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import IPoint
-from amanda_core.errors import DependencyCycleError, ToolError
+from amanda_core.errors import DependencyCycleError, SelectionError, ToolError
+from amanda_core.selection import Selection
 
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
@@ -23,9 +24,18 @@ __all__ = ["Tool", "in_dependency_order"]
 Analysis = Callable[["OpContext"], None]
 StepListener = Callable[[int], None]
 ScopeListener = Callable[[str], None]
+T = TypeVar("T", bound="Tool")
 
 
-_COPIED = ("routines", "before_rules", "after_rules", "step", "scope", "dependencies")
+_COPIED = (
+    "routines",
+    "before_rules",
+    "after_rules",
+    "step",
+    "scope",
+    "dependencies",
+    "selection",
+)
 
 
 class _Registrations:
@@ -40,6 +50,7 @@ class _Registrations:
         "logs",
         "routines",
         "scope",
+        "selection",
         "serial",
         "step",
         "stores",
@@ -58,6 +69,8 @@ class _Registrations:
         self.step: list[tuple[StepListener | None, StepListener | None]] = []
         self.scope: list[tuple[ScopeListener | None, ScopeListener | None]] = []
         self.dependencies: list[Tool] = []
+        #: The ops and steps that the tool is for; None for all.
+        self.selection: Selection | None = None
         #: Called when the registrations change or the tool is invalidated.
         self.listeners: weakref.WeakSet[Any] = weakref.WeakSet()
         #: Store -> {(op id, point): actions}. Kept here so that a tool's actions, which refer to
@@ -185,6 +198,29 @@ class Tool:
             # Found while applied: the tools stay as they were.
             self._amanda.dependencies[:] = before
             raise
+
+    def where(self: T, selection: Selection | None) -> T:
+        """Restrict this tool to the ops and steps of a selection; None lifts the restriction.
+
+        The tool's analysis routines are not called for other ops, and what it asked for does not
+        happen in other steps. Rules of contexts, and listeners for steps and scopes, serve other
+        tools as well and are not restricted; nor are the tools that this one depends on.
+
+        Returns:
+            The tool itself, so that ``apply(Tracer().where(select(op="conv*")))`` reads well.
+
+        Raises:
+            SelectionError: Something else was given.
+        """
+        if selection is not None and not isinstance(selection, Selection):
+            raise SelectionError(
+                f"{selection!r} is no selection",
+                where=f"{self.tool_name}.where",
+                fix="Make one with amanda.select(op='conv*')",
+            )
+        self._amanda.selection = selection
+        self._amanda.changed()
+        return self
 
     def invalidate(self) -> None:
         """Forget what this tool's analysis asked for, so that it runs again (schedules).

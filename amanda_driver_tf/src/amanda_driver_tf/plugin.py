@@ -44,6 +44,10 @@ def amanda_driver_info() -> DriverInfo:
                 "replace_backward",
                 "autodiff",
                 "staged",
+                "steps",
+                "scopes",
+                "scope_events",
+                "recomputation",
             }
         ),
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},

@@ -32,7 +32,18 @@ def amanda_driver_info() -> DriverInfo:
         modules=("torch",),
         namespaces=("pytorch/*/eager",),
         capabilities=frozenset(
-            {"eager", "gradients", "aligned_gradients", "replace", "replace_backward", "autodiff"}
+            {
+                "eager",
+                "gradients",
+                "aligned_gradients",
+                "replace",
+                "replace_backward",
+                "autodiff",
+                "steps",
+                "scopes",
+                "scope_events",
+                "recomputation",
+            }
         ),
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
     )

@@ -1,0 +1,60 @@
+"""The commands of `amanda` together, and what becomes of errors before a program is run.
+
+Owns exit statuses: 2 for a mistake in how Amanda was called or configured, as click has it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from amanda_core import __version__
+from amanda_core.cli.doctor import doctor
+from amanda_core.cli.drivers import drivers
+from amanda_core.cli.run import run
+from amanda_core.cli.tools import tools
+from amanda_core.errors import AmandaError
+from amanda_core.results import printable
+
+__all__ = ["amanda", "parse"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="amanda")
+def amanda() -> None:
+    """Instrumentation of neural networks: look at and change every operator of any model."""
+
+
+for _command in (run, tools, drivers, doctor):
+    amanda.add_command(_command)
+
+
+def parse(arguments: Sequence[str] | None) -> int | Callable[[], int]:
+    """Carry out a command.
+
+    Returns:
+        The exit status, or what is left to do: running a program.
+    """
+    try:
+        outcome: Any = amanda.main(
+            None if arguments is None else list(arguments),
+            prog_name="amanda",
+            standalone_mode=False,
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except AmandaError as error:
+        click.echo(f"Error: {printable(error)}", err=True)
+        return 2
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return outcome if callable(outcome) else int(outcome or 0)

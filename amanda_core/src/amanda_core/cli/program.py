@@ -1,0 +1,166 @@
+"""Executing somebody's script or module as `__main__`, as the interpreter itself would.
+
+Owns what a program can see of how it was started: `sys.argv`, `sys.path`, the module `__main__`,
+and the traceback of an uncaught exception, which shows no frame of this file.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import pkgutil
+import runpy
+import sys
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+__all__ = ["Program", "report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program and its arguments.
+
+    Attributes:
+        target: Path of a script, or of a folder or zip file with a ``__main__.py``; or the name of
+            a module.
+        arguments: What follows it on the command line.
+        is_module: Whether it is a module (``-m``).
+    """
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where it is: the script's folder, or the current one."""
+        if self.is_module:
+            return Path.cwd()
+        path = Path(self.target).resolve()
+        return path if path.is_dir() else path.parent
+
+    @property
+    def _importer(self) -> Any:
+        """What imports from a folder or zip file; None for scripts and modules."""
+        return None if self.is_module else pkgutil.get_importer(self.target)
+
+    def enter(self) -> None:
+        """Make `sys.argv` and `sys.path` what the program expects."""
+        sys.argv = ["-m" if self.is_module else self.target, *self.arguments]
+        safe = getattr(sys.flags, "safe_path", False) or bool(sys.flags.isolated)
+        # What the interpreter put there for us: our own script's folder, or the current one.
+        ours = {os.path.dirname(os.path.realpath(_ARGV0)), os.getcwd(), ""}
+        if not safe and sys.path and sys.path[0] in ours:
+            del sys.path[0]
+        if self._importer is not None:
+            sys.path.insert(0, self.target)
+        elif not safe:
+            sys.path.insert(0, str(self.folder))
+
+    def execute(self) -> None:
+        """Execute it; whatever it raises comes out, SystemExit included."""
+        module = ModuleType("__main__")
+        spec: ModuleSpec | None = None
+        if self.is_module:
+            spec, code = _of_module(self.target)
+            sys.argv[0] = spec.origin or self.target
+        elif self._importer is not None:
+            spec, code = _of_folder(self.target, self._importer)
+        else:
+            # As CPython since 3.9: joined to the current folder, and otherwise as it was given.
+            path = os.path.join(os.getcwd(), self.target)
+            code = _of_file(path)
+            module.__file__ = path
+            module.__loader__ = SourceFileLoader("__main__", path)
+        if spec is not None:
+            module.__file__ = spec.origin
+            module.__loader__ = spec.loader
+            module.__package__ = spec.parent
+            module.__spec__ = spec
+        scope = module.__dict__
+        scope["__builtins__"] = builtins
+        scope["__cached__"] = spec.cached if spec is not None else None
+        if sys.version_info < (3, 14):
+            scope |= {"__annotations__": {}}
+        # The old one stays alive: its globals are those of the frames that we are called from.
+        _kept.append(sys.modules["__main__"])
+        sys.modules["__main__"] = module
+        exec(code, scope)
+
+
+#: Our own path, before it is the program's.
+_ARGV0 = sys.argv[0] if sys.argv else ""
+_kept: list[ModuleType] = []
+
+
+def report(error: BaseException) -> int:
+    """Show an uncaught exception through `sys.excepthook`, as the interpreter does.
+
+    Returns:
+        The exit status.
+    """
+    trace = _trimmed(error.__traceback__)
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit:
+        raise
+    except BaseException as second:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(second), second, _trimmed(second.__traceback__))
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, trace)
+    return 1
+
+
+def _trimmed(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__", "")
+        if name != "runpy" and not name.startswith("amanda_core.cli."):
+            break
+        trace = trace.tb_next
+    return trace
+
+
+def _of_module(name: str) -> tuple[ModuleSpec, CodeType]:
+    # The private function is what pdb and the interpreter's own -m call: it imports the packages
+    # above, finds __main__ of a package, and tells mistakes apart from errors inside the module.
+    try:
+        _, spec, code = runpy._get_module_details(name, runpy._Error)  # type: ignore[attr-defined]
+    except runpy._Error as error:  # type: ignore[attr-defined]
+        _stop(str(error), 1)
+    return spec, code
+
+
+def _of_folder(path: str, importer: Any) -> tuple[ModuleSpec, CodeType]:
+    spec: ModuleSpec | None = importer.find_spec("__main__")
+    if spec is None or spec.loader is None:
+        _stop(f"can't find '__main__' module in {path!r}")
+    loader: Any = spec.loader
+    return spec, loader.get_code("__main__")
+
+
+def _of_file(path: str) -> CodeType:
+    try:
+        with open(path, "rb") as file:
+            compiled: CodeType | None = pkgutil.read_code(file)  # None unless it is a .pyc.
+            if compiled is not None:
+                return compiled
+            file.seek(0)
+            source = file.read()
+    except OSError as error:
+        _stop(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
+    code: CodeType = compile(source, path, "exec", dont_inherit=True)
+    return code
+
+
+def _stop(message: str, status: int = 2) -> NoReturn:
+    print(f"{sys.executable}: {message}", file=sys.stderr)
+    raise SystemExit(status)

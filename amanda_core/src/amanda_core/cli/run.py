@@ -1,0 +1,197 @@
+"""`amanda run`: the flags, and what configuration, tools and output folder come out of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from amanda_core import discovery
+from amanda_core.cli.program import Program
+from amanda_core.cli.running import Run
+from amanda_core.config import Selecting, factories, from_flags, load
+from amanda_core.config.text import parse_steps
+from amanda_core.errors import AmandaError, ConfigError
+from amanda_core.results import Output
+
+__all__ = ["divide", "run"]
+
+#: Folder of results where nobody names one, followed by a number where it is taken.
+_DEFAULT = "amanda_results"
+_PROGRAM = "amanda.program"
+
+
+_HELP = """Run a script or module under tools, without a change to it.
+
+\b
+    amanda run -t prune:sparsity=0.5 -t trace -o out train.py --epochs 1
+    amanda run -t trace -m package.train --epochs 1
+
+Everything behind the script or module is its own. Which tools run, their options and the rest
+may stand in the table [tool.amanda] of the nearest pyproject.toml in the script's folder or
+above (the current one for -m); AMANDA_TOOLS ("prune:sparsity=0.5;trace"), AMANDA_OUTPUT and
+AMANDA_DRIVERS come before it, and flags before those.
+
+Each tool's result is written to DIR/<name>.json, and its further files to DIR/<name>/, also
+after an error, Ctrl-C or SIGTERM; a summary goes to stderr. Started by a launcher that sets
+RANK, each process has a folder of its own, DIR/rank0 and so on. The exit status is the
+program's; 2 if Amanda could not start it, and 1 if the program ended well and results could not
+be written.
+"""
+
+
+class _Command(click.Command):
+    """A command whose own options end where the program begins."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        valued = {
+            name
+            for parameter in self.params
+            if isinstance(parameter, click.Option) and not parameter.is_flag
+            for name in parameter.opts
+        }
+        head, ctx.meta[_PROGRAM] = divide(args, valued)
+        return super().parse_args(ctx, head)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return ["[OPTIONS]", "(SCRIPT | -m MODULE)", "[ARGS]..."]
+
+
+def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Program | None]:
+    """Divide a command line into our own options and the program with its arguments.
+
+    Args:
+        arguments: All that follows ``run``.
+        valued: The options that take a value, such as ``-t``.
+
+    >>> divide(["-t", "trace", "train.py", "-t", "1"], {"-t", "-m"})
+    (['-t', 'trace'], Program(target='train.py', arguments=('-t', '1'), is_module=False))
+    """
+    index = 0
+    while index < len(arguments):
+        argument, rest = arguments[index], tuple(arguments[index + 1 :])
+        head = list(arguments[:index])
+        if argument == "--":
+            return head, Program(rest[0], rest[1:]) if rest else None
+        if argument == "-m" and rest:
+            return head, Program(rest[0], rest[1:], is_module=True)
+        if argument.startswith("-m") and len(argument) > 2:
+            return head, Program(argument[2:], rest, is_module=True)
+        if not argument.startswith("-"):
+            return head, Program(argument, rest)
+        index += 2 if argument in valued else 1
+    return list(arguments), None
+
+
+@click.command(cls=_Command, help=_HELP)
+@click.option(
+    "-t",
+    "--tool",
+    "tools",
+    multiple=True,
+    metavar="[ALIAS=]TOOL[:K=V,...]",
+    help="A tool and its options; may be repeated. TOOL is an installed one (`amanda tools`), or "
+    "module:Class or path/to/file.py:Class. Lists are written k=[a,b]. With -t, only the tools "
+    "named so run; options that it leaves out are those of the configuration.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="DIR",
+    help="Folder of results. Results that are there already are an error, unless --force is given. "
+    f"Without -o: {_DEFAULT}, or {_DEFAULT}-2 and so on where that has results already.",
+)
+@click.option("--force", is_flag=True, help="Replace the results of these tools in the folder.")
+@click.option("--drivers", metavar="A,B", help="The drivers that may attach; all by default.")
+@click.option("--ops", multiple=True, metavar="GLOB", help="Only these ops; may be repeated.")
+@click.option(
+    "--modules", multiple=True, metavar="GLOB", help="Only ops in these modules; may be repeated."
+)
+@click.option("--steps", metavar="A:B", help="Only from step A up to and without B; also A:, ::N.")
+@click.option("--config", "file", metavar="FILE", help="Read [tool.amanda] of this file instead.")
+@click.option("--no-config", is_flag=True, help="Read no file.")
+@click.option("-q", "--quiet", is_flag=True, help="No summary on stderr.")
+@click.option("-m", "_module", metavar="MODULE ...", help="Run a module, as python -m does.")
+@click.pass_context
+def run(
+    context: click.Context,
+    tools: tuple[str, ...],
+    output: str | None,
+    force: bool,
+    drivers: str | None,
+    ops: tuple[str, ...],
+    modules: tuple[str, ...],
+    steps: str | None,
+    file: str | None,
+    no_config: bool,
+    quiet: bool,
+    _module: str | None,
+) -> Run | int:
+    """Run a program; `_HELP` says the rest."""
+    program = context.meta[_PROGRAM]
+    if program is None:
+        raise click.UsageError("Name a script, or a module with -m.", context)
+    if file and no_config:
+        raise click.UsageError("--config and --no-config exclude one another.", context)
+    if not program.is_module and not Path(program.target).exists():
+        path = os.path.join(os.getcwd(), program.target)
+        click.echo(f"amanda: can't open file {path!r}: No such file", err=True)
+        return 2
+    select = Selecting(
+        ops or None,
+        modules or None,
+        None,
+        parse_steps(steps, "--steps") if steps is not None else None,
+        "--ops, --modules, --steps",
+    )
+    config = load(
+        program.folder,
+        from_flags(tools, output, drivers, select or None),
+        file=Path(file) if file else None,
+        use_file=not no_config,
+    )
+    if not config.tools:
+        raise ConfigError(
+            "No tool is named",
+            fix="Name one with -t TOOL, or in [tool.amanda.tools]; `amanda tools` lists them",
+        )
+    rank = _rank()
+    part = f"rank{rank}" if rank is not None else ""
+    names = [settings.name for settings in config.tools]
+    if config.output is not None:
+        folder = Output(config.output, names, part=part, force=force)
+    else:
+        folder = _numbered(Path.cwd() / _DEFAULT, names, part, force)
+    program.enter()  # Before tools are imported: one's own may lie beside the script.
+    if config.drivers is not None:
+        try:
+            discovery.use_only(config.drivers)
+        except AmandaError as error:
+            raise type(error)(error.what, where=config.where, fix=error.fix) from error
+    made = {settings.name: factories.make(settings) for settings in config.tools}
+    return Run(program, made, folder, quiet, brief=bool(rank))
+
+
+def _numbered(folder: Path, names: Sequence[str], part: str, force: bool) -> Output:
+    # Free is what has no results of these tools of this rank, so that all ranks choose alike.
+    number, chosen = 1, folder
+    while not force and Output.taken(chosen / part, names):
+        number += 1
+        chosen = folder.with_name(f"{folder.name}-{number}")
+    return Output(chosen, names, part=part, force=force)
+
+
+def _rank() -> int | None:
+    text = os.environ.get("RANK")
+    if not text:
+        return None
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise ConfigError(
+            f"RANK is {text[:80]!r}, which is no number",
+            where="RANK",
+            fix="Unset it where no launcher of several processes sets it",
+        )
+    return int(text)

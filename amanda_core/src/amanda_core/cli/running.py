@@ -1,0 +1,176 @@
+"""A program under tools: applying them, the ways in which it can end, and writing results.
+
+Owns the life of one run, from the program's first line to the exit status. Knows no flags.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from amanda_core.cli.drawing import show
+from amanda_core.cli.program import Program, report
+from amanda_core.errors import AmandaError
+from amanda_core.results import HasResult, Output, Result, Table, printable
+from amanda_core.tool import Tool
+
+__all__ = ["Run"]
+
+#: Rows of a table that are shown when a run ends; the file has all.
+_ROWS = 20
+
+
+@dataclass
+class Run:
+    """One run of a program.
+
+    Attributes:
+        program: The program.
+        tools: The tools by the names that their results get.
+        output: Where results are written.
+        quiet: Say nothing but errors.
+        brief: Show no tables (of several processes, one shows them).
+    """
+
+    program: Program
+    tools: dict[str, Tool]
+    output: Output
+    quiet: bool = False
+    brief: bool = False
+    _handle: Any = field(default=None, init=False)
+    _finished: bool = field(default=False, init=False)
+    _process: int = field(default_factory=os.getpid, init=False)
+
+    def __call__(self) -> int:
+        """Run it; returns the exit status, or raises what makes the interpreter end rightly."""
+        import amanda  # Not earlier: drivers that must listen before the program are told now.
+
+        try:
+            self._handle = amanda.attach(*self.tools.values())
+        except AmandaError as error:
+            self._say(f"error: {error}")
+            return 2
+        if not self.quiet:
+            self._say(f"running {self.program.target} under {', '.join(self.tools)}")
+        ended = self._execute()
+        if os.getpid() != self._process:
+            return self._end(ended, 0)  # A fork of the program: results are its parent's.
+        return self._end(ended, self._finish())
+
+    def _execute(self) -> BaseException | None:
+        with self._results_on_sigterm():
+            uncaught: BaseException | None = None
+            try:
+                self.program.execute()
+            except BaseException as error:
+                uncaught = error
+            # Out here no exception is being handled, as where the interpreter shows one: it would
+            # be the context of what the program's own sys.excepthook raises.
+            if uncaught is not None and not isinstance(uncaught, SystemExit):
+                try:
+                    report(uncaught)
+                except SystemExit as asked:
+                    return asked
+            return uncaught
+
+    def _end(self, error: BaseException | None, status: int) -> int:
+        if error is None:
+            return status
+        if isinstance(error, KeyboardInterrupt):
+            # The interpreter ends itself by SIGINT where this comes out of the outermost frame;
+            # the traceback has been shown.
+            sys.excepthook = lambda *_: None
+            raise error
+        if isinstance(error, SystemExit):
+            if not error.code and status:
+                return status
+            raise error.with_traceback(None)
+        return 1
+
+    @contextmanager
+    def _results_on_sigterm(self) -> Iterator[None]:
+        # Written in the handler and not after an exception: by default SIGTERM unwinds nothing of
+        # the program, and nothing in it can catch it.
+        def terminated(number: int, _: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            if os.getpid() == self._process:
+                self._finish()
+                sys.stderr.flush()
+            os.kill(os.getpid(), number)
+
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            yield
+            return
+        signal.signal(signal.SIGTERM, terminated)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGTERM) is terminated:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _finish(self) -> int:
+        """Take the tools back and write what they found; the exit status if the program's is 0."""
+        if self._finished:
+            return 0
+        self._finished = True
+        failed = False
+        try:
+            self._handle.remove()
+        except BaseException as error:  # Of a routine, which could not be raised where it arose.
+            report(error)
+            failed = True
+        try:
+            for name, tool in self.tools.items():
+                failed = not self._write(name, tool) or failed
+        except KeyboardInterrupt:
+            self._say("interrupted while results were written; some are missing")
+            failed = True
+        return int(failed)
+
+    def _write(self, name: str, tool: Tool) -> bool:
+        # An attribute of that name may be something else of the tool's own.
+        if not isinstance(tool, HasResult) or not callable(tool.result):
+            return True
+        try:
+            result = tool.result()
+            files = self.output.write(name, result)
+        except Exception as error:
+            self._say(
+                f"error: the result of {name!r} is not written: "
+                + (str(error) if isinstance(error, AmandaError) else _told(error))
+            )
+            return False
+        if not self.quiet:
+            try:
+                self._summarise(name, result, [str(file) for file in files])
+            except Exception as error:
+                self._say(f"the result of {name!r} is written and has no table: {_told(error)}")
+        return True
+
+    def _summarise(self, name: str, result: Result, files: Sequence[str]) -> None:
+        if not self.brief:
+            table = result.table()
+            show(_titled(table.first(_ROWS), name), sys.stderr)
+            if len(table.rows) > _ROWS:
+                self._say(f"{len(table.rows) - _ROWS} more rows in {files[0]}")
+        self._say(f"{name}: {', '.join(files)}")
+
+    @staticmethod
+    def _say(text: str) -> None:
+        # The program may have closed or replaced it.
+        with suppress(AttributeError, OSError, ValueError):
+            print(f"amanda: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _titled(table: Table, name: str) -> Table:
+    return table if table.title else Table(name, table.columns, table.rows)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,171 @@
+"""Values of options by the annotations of a tool's parameters.
+
+Owns which annotations can be written in a file or a flag, and how. Evaluates nothing.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from amanda_core.config.settings import Setting
+from amanda_core.config.text import parse_list, unquoted
+
+__all__ = ["MismatchError", "convert", "expected"]
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_PLAIN: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+}
+
+
+class MismatchError(ValueError):
+    """The value is not of the type; the message says which type is expected."""
+
+
+def expected(annotation: Any) -> str:
+    """What an annotation asks for, in words; empty where it cannot be written as text."""
+    if annotation in (Any, None, type(None)):
+        return "a value" if annotation is Any else "none"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return f"one of {_listed(member.name for member in annotation)}"
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return f"one of {_listed(arguments)}"
+    if origin in (Union, types.UnionType):
+        parts = [expected(part) for part in arguments]
+        return " or ".join(parts) if all(parts) else ""
+    item = _item(annotation)
+    if item is not None and expected(item):
+        return f"a list of values, each {expected(item)}"
+    return ""
+
+
+def convert(setting: Setting, annotation: Any) -> Any:
+    """The value as the annotation wants it.
+
+    Raises:
+        MismatchError: It cannot be.
+    """
+    return _convert(setting.value, annotation, setting)
+
+
+def _convert(value: Any, annotation: Any, setting: Setting) -> Any:
+    origin = get_origin(annotation)
+    if annotation is Any:
+        return _guess(value) if setting.text else value
+    if origin in (Union, types.UnionType):
+        return _union(value, annotation, setting)
+    if annotation in (None, type(None)):
+        if setting.text and value.lower() in ("", "none"):
+            return None
+    elif origin is Literal:
+        return _literal(value, annotation, setting)
+    elif isinstance(annotation, type) and issubclass(annotation, Enum):
+        return _enum(value, annotation, setting)
+    elif annotation in _PLAIN:
+        return _plain(value, annotation, setting)
+    elif (item := _item(annotation)) is not None:
+        return _list(value, annotation, item, setting)
+    raise MismatchError(expected(annotation))
+
+
+def _plain(value: Any, kind: Any, setting: Setting) -> Any:
+    text = unquoted(value) if setting.text else ""
+    try:
+        if kind in (str, Path):
+            found = text if setting.text else value
+            if isinstance(found, str) and "\0" not in found and (found or kind is str):
+                return found if kind is str else _path(found, setting)
+        elif kind is bool:
+            if setting.text and text.lower() in (*_TRUE, *_FALSE):
+                return text.lower() in _TRUE
+            if isinstance(value, bool):
+                return value
+        elif setting.text:
+            return kind(text)
+        elif type(value) is int or (kind is float and type(value) is float):
+            return kind(value)
+    except (ValueError, OverflowError):
+        pass
+    raise MismatchError(_PLAIN[kind])
+
+
+def _path(text: str, setting: Setting) -> Path:
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # The home of a user who does not exist.
+        path = Path(text)
+    return setting.base / path if setting.base is not None else path
+
+
+def _union(value: Any, annotation: Any, setting: Setting) -> Any:
+    # A text fits `str` always, so that one comes last, and before it None.
+    parts = sorted(get_args(annotation), key=lambda part: (part is str) + (part in (str, Path)))
+    for part in sorted(parts, key=lambda part: part is not type(None)):
+        try:
+            return _convert(value, part, setting)
+        except MismatchError:
+            continue
+    raise MismatchError(expected(annotation))
+
+
+def _literal(value: Any, annotation: Any, setting: Setting) -> Any:
+    for choice in get_args(annotation):
+        if type(choice) is type(value) and choice == value:
+            return choice
+        if setting.text and str(choice) == unquoted(value):
+            return choice
+    raise MismatchError(expected(annotation))
+
+
+def _enum(value: Any, annotation: type[Enum], setting: Setting) -> Enum:
+    name = unquoted(value) if setting.text else value
+    for member in annotation:
+        if name == member.name or (type(name) is type(member.value) and name == member.value):
+            return member
+        if setting.text and name == str(member.value):
+            return member
+    raise MismatchError(expected(annotation))
+
+
+def _list(value: Any, annotation: Any, item: Any, setting: Setting) -> Any:
+    parts = parse_list(value, setting.where) if setting.text else value
+    if not isinstance(parts, list):
+        raise MismatchError(expected(annotation))
+    found = [_convert(part, item, setting) for part in parts]
+    return tuple(found) if get_origin(annotation) is tuple else found
+
+
+def _item(annotation: Any) -> Any:
+    """The type of the items of a list, a sequence or a tuple of any length; None for others."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in (list, Sequence) or origin in (list, Sequence):
+        return arguments[0] if arguments else Any
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return arguments[0]
+    return None
+
+
+def _guess(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return unquoted(text)
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(repr(value) for value in values)

@@ -1,0 +1,144 @@
+"""Finding and reading TOML files, and the line on which a key stands.
+
+Owns the limits within which a file is read. Knows nothing of what the keys mean.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from amanda_core.errors import ConfigError
+
+__all__ = ["LIMIT", "Document", "find"]
+
+#: Largest configuration file that is read, in bytes.
+LIMIT = 1 << 20
+#: Characters that are parsed to find a line; a file made to defeat it is named without one.
+_EFFORT = 20 * LIMIT
+_FILE = "pyproject.toml"
+
+
+class Document:
+    """A TOML file.
+
+    Raises:
+        ConfigError: It cannot be read, is no regular file, too large, or not TOML.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        text = _read(path)
+        self._lines = [line + "\n" for line in text.split("\n")]
+        try:
+            self.data: dict[str, Any] = _loads()(text)
+        except (ValueError, RecursionError) as error:
+            # TOMLDecodeError is a ValueError and says the line; a key given twice is one of these.
+            raise ConfigError(
+                f"Not valid TOML: {str(error) or type(error).__name__}",
+                where=str(path),
+                fix="Correct the file, or leave it aside with --no-config",
+            ) from None
+
+    def where(self, *keys: str) -> str:
+        """``file:line`` of the statement that first gives a key; the file alone if none does."""
+        line = self._line(keys)
+        return f"{self.path}:{line}" if line else str(self.path)
+
+    def _line(self, keys: Sequence[str]) -> int:
+        # The parser tells no positions. But the beginnings of the file that parse are those that
+        # end with a statement, and the key is there from one of them on: bisect for that one.
+        low, high = 1, len(self._lines) + 1
+        budget = _EFFORT
+        while low < high:
+            middle = (low + high) // 2
+            found, spent = self._has_by(middle, keys, budget)
+            budget -= spent
+            if found is None:
+                return 0
+            if found:
+                high = middle
+            else:
+                low = middle + 1
+        return low if low <= len(self._lines) else 0
+
+    def _has_by(self, count: int, keys: Sequence[str], budget: int) -> tuple[bool | None, int]:
+        """Whether the shortest beginning of at least `count` lines that parses has the key, and
+        the characters parsed for it; None where that is too much.
+        """
+        spent = 0
+        for end in range(count, len(self._lines)):
+            text = "".join(self._lines[:end])
+            spent += len(text)
+            if spent > budget:
+                return None, spent
+            try:
+                return _has(_loads()(text), keys), spent
+            except (ValueError, RecursionError):
+                continue
+        return _has(self.data, keys), spent
+
+
+def find(start: Path) -> Document | None:
+    """The nearest pyproject.toml with a table ``[tool.amanda]`` in `start` or a folder above it.
+
+    Raises:
+        ConfigError: A nearer one cannot be read: it might have had the table.
+    """
+    for folder in (start, *start.parents):
+        path = folder / _FILE
+        if path.exists():
+            document = Document(path)
+            tool = document.data.get("tool")
+            if isinstance(tool, dict) and "amanda" in tool:
+                return document
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        # A pipe or a device would never end; opening one may wait for ever.
+        if not path.is_file():
+            raise ConfigError("Not a file", where=str(path), fix="Name a TOML file")
+        with path.open("rb") as file:
+            content = file.read(LIMIT + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"Cannot be read: {error}", where=str(path)) from error
+    if len(content) > LIMIT:
+        raise ConfigError(
+            f"Larger than {LIMIT} bytes", where=str(path), fix="Move what is not configuration"
+        )
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError("Not UTF-8, as TOML must be", where=f"{path}:{line}") from None
+
+
+def _loads() -> Callable[[str], dict[str, Any]]:
+    # Late: a run without a configuration file needs no parser.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ModuleNotFoundError:
+            from amanda_core.errors import MissingExtraError
+
+            raise MissingExtraError(
+                "Reading a configuration needs tomli on Python 3.10",
+                fix='Run: pip install "amanda-core[cli]"',
+            ) from None
+    return tomllib.loads
+
+
+def _has(data: Any, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(data, dict) or key not in data:
+            return False
+        data = data[key]
+    return True

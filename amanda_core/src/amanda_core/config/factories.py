@@ -1,0 +1,281 @@
+"""Making tools: finding a factory by name, its options, and calling it.
+
+Owns the import of a tool's module, which happens when the tool is asked for and not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from amanda_core.config.convert import MismatchError, convert, expected
+from amanda_core.config.schema import RESERVED, nearest
+from amanda_core.config.settings import Selecting, ToolSettings
+from amanda_core.errors import AmandaError, BrokenToolError, OptionError, UnknownToolError
+from amanda_core.installed import BLOCKING, TOOL_GROUP, installed
+from amanda_core.tool import Tool
+
+__all__ = ["Option", "factory", "make", "options"]
+
+
+#: Stands for an annotation of which no value can be written as text.
+_CODE_ONLY = type
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a tool: a parameter of its factory.
+
+    Attributes:
+        name: Its name.
+        annotation: The type that values are converted to.
+        expected: The type in words; empty where it can be given in code only.
+        required: Whether it has no default.
+        default: The default, if it has one.
+    """
+
+    name: str
+    annotation: Any
+    expected: str
+    required: bool
+    default: Any = None
+
+
+def factory(reference: str, where: str = "") -> Callable[..., Any]:
+    """What makes the tool: the factory of an installed one, or ``module:Class`` of one's own.
+
+    Raises:
+        UnknownToolError: There is none, or it is blocked.
+        BrokenToolError: It cannot be loaded; the cause is chained.
+    """
+    if ":" in reference:
+        return _own(reference, where)
+    every = installed(TOOL_GROUP)
+    named = [found for found in every if found.name == reference]
+    usable = [found for found in named if not found.blocked]
+    if named and not usable:
+        raise UnknownToolError(
+            f"The tool {reference!r} is blocked by {BLOCKING}",
+            where=where,
+            fix="Take it out of that variable",
+        )
+    if not usable:
+        raise _unknown(reference, where, [found.name for found in every if not found.blocked])
+    if len(usable) > 1:
+        origins = " and ".join(found.origin for found in usable)
+        raise BrokenToolError(
+            f"The tool {reference!r} is in several distributions: {origins}",
+            where=where,
+            fix=f"Uninstall one, or block it by its distribution: {BLOCKING}",
+        )
+    (found,) = usable
+    try:
+        made = found.point.load()
+    except Exception as error:
+        raise BrokenToolError(
+            f"The tool {reference!r} of {found.origin} cannot be loaded: "
+            f"{type(error).__name__}: {error}",
+            where=where,
+            fix="Reinstall or upgrade it",
+        ) from error
+    return _callable(made, reference, where)
+
+
+def options(made: Callable[..., Any]) -> tuple[Option, ...]:
+    """The options of a factory, in the order of its parameters."""
+    function: Any = made
+    if inspect.isclass(made):
+        # Not inspect.signature(class): Tool.__new__ takes anything, and which of the two methods
+        # it looks at differs by version.
+        function = made.__init__
+        if function is object.__init__:
+            return ()
+    parameters = list(inspect.signature(function).parameters.values())
+    if inspect.isclass(made):
+        parameters = parameters[1:]
+    hints = _hints(function)
+    found = []
+    for parameter in parameters:
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            required = parameter.default is parameter.empty
+            default = None if required else parameter.default
+            annotation = hints.get(parameter.name, parameter.annotation)
+            if annotation is parameter.empty:
+                plain = type(default) in (bool, int, float, str)
+                annotation = type(default) if plain else Any if default is None else _CODE_ONLY
+            words = "" if parameter.name in RESERVED else expected(annotation)
+            found.append(Option(parameter.name, annotation, words, required, default))
+    return tuple(found)
+
+
+def make(settings: ToolSettings) -> Tool:
+    """Make the tool, with its options and restricted to its selection.
+
+    Raises:
+        UnknownToolError, BrokenToolError: See `factory`.
+        OptionError: An option is unknown, missing or of another type, or the tool refuses it.
+    """
+    reference = settings.reference
+    make_tool = factory(reference, settings.where)
+    arguments = _arguments(settings, options(make_tool))
+    try:
+        tool = make_tool(**arguments)
+    except AmandaError:
+        raise
+    except Exception as error:
+        wheres = dict.fromkeys([s.where for s in settings.options.values()] or [settings.where])
+        raise OptionError(
+            f"The tool {reference!r} refuses its options: {type(error).__name__}: {error}",
+            where=", ".join(wheres),
+            fix=f"`amanda tools {reference}` lists them",
+        ) from error
+    if not isinstance(tool, Tool):
+        raise BrokenToolError(
+            f"{reference!r} makes no amanda.Tool but {type(tool).__qualname__}",
+            where=settings.where,
+            fix="The entry point must be a Tool class, or a function that returns a tool",
+        )
+    return _restricted(tool, settings.select)
+
+
+def _arguments(settings: ToolSettings, known: tuple[Option, ...]) -> dict[str, Any]:
+    reference = settings.reference
+    by_name = {option.name: option for option in known if option.expected}
+    arguments = {}
+    for name, setting in settings.options.items():
+        option = by_name.get(name)
+        if option is None:
+            in_code = name in {option.name for option in known}
+            raise OptionError(
+                f"The option {name!r} of tool {reference!r} can be given in code only"
+                if in_code
+                else f"The tool {reference!r} has no option {name[:80]!r}",
+                where=setting.where,
+                fix=nearest(name, by_name),
+            )
+        try:
+            arguments[name] = convert(setting, option.annotation)
+        except MismatchError as error:
+            shown = repr(setting.value)
+            raise OptionError(
+                f"The option {name!r} of tool {reference!r} must be {error}, not "
+                f"{shown if len(shown) <= 80 else shown[:77] + '...'}",
+                where=setting.where,
+            ) from None
+    missing = [option.name for option in known if option.required and option.name not in arguments]
+    if missing:
+        raise OptionError(
+            f"The tool {reference!r} needs the option {missing[0]!r}",
+            where=settings.where,
+            fix=f"Give it: -t {reference}:{missing[0]}=...",
+        )
+    return arguments
+
+
+def _restricted(tool: Tool, select: Selecting) -> Tool:
+    if not select:
+        return tool
+    from amanda_core import selection
+
+    try:
+        chosen = selection.select(
+            op=select.ops or (),
+            module=select.modules or (),
+            namespace=select.namespace or "",
+            steps=select.steps,
+        )
+        return tool.where(chosen)
+    except AmandaError as error:
+        raise type(error)(error.what, where=select.where or error.where, fix=error.fix) from error
+
+
+def _own(reference: str, where: str) -> Callable[..., Any]:
+    source, _, attribute = reference.partition(":")
+    try:
+        if source.endswith(".py"):
+            module = _module_of(Path(source), where)
+        else:
+            module = importlib.import_module(source)
+        found: Any = module
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except AmandaError:
+        raise
+    except Exception as error:
+        raise BrokenToolError(
+            f"The tool {reference!r} cannot be loaded: {type(error).__name__}: {error}",
+            where=where,
+            fix="Write module:Class or path/to/file.py:Class",
+        ) from error
+    return _callable(found, reference, where)
+
+
+def _module_of(path: Path, where: str) -> Any:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise UnknownToolError(f"There is no file {str(path)!r}", where=where, fix="Check the path")
+    # Under a name of its own: a file called like a module that the program imports must not be it.
+    name = f"amanda_tool_{path.stem}_{abs(hash(str(path))):x}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _callable(made: Any, reference: str, where: str) -> Callable[..., Any]:
+    if not callable(made):
+        raise BrokenToolError(
+            f"{reference!r} is no class or function but {type(made).__qualname__}",
+            where=where,
+            fix="The entry point must be a Tool class, or a function that returns a tool",
+        )
+    found: Callable[..., Any] = made
+    return found
+
+
+def _unknown(reference: str, where: str, known: list[str]) -> UnknownToolError:
+    # One name only: suggesting to install whatever is called alike invites impostors.
+    every = installed(TOOL_GROUP)
+    upgrade = "--upgrade " if any(found.distribution == "amanda-tools" for found in every) else ""
+    return UnknownToolError(
+        f"No tool {reference[:80]!r} is installed",
+        where=where,
+        fix=f"{nearest(reference, known, 'is installed')}. Perhaps it is in another version of the "
+        f"built-in tools: pip install {upgrade}amanda-tools",
+    )
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(function)
+    except Exception:
+        # An annotation that exists for type checkers alone spoils all of them: one by one.
+        hints = {}
+        scope = getattr(inspect.unwrap(function), "__globals__", {})
+        for name, annotation in getattr(function, "__annotations__", {}).items():
+            try:
+                hints[name] = get_type_hints(_Annotated({name: annotation}), scope)[name]
+            except Exception:
+                hints[name] = _CODE_ONLY
+        return hints
+
+
+class _Annotated:
+    """Something that has annotations, for `get_type_hints`."""
+
+    def __init__(self, annotations: dict[str, Any]) -> None:
+        self.__annotations__ = annotations

@@ -1,0 +1,174 @@
+"""What can be configured, as typed values that know where they were written, and how they merge.
+
+Owns the layers (file, environment, flags) and their precedence. Reads no file and no variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from amanda_core.errors import ConfigError
+
+__all__ = ["Config", "Layer", "Selecting", "Setting", "Steps", "ToolSettings", "merge"]
+
+Steps = slice | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value as it was written.
+
+    Attributes:
+        value: The value; a string where it was written as text.
+        where: ``file:line``, the variable or the flag, for messages.
+        text: Whether it was written as text, from which other types are to be read.
+        base: The folder that a relative path is relative to; None: the current one.
+    """
+
+    value: Any
+    where: str
+    text: bool = False
+    base: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selecting:
+    """The arguments of `amanda_core.selection.select`; None where nothing was said."""
+
+    ops: tuple[str, ...] | None = None
+    modules: tuple[str, ...] | None = None
+    namespace: str | None = None
+    steps: Steps | None = None
+    where: str = ""
+
+    def over(self, lower: Selecting) -> Selecting:
+        """This, with what it leaves open taken from `lower`."""
+        return Selecting(
+            lower.ops if self.ops is None else self.ops,
+            lower.modules if self.modules is None else self.modules,
+            lower.namespace if self.namespace is None else self.namespace,
+            lower.steps if self.steps is None else self.steps,
+            self.where or lower.where,
+        )
+
+    def __bool__(self) -> bool:
+        return any(x is not None for x in (self.ops, self.modules, self.namespace, self.steps))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSettings:
+    """A tool under the name that its results get.
+
+    Attributes:
+        name: That name; the key in the file.
+        tool: The installed tool, or ``module:Class`` or ``file.py:Class`` from a flag; None for the
+            one called `name`, or as a lower layer has it.
+        options: Its options as written.
+        enable: Whether it runs where nobody names the tools to run.
+        select: The ops and steps that it is for.
+        where: Where it was named first.
+    """
+
+    name: str
+    where: str
+    tool: str | None = None
+    options: Mapping[str, Setting] = field(default_factory=dict)
+    enable: bool | None = None
+    select: Selecting = Selecting()
+
+    @property
+    def reference(self) -> str:
+        """The tool that is meant."""
+        return self.tool or self.name
+
+    def over(self, lower: ToolSettings) -> ToolSettings:
+        """This, with what it leaves open taken from `lower`."""
+        if self.tool is not None and self.tool != lower.reference:
+            return self  # The same name for another tool: the options there mean something else.
+        return ToolSettings(
+            self.name,
+            self.where,
+            lower.tool,
+            {**lower.options, **self.options},
+            lower.enable if self.enable is None else self.enable,
+            self.select.over(lower.select),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one source says; None and empty where it says nothing."""
+
+    output: Setting | None = None
+    drivers: Setting | None = None
+    tools: Mapping[str, ToolSettings] = field(default_factory=dict)
+    select: Selecting = Selecting()
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What holds in the end.
+
+    Attributes:
+        tools: The tools to run, in the order of the source that named them.
+        output: Absolute path of the folder of results, or None where nobody named one.
+        drivers: Names of the drivers that may attach, or None for all.
+        where: Where the drivers were named.
+    """
+
+    tools: tuple[ToolSettings, ...] = ()
+    output: Path | None = None
+    drivers: tuple[str, ...] | None = None
+    where: str = ""
+
+
+def merge(file: Layer, environment: Layer, flags: Layer) -> Config:
+    """Merge the layers: file < environment < flags, key by key.
+
+    The highest layer that names tools decides which of them run; options and selection that it does
+    not give come from the lower ones. Selections for all tools stand below a tool's own within the
+    file, and those of the flags above both.
+    """
+    layers = (file, environment, flags)
+    tools: dict[str, ToolSettings] = {}
+    for layer in layers:
+        for name, settings in layer.tools.items():
+            tools[name] = settings.over(tools[name]) if name in tools else settings
+    named = flags.tools or environment.tools
+    if named:
+        chosen = [tools[name] for name in named]
+    else:
+        chosen = [settings for settings in tools.values() if settings.enable is not False]
+    chosen = [
+        replace(s, select=flags.select.over(environment.select.over(s.select.over(file.select))))
+        for s in chosen
+    ]
+    _check_names(chosen)
+    output = _last([layer.output for layer in layers])
+    drivers = _last([layer.drivers for layer in layers])
+    return Config(
+        tuple(chosen),
+        (output.base or Path.cwd()) / Path(output.value).expanduser() if output else None,
+        tuple(drivers.value) if drivers else None,
+        drivers.where if drivers else "",
+    )
+
+
+def _last(settings: Sequence[Setting | None]) -> Setting | None:
+    return next((setting for setting in reversed(settings) if setting is not None), None)
+
+
+def _check_names(tools: Sequence[ToolSettings]) -> None:
+    # Each name is a file's, and some file systems do not tell upper from lower case.
+    seen: dict[str, ToolSettings] = {}
+    for settings in tools:
+        other = seen.setdefault(settings.name.casefold(), settings)
+        if other is not settings:
+            raise ConfigError(
+                f"The names {other.name!r} and {settings.name!r} differ in case alone",
+                where=settings.where,
+                fix="Their results would be one file: rename one",
+            )

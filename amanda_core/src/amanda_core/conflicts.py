@@ -1,0 +1,65 @@
+"""`Conflict`: a value that several tools change, and in which order they did.
+
+Owns the report. That a step has changed a value is noted in its op's context (`plan` does it); two
+replacements of one op never get that far: they are an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amanda_core.session import Session
+
+__all__ = ["Conflict", "conflicts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """One value of one op that several tools changed.
+
+    Attributes:
+        op: Readable name of the op.
+        op_id: Its id; of a backward op that of its own.
+        kind: The method by which it was asked for, such as ``insert_before_op``.
+        position: Position of the value among those that the method speaks of.
+        tools: The tools in the order in which they are called: each gets what the one before made.
+        source: ``file:line`` of the op's call, or None.
+    """
+
+    op: str
+    op_id: int
+    kind: str
+    position: int
+    tools: tuple[str, ...]
+    source: str | None
+
+    def __str__(self) -> str:
+        where = f" at {self.source}" if self.source else ""
+        first, *others = self.tools
+        return (
+            f"{self.op}{where}: {self.kind} of {first}, then of {', then of '.join(others)}, "
+            f"changed value {self.position}"
+        )
+
+
+def conflicts(session: Session) -> list[Conflict]:
+    """The values that several of the applied tools have changed so far."""
+    order = {tool._amanda.serial: tool.tool_name for tool in session.tools}
+    found = []
+    for context in session.contexts():
+        for (kind, position), editors in context._edits.items():
+            tools = tuple(name for serial, name in order.items() if serial in editors)
+            if len(tools) > 1:
+                found.append(
+                    Conflict(
+                        context.name,
+                        context._id,
+                        kind.value,
+                        position,
+                        tools,
+                        context.source,
+                    )
+                )
+    return found

@@ -1,0 +1,269 @@
+"""What tools give when a run ends, and the folder that it is written to.
+
+Owns the protocols of results, plain text tables, and the rules of writing: nothing outside of the
+output folder, nothing replaced silently. Reading a file of results executes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from amanda_core.errors import OutputError, ResultError
+
+__all__ = ["LIMIT", "HasResult", "Output", "Result", "Table", "load", "printable"]
+
+#: Largest file of results that `load` reads, in bytes.
+LIMIT = 1 << 28
+
+
+def printable(text: object) -> str:
+    r"""Text without characters that would control a terminal or change the direction of writing.
+
+    >>> printable("a\x1b[31m")
+    'a\\x1b[31m'
+    """
+    return "".join(
+        letter
+        if letter.isprintable() or unicodedata.category(letter) == "Zs"
+        else letter.encode("unicode_escape").decode()
+        for letter in str(text)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people.
+
+    Attributes:
+        title: What it shows.
+        columns: Headings.
+        rows: As many values in each as there are columns. Numbers are aligned to the right.
+
+    >>> print(Table("Ops", ("op", "calls"), [("conv2d", 53), ("relu", 49)]))
+    Ops
+    op      calls
+    conv2d     53
+    relu       49
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ResultError(
+                    f"A row of the table {self.title!r} has {len(row)} values for "
+                    f"{len(self.columns)} columns",
+                    fix="Give each row a value for each column",
+                )
+
+    def text(self) -> list[list[str]]:
+        """The values as they are shown."""
+        return [[printable(_number(value)) for value in row] for row in self.rows]
+
+    def is_right(self, column: int) -> bool:
+        """Whether a column is aligned to the right: all of it are numbers."""
+        values = [row[column] for row in self.rows]
+        return bool(values) and all(isinstance(value, (int, float)) for value in values)
+
+    def first(self, count: int) -> Table:
+        """The table with its first rows only."""
+        return Table(self.title, self.columns, self.rows[:count])
+
+    def __str__(self) -> str:
+        cells = [[printable(column) for column in self.columns], *self.text()]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        right = [self.is_right(i) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if to_right else cell.ljust(width)
+                for cell, width, to_right in zip(row, widths, right, strict=True)
+            ).rstrip()
+            for row in cells
+        ]
+        return "\n".join([printable(self.title), *lines] if self.title else lines)
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@runtime_checkable
+class Result(Protocol):
+    """What a tool found out. May also have ``write(folder: Path) -> Sequence[Path]``.
+
+    That one writes further files into `folder`, which exists and is the tool's own, and returns
+    them.
+    """
+
+    def table(self) -> Table:
+        """The summary for people."""
+
+    def to_json(self) -> str:
+        """All of it, as JSON (RFC 8259, so without NaN)."""
+
+
+@runtime_checkable
+class HasResult(Protocol):
+    """A tool that has results. The method is optional; `amanda run` asks for it when a run ends."""
+
+    def result(self) -> Result:
+        """What was found out so far. Called once tools are removed, also after Ctrl-C."""
+
+
+class Output:
+    """The folder that the results of one run are written to; made with the first of them.
+
+    Args:
+        folder: The folder; a link to one is followed, links inside are not.
+        part: Name of a folder inside, for the results of one process of several.
+        names: Names of the tools, which are checked by whoever read them.
+        force: Replace results of these names that are there.
+
+    Raises:
+        OutputError: It cannot be one, or results of these names are there.
+    """
+
+    def __init__(
+        self, folder: Path, names: Sequence[str], *, part: str = "", force: bool = False
+    ) -> None:
+        self.folder = folder.resolve()
+        if part:
+            self.folder = self._inside(part)
+        for parent in (self.folder, *self.folder.parents):
+            if parent.exists():
+                if not parent.is_dir():
+                    raise OutputError(f"{str(parent)!r} is not a folder", fix="Name another one")
+                if not os.access(parent, os.W_OK | os.X_OK):
+                    raise OutputError(f"{str(parent)!r} cannot be written to", fix="Name another")
+                break
+        taken = self.taken(self.folder, names)
+        if taken and not force:
+            raise OutputError(
+                f"{str(self.folder)!r} has results already: {', '.join(taken)}",
+                fix="Name another folder with -o, or replace them with --force",
+            )
+
+    @staticmethod
+    def taken(folder: Path, names: Sequence[str]) -> list[str]:
+        """The files and folders of these tools that `folder` has already."""
+        found = [f"{name}.json" for name in names] + list(names)
+        return [name for name in found if os.path.lexists(folder / name)]
+
+    def write(self, name: str, result: Result) -> list[Path]:
+        """Write a tool's result: ``<name>.json``, and what it writes itself, under ``<name>/``.
+
+        Returns:
+            The files.
+
+        Raises:
+            OutputError: A file would lie, or lies, outside of the folder, or cannot be written.
+            ResultError: The tool's JSON is none.
+        """
+        text = result.to_json()
+        try:
+            json.loads(text, parse_constant=_no_constant)
+        except (ValueError, RecursionError, TypeError) as error:
+            raise ResultError(
+                f"The result of {name!r} is not JSON: {error}", fix="Correct its to_json()"
+            ) from error
+        files = [self._replace(self._inside(f"{name}.json"), text)]
+        write = getattr(result, "write", None)
+        if write is not None:
+            own = self._inside(name)
+            if not own.is_dir() or own.is_symlink():
+                _failing(own.mkdir, own, parents=True)
+            files += [self._checked(own, Path(path), name) for path in write(own)]
+            if not any(own.iterdir()):
+                own.rmdir()
+        return files
+
+    def _inside(self, name: str) -> Path:
+        path = self.folder / name
+        if name in ("", ".", "..") or "\0" in name or path.parent != self.folder or "/" in name:
+            raise OutputError(f"{name[:80]!r} is not a file name", fix="Give the tool another name")
+        if path.is_symlink():
+            raise OutputError(
+                f"{str(path)!r} is a link, and is not followed", fix="Remove it, or name another"
+            )
+        return path
+
+    def _replace(self, path: Path, text: str) -> Path:
+        _failing(self.folder.mkdir, self.folder, parents=True, exist_ok=True)
+        # A file of its own first: a reader never sees half of one, and a link planted meanwhile is
+        # replaced and not followed.
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+
+        def write() -> None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+            try:
+                with open(os.open(new, flags, 0o666), "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.replace(new, path)
+            finally:
+                new.unlink(missing_ok=True)
+
+        _failing(write, path)
+        return path
+
+    @staticmethod
+    def _checked(own: Path, path: Path, name: str) -> Path:
+        lexical = path if path.is_absolute() else own / path
+        resolved = lexical.resolve()
+        if not resolved.is_relative_to(own) or lexical.is_symlink():
+            raise OutputError(
+                f"The tool {name!r} says that it wrote {printable(path)[:200]!r}, outside of its "
+                f"folder {str(own)!r}",
+                fix="A result's write() must stay in the folder that it is given",
+            )
+        if not resolved.is_file():
+            raise OutputError(
+                f"The tool {name!r} says that it wrote {printable(path)[:200]!r}, which is no file",
+                fix="A result's write() must return the files that it wrote",
+            )
+        return resolved
+
+
+def load(path: Path, limit: int = LIMIT) -> Any:
+    """Read a file of results as JSON.
+
+    Raises:
+        ResultError: It cannot be read, is no regular file, larger than `limit` bytes, or not JSON.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ResultError("Not a file", where=str(path))
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, ResultError):
+            raise
+        raise ResultError(f"Cannot be read: {error}", where=printable(path)) from error
+    if len(content) > limit:
+        raise ResultError(f"Larger than {limit} bytes", where=str(path))
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ResultError(
+            f"Not valid JSON: {error}"[:300], where=str(path), fix="Write it again"
+        ) from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _failing(function: Any, path: Path, **arguments: Any) -> None:
+    try:
+        function(**arguments)
+    except OSError as error:
+        raise OutputError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error

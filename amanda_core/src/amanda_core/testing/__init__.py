@@ -1,0 +1,44 @@
+"""The conformance kit: what an author of a driver runs to know that it speaks Amanda's language.
+
+Write a `Backend`, then ``TestConformance = conformance(MyBackend)`` in a test module, or
+``pytest -p amanda_core.testing.plugin --pyargs amanda_core.testing.suite --amanda-backend=m:Name``.
+Stands beside the engine, which never imports it; needs pytest.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# Before their import, or an assertion that fails in them says nothing of the values.
+pytest.register_assert_rewrite("amanda_core.testing.suite")
+
+from amanda_core.testing.backend import Backend, Gradients  # noqa: E402
+from amanda_core.testing.capabilities import CAPABILITIES, needs  # noqa: E402
+from amanda_core.testing.conformance import conformance, core_tests, run  # noqa: E402
+from amanda_core.testing.models import MODELS, Model, Node, Value, numbers  # noqa: E402
+from amanda_core.testing.oracle import Edits, differentiate, evaluate  # noqa: E402
+from amanda_core.testing.program import Program, function_of, source_of  # noqa: E402
+from amanda_core.testing.rig import Built, Rig  # noqa: E402
+
+__all__ = [
+    "CAPABILITIES",
+    "MODELS",
+    "Backend",
+    "Built",
+    "Edits",
+    "Gradients",
+    "Model",
+    "Node",
+    "Program",
+    "Rig",
+    "Value",
+    "conformance",
+    "core_tests",
+    "differentiate",
+    "evaluate",
+    "function_of",
+    "needs",
+    "numbers",
+    "run",
+    "source_of",
+]

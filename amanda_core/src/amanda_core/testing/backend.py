@@ -1,0 +1,185 @@
+"""`Backend`: the few lines in which a driver's author says how his framework runs a model.
+
+Owns what the suite needs of a framework and nothing of any. Most authors write `functions`,
+`to_python`, `from_python` and `gradients`; the rest has defaults for frameworks called from Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from amanda_core import discovery
+from amanda_core.driver import DriverInfo
+from amanda_core.testing.models import Model, Value
+from amanda_core.testing.program import Program, function_of
+
+__all__ = ["Backend", "Gradients"]
+
+
+@dataclass
+class Gradients:
+    """Results of a run with its backward program, in Python numbers.
+
+    Attributes:
+        outputs: The model's outputs.
+        gradients: Name of an input or parameter -> its gradient.
+    """
+
+    outputs: list[Value]
+    gradients: dict[str, Value] = field(default_factory=dict)
+
+
+class Backend(ABC):
+    """One framework, in one of its execution modes, as the suite uses it.
+
+    Attributes:
+        driver: `DriverInfo.name` of the driver under test, the first part of its namespaces.
+        mode: Last part of the namespace that its contexts are to carry; empty for any.
+        functions: Common word -> the framework's own function of values. Not a wrapper around it:
+            it is called by the line that stands for the op. ``add``, ``mul`` and ``relu`` have to
+            be there; the suite uses the other words of `models.ARITY` where they are.
+        shape: Of all values. ``()`` for a framework of single numbers.
+        tolerance: Relative and absolute, of results against the oracle.
+        without: Capability that the driver declares -> why this mode has not got it.
+        plugin: The driver's plugin, for a driver that is not installed.
+    """
+
+    driver: ClassVar[str]
+    mode: ClassVar[str] = ""
+    functions: Mapping[str, Callable[..., Any]]
+    shape: ClassVar[tuple[int, ...]] = (2, 2)
+    tolerance: ClassVar[float] = 1e-5
+    without: ClassVar[Mapping[str, str]] = {}
+    plugin: Any = None
+
+    @property
+    def title(self) -> str:
+        """Driver and mode, for reports."""
+        return f"{self.driver} {self.mode}".strip()
+
+    # What an author writes.
+
+    @abstractmethod
+    def from_python(self, value: Value, like: Any = None) -> Any:
+        """A value of the framework.
+
+        Args:
+            value: A number or nested lists.
+            like: What it is to stand for, where a routine makes it. Only a framework whose
+                gradients are of another type than its values looks at it.
+        """
+
+    @abstractmethod
+    def to_python(self, value: Any) -> Value:
+        """The number, or nested lists, of a value or gradient; also inside a routine."""
+
+    def gradients(
+        self, program: Program, inputs: Sequence[Value], seeds: Sequence[Value]
+    ) -> Gradients:
+        """Run a program and its backward program.
+
+        Args:
+            program: Made by `build`.
+            inputs: Numbers for the inputs.
+            seeds: The gradient that arrives at each output.
+
+        Returns:
+            Outputs, and gradients of all inputs and parameters.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no gradients()")
+
+    # What an author may write.
+
+    def parameter(self, value: Value) -> Any:
+        """A parameter of a model, one that wants a gradient if the framework marks such values."""
+        return self.from_python(value)
+
+    def build(self, model: Model, values: Mapping[str, Value]) -> Program:
+        """Make a model: here a Python function that calls `functions`.
+
+        Args:
+            model: The description.
+            values: Numbers of the parameters, by name.
+        """
+        function = function_of(model, self.functions, self.scoped)
+        return Program(model, function, [self.parameter(values[n]) for n in model.parameters])
+
+    def run(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
+        """Run a program forward, and give its outputs as numbers."""
+        outputs = program.function(*map(self.from_python, inputs), *program.parameters)
+        return [self.to_python(output) for output in outputs]
+
+    def call(self, word: str, *values: Any) -> Any:
+        """An operator of the framework, called by a routine."""
+        return self.functions[word](*values)
+
+    def scoped(
+        self, name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        """A module of the framework's that runs `function`; capability ``scopes``.
+
+        Args:
+            name: Its name within the module around it.
+            function: What it computes.
+            inner: Name -> the modules inside it, which `function` calls.
+        """
+        return function
+
+    def build_recomputed(self, model: Model, values: Mapping[str, Value]) -> Program:
+        """Like `build`, of a program that backward runs again; capability ``recomputation``."""
+        raise NotImplementedError(f"{type(self).__name__} has no build_recomputed()")
+
+    def end_step(self, program: Program) -> None:
+        """Do what ends a training step in this framework; capability ``steps``."""
+        raise NotImplementedError(f"{type(self).__name__} has no end_step()")
+
+    def found(self) -> Mapping[str, object]:
+        """What a driver may have changed and must restore, by name; compared by identity.
+
+        Here all public attributes of the framework's modules.
+        """
+        return {
+            f"{module}.{name}": value
+            for module in self.info().modules
+            if module in sys.modules
+            for name, value in vars(sys.modules[module]).items()
+            if not name.startswith("_")
+        }
+
+    def versions(self) -> Mapping[str, str]:
+        """What is tested, for the report: the framework's version, and what else tells runs apart.
+
+        Here ``__version__`` of the framework's modules.
+        """
+        found = {
+            name: getattr(sys.modules.get(name), "__version__", None)
+            for name in self.info().modules
+        }
+        return {name: str(version) for name, version in found.items() if version is not None}
+
+    # What the suite does with it.
+
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        """Extent in which `plugin` is known as a driver, unless it is installed."""
+        if self.plugin is None or any(d.info.name == self.driver for d in discovery.drivers()):
+            yield
+            return
+        discovery.register(self.plugin, self.driver, f"{type(self).__name__}.plugin")
+        try:
+            yield
+        finally:
+            discovery.unregister(self.driver)
+
+    def installed(self) -> discovery.Driver:
+        """The driver, inside `registered`."""
+        return next(d for d in discovery.drivers() if d.info.name == self.driver)
+
+    def info(self) -> DriverInfo:
+        """What the driver says of itself, inside `registered`."""
+        return self.installed().info

@@ -1,0 +1,59 @@
+"""How a test of the suite gets its `Rig`, and how its result is labelled for the report.
+
+Owns the set-up and taking down of one test; used by the suite's own conftest and by the classes
+that `conformance` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from amanda_core.testing.backend import Backend
+from amanda_core.testing.capabilities import needs_of, reason_to_skip
+from amanda_core.testing.report import Subject
+from amanda_core.testing.rig import Rig
+from amanda_core.threads import THREAD
+
+__all__ = ["PROPERTY", "rig_of"]
+
+#: Under which the label stands in pytest's `user_properties`.
+PROPERTY = "amanda_conformance"
+
+
+def rig_of(backend: Backend, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """The rig of one test; skips what is not declared, and checks that nothing stays applied."""
+    with backend.registered():
+        installed = backend.installed()
+        needed = needs_of(request.function)
+        subject = Subject(
+            backend.title,
+            backend.driver,
+            installed.distribution,
+            tuple(sorted(installed.info.capabilities)),
+            dict(backend.without),
+            dict(backend.versions()),
+        )
+        label: dict[str, Any] = {
+            "test": _name(request),
+            "group": needed.group,
+            "subject": asdict(subject),
+            "namespaces": [],
+        }
+        request.node.user_properties.append((PROPERTY, label))
+        reason = reason_to_skip(needed, backend, installed.info)
+        if reason:
+            pytest.skip(reason)
+        rig = Rig(backend, installed.info, label["namespaces"])
+        yield rig
+        assert THREAD.session is None, "the test left tools applied"
+
+
+def _name(request: pytest.FixtureRequest) -> str:
+    """The test's name and its own parameters, without the backend's."""
+    callspec = getattr(request.node, "callspec", None)
+    own = [str(v) for name, v in callspec.params.items() if name != "rig"] if callspec else []
+    return f"{request.function.__name__}[{'-'.join(own)}]" if own else request.function.__name__

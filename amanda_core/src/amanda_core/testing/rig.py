@@ -1,0 +1,177 @@
+"""`Rig`: what a test of the suite holds in its hands: a backend, its models, small tools.
+
+Owns how the suite watches and edits ops without knowing a framework: by common words, and by
+routines that turn values into Python numbers and back. Decides nothing about right and wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_core.context import OpContext
+from amanda_core.driver import DriverInfo
+from amanda_core.namespace import Namespace
+from amanda_core.testing.backend import Backend, Gradients
+from amanda_core.testing.models import MODELS, Model, Value
+from amanda_core.testing.oracle import Edit, Edits, Trace, differentiate, evaluate, mapped, same
+from amanda_core.testing.program import Program
+from amanda_core.tool import Tool
+
+__all__ = ["Built", "Rig", "Routine"]
+
+Routine = Callable[..., Any]
+
+
+@dataclass
+class Built:
+    """A model built for a backend, and the numbers that it runs on."""
+
+    backend: Backend
+    model: Model
+    program: Program
+    values: dict[str, Value]
+
+    @property
+    def inputs(self) -> list[Value]:
+        """Numbers of the inputs."""
+        return [self.values[name] for name in self.model.inputs]
+
+    @property
+    def seeds(self) -> list[Value]:
+        """Gradients that arrive at the outputs."""
+        return self.model.seeds(self.backend.shape)
+
+    def run(self) -> list[Value]:
+        """Run it forward; the outputs."""
+        return self.backend.run(self.program, self.inputs)
+
+    def gradients(self) -> Gradients:
+        """Run it forward and backward."""
+        return self.backend.gradients(self.program, self.inputs, self.seeds)
+
+    def expected(self, edits: Edits | None = None, model: Model | None = None) -> Trace:
+        """What the oracle makes of it, edited or as another model."""
+        return differentiate(model or self.model, self.values, self.seeds, edits)
+
+
+class Rig:
+    """A backend in the hands of one test.
+
+    Attributes:
+        backend: The backend under test.
+        info: What its driver says of itself.
+        namespaces: Those of the contexts met, for the report.
+    """
+
+    def __init__(
+        self, backend: Backend, info: DriverInfo, namespaces: list[str] | None = None
+    ) -> None:
+        self.backend = backend
+        self.info = info
+        self.namespaces = [] if namespaces is None else namespaces
+
+    # Models.
+
+    def build(self, name: str) -> Built:
+        """The model of that name, built."""
+        return self.build_model(MODELS[name])
+
+    def build_model(self, model: Model) -> Built:
+        """A model, built."""
+        values = model.values(self.backend.shape)
+        return Built(self.backend, model, self.backend.build(model, values), values)
+
+    def build_recomputed(self, name: str) -> Built:
+        """The model of that name, built so that backward runs it again."""
+        model = MODELS[name]
+        values = model.values(self.backend.shape)
+        return Built(self.backend, model, self.backend.build_recomputed(model, values), values)
+
+    # Tools.
+
+    def is_ours(self, context: OpContext, words: Sequence[str] | frozenset[str]) -> bool:
+        """Whether it is a forward op of the model, by its word: frameworks add ops of their own."""
+        if Namespace.parse(context.namespace).framework != self.backend.driver:
+            return False
+        if not context.is_forward() or context.zone != "model" or context["type"] not in words:
+            return False
+        if context.namespace not in self.namespaces:
+            self.namespaces.append(context.namespace)
+        return True
+
+    def tool(
+        self,
+        analyse: Callable[[OpContext], Any],
+        *words: str,
+        after: bool = False,
+    ) -> Tool:
+        """A tool that analyses the forward ops of these words."""
+
+        def routine(context: OpContext) -> None:
+            if self.is_ours(context, words):
+                analyse(context)
+
+        tool = Tool()
+        tool.add_inst_for_op(routine, require_outputs=after)
+        return tool
+
+    def asking(self, ask: str, routine: Routine, *words: str, **arguments: Any) -> Tool:
+        """A tool that makes one request of each op of these words.
+
+        Args:
+            ask: A method of `OpContext`, such as ``insert_before_op``.
+            routine: The instrumentation routine.
+            *words: Operators that it is asked for.
+            **arguments: Positions, and keyword arguments of the routine.
+        """
+        return self.tool(
+            lambda context: getattr(context, ask)(routine, **arguments),
+            *words,
+            after=ask == "insert_after_op",
+        )
+
+    def recording(self, executed: list[tuple[str, int]], *words: str) -> Tool:
+        """A tool that notes each execution: word and op id."""
+
+        def analyse(context: OpContext) -> None:
+            word, number = context["type"], context.get_op_id()
+
+            def note(*values: Any) -> None:
+                executed.append((word, number))
+
+            context.insert_before_op(note)
+
+        return self.tool(analyse, *words)
+
+    def edit(self, change: Edit) -> Routine:
+        """A routine that changes each number of each value that it gets."""
+
+        def routine(*values: Any) -> Any:
+            return [self.changed(change, value) for value in values]
+
+        return routine
+
+    def changed(self, change: Edit, value: Any) -> Any:
+        """A value of the framework with each number changed."""
+        return self.backend.from_python(mapped(change, self.backend.to_python(value)), like=value)
+
+    def taking(self, seen: list[Any]) -> Routine:
+        """A routine that keeps the numbers that it gets: one value, or a list of several."""
+
+        def routine(*values: Any) -> None:
+            found = [None if value is None else self.backend.to_python(value) for value in values]
+            seen.append(found[0] if len(found) == 1 else found)
+
+        return routine
+
+    # Comparison.
+
+    def same(self, found: Any, expected: Any) -> bool:
+        """Whether numbers agree within the backend's tolerance."""
+        return same(found, expected, self.backend.tolerance)
+
+    def is_run(self, outputs: Any, built: Built, edits: Edits | None = None) -> bool:
+        """Whether these are the outputs of a model run with such edits."""
+        return self.same(outputs, evaluate(built.model, built.values, edits).outputs)

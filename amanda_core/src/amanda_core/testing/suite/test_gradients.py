@@ -1,0 +1,384 @@
+"""Capability ``gradients``: the backward program under tools, and raw actions on its ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from amanda_core.activation import apply, disabled
+from amanda_core.context import OpContext
+from amanda_core.testing.capabilities import needs
+from amanda_core.testing.oracle import Edits, mapped
+from amanda_core.testing.rig import Built, Rig
+from amanda_core.tool import Tool
+
+
+def _double(number: float) -> float:
+    return 2 * number
+
+
+def _lower(number: float) -> float:
+    return number - 1
+
+
+def _triple(number: float) -> float:
+    return 3 * number
+
+
+def _assert_gradients(rig: Rig, built: Built, found: Any, edits: Edits | None = None) -> None:
+    expected = built.expected(edits)
+    assert rig.same(found.outputs, expected.outputs)
+    assert set(found.gradients) == set(expected.gradients)
+    for name, gradient in expected.gradients.items():
+        assert rig.same(found.gradients[name], gradient), name
+
+
+def _backward_tool(rig: Rig, analyse: Any, word: str, *, after: bool = False) -> Tool:
+    """A tool that analyses the backward ops of forward ops of this word."""
+    tool = Tool()
+
+    def routine(context: OpContext) -> None:
+        forward = context.forward
+        if forward is not None and rig.is_ours(forward, [word]):
+            analyse(context)
+
+    tool.add_inst_for_op(routine, backward=True, require_outputs=after)
+    return tool
+
+
+@needs("gradients")
+@pytest.mark.parametrize("name", ["chain", "diamond", "tied", "twins", "loop", "fork"])
+def test_plain_gradients_are_right(rig: Rig, name: str) -> None:
+    """Without tools: the backend itself computes what the oracle computes."""
+    built = rig.build(name)
+    _assert_gradients(rig, built, built.gradients())
+
+
+@needs("gradients")
+@pytest.mark.parametrize("name", ["chain", "diamond", "tied", "twins", "loop", "fork"])
+def test_watching_backward_changes_nothing(rig: Rig, name: str) -> None:
+    """Gradients under a tool with routines at all four points are those without, bit for bit."""
+    built = rig.build(name)
+    plain = built.gradients()
+    tool = Tool()
+    for backward in (False, True):
+        for require_outputs in (False, True):
+            tool.add_inst_for_op(lambda context: None, backward, require_outputs)
+    with apply(tool):
+        found = built.gradients()
+    assert found == plain
+
+
+@needs("gradients")
+def test_backward_ops_know_their_forward_op(rig: Rig) -> None:
+    """A backward context reads through to its forward context: give `forward` to `Session.open`."""
+    built = rig.build("chain")
+    ids: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+
+    def note(context: OpContext) -> None:
+        ids[context["type"]] = context.get_op_id()
+        context["mark"] = context["type"]
+
+    def look(context: OpContext) -> None:
+        if context.forward is None or not rig.is_ours(context.forward, built.model.words):
+            return
+        seen[context["mark"]] += 1
+        assert context.is_backward()
+        assert context.get_op_id() == ids[context["mark"]]
+        assert context.get_backward_op_id() is not None
+        assert context.get_backward_op() is not None
+        assert context.get_grad_outputs() is not None
+        assert context.get_grad_inputs() is None
+
+    tool = Tool()
+    tool.add_inst_for_op(look, backward=True)
+    with apply(rig.tool(note, *built.model.words), tool):
+        found = built.gradients()
+    # A sum hands its gradient on; some frameworks need no op for that.
+    assert {"mul", "relu"} <= set(seen) <= {"mul", "add", "relu"}
+    _assert_gradients(rig, built, found)
+
+
+@needs("gradients")
+def test_backward_ids_are_stable_and_analysed_once(rig: Rig) -> None:
+    """A backward op has one id in all runs, and its analysis runs once."""
+    built = rig.build("chain")
+    count: Counter[int | None] = Counter()
+    executed: list[int | None] = []
+
+    def analyse(context: OpContext) -> None:
+        number = context.get_backward_op_id()
+        count[number] += 1
+        context.insert_before_backward_op(lambda *gradients: executed.append(number))
+
+    with apply(*(_backward_tool(rig, analyse, word) for word in ("mul", "add", "relu"))):
+        built.gradients()
+        once = list(executed)
+        built.gradients()
+    assert len(once) >= 3
+    assert len(set(once)) == len(once)
+    assert executed == once * 2
+    assert set(count.values()) == {1}
+
+
+@needs("gradients")
+def test_gradients_arrive_before_and_leave_behind(rig: Rig) -> None:
+    """Behind a backward op its context has the gradients that it computed."""
+    built = rig.build("chain")
+    seen: list[bool] = []
+
+    def look(context: OpContext) -> None:
+        seen.append(context.get_grad_inputs() is not None)
+
+    with apply(_backward_tool(rig, look, "relu", after=True)):
+        built.gradients()
+    assert seen
+    assert all(seen)
+
+
+@needs("gradients")
+def test_a_gradient_that_arrives_at_a_backward_op_is_edited(rig: Rig) -> None:
+    """insert_before_backward_op on a backward context: that op's own first gradient."""
+    built = rig.build("chain")
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_backward_op(rig.edit(_double), grad_outputs=[0])
+
+    with apply(_backward_tool(rig, analyse, "relu")):
+        first, second = built.gradients(), built.gradients()
+    _assert_gradients(rig, built, first, Edits(grad_before={"y": _double}))
+    assert second == first
+
+
+@needs("gradients")
+def test_a_gradient_that_a_backward_op_computed_is_edited(rig: Rig) -> None:
+    """insert_after_backward_op on a backward context: that op's own first result."""
+    built = rig.build("chain")
+
+    def analyse(context: OpContext) -> None:
+        context.insert_after_backward_op(rig.edit(_double), grad_inputs=[0])
+
+    with apply(_backward_tool(rig, analyse, "relu", after=True)):
+        first, second = built.gradients(), built.gradients()
+    _assert_gradients(rig, built, first, Edits(grad_after={("y", 0): _double}))
+    assert second == first
+
+
+@needs("gradients")
+@pytest.mark.parametrize(
+    ("name", "word", "result", "position"),
+    [("chain", "relu", "y", 0), ("tied", "mul", "h", 1), ("diamond", "add", "y", 1)],
+)
+def test_an_edited_input_lets_gradients_straight_through(
+    rig: Rig, name: str, word: str, result: str, position: int
+) -> None:
+    """The op's formula sees the new value; its gradient goes to where the old one came from."""
+    built = rig.build(name)
+    with apply(rig.asking("insert_before_op", rig.edit(_lower), word, inputs=[position])):
+        first, second = built.gradients(), built.gradients()
+    _assert_gradients(rig, built, first, Edits(before={(result, position): _lower}))
+    assert second == first
+
+
+@needs("gradients")
+@pytest.mark.parametrize("name", ["chain", "diamond", "tied"])
+def test_an_edited_output_lets_gradients_straight_through(rig: Rig, name: str) -> None:
+    """Readers see the new value; the gradient of it is the gradient of the old one."""
+    built = rig.build(name)
+    with apply(rig.asking("insert_after_op", rig.edit(_double), "mul", outputs=[0])):
+        first, second = built.gradients(), built.gradients()
+    _assert_gradients(rig, built, first, Edits(after={"h": _double}))
+    assert second == first
+
+
+class OfTheUser(Exception):
+    """What no framework knows."""
+
+
+@needs("gradients")
+def test_an_exception_in_backward_keeps_its_type(rig: Rig) -> None:
+    """It comes out of backward or of the run around it, and the next run is a whole one."""
+    built = rig.build("chain")
+    fails = iter([True])
+
+    def fail_first(*gradients: Any) -> None:
+        if next(fails, False):
+            raise OfTheUser("once")
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_backward_op(fail_first)
+
+    with apply(_backward_tool(rig, analyse, "relu")):
+        with pytest.raises(OfTheUser) as caught:
+            built.gradients()
+        found = built.gradients()
+    assert "fail_first" in "\n".join(getattr(caught.value, "__notes__", ()))
+    _assert_gradients(rig, built, found)
+
+
+@needs("gradients")
+def test_backward_is_disabled_too(rig: Rig) -> None:
+    """Inside disabled() backward ops are plain, and outside again they are not."""
+    built = rig.build("chain")
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_backward_op(rig.edit(_double), grad_outputs=[0])
+
+    with apply(_backward_tool(rig, analyse, "relu")):
+        with disabled():
+            _assert_gradients(rig, built, built.gradients())
+        found = built.gradients()
+    _assert_gradients(rig, built, found, Edits(grad_before={"y": _double}))
+    _assert_gradients(rig, built, built.gradients())
+
+
+# Capability ``aligned_gradients``.
+
+
+@needs("gradients", "aligned_gradients")
+@pytest.mark.parametrize(
+    ("name", "word", "result"),
+    [("chain", "add", "a"), ("diamond", "mul", "h"), ("fork", "mul", "h"), ("tied", "mul", "h")],
+)
+def test_the_whole_gradient_of_an_output(rig: Rig, name: str, word: str, result: str) -> None:
+    """grad_outputs=[0] of a forward op is the sum of what all its readers send."""
+    built = rig.build(name)
+    seen: list[Any] = []
+    with apply(rig.asking("insert_before_backward_op", rig.taking(seen), word, grad_outputs=[0])):
+        found = built.gradients()
+    assert rig.same(seen, [built.expected().arriving[result]])
+    _assert_gradients(rig, built, found)
+
+
+@needs("gradients", "aligned_gradients")
+@pytest.mark.parametrize(
+    ("name", "word", "result", "position"),
+    [
+        ("chain", "mul", "h", 1),
+        ("diamond", "relu", "r", 0),
+        ("diamond", "add", "y", 1),
+        ("tied", "mul", "h", 1),
+        ("tied", "add", "y", 1),
+    ],
+)
+def test_an_ops_contribution_to_the_gradient_of_an_input(
+    rig: Rig, name: str, word: str, result: str, position: int
+) -> None:
+    """grad_inputs=[i] of a forward op is its own part, before the parts of others are added."""
+    built = rig.build(name)
+    seen: list[Any] = []
+    with apply(
+        rig.asking("insert_after_backward_op", rig.taking(seen), word, grad_inputs=[position])
+    ):
+        found = built.gradients()
+    assert rig.same(seen, [built.expected().contributions[result, position]])
+    _assert_gradients(rig, built, found)
+
+
+@needs("gradients", "aligned_gradients")
+@pytest.mark.parametrize(
+    ("name", "word", "result"),
+    [("chain", "add", "a"), ("diamond", "mul", "h"), ("fork", "mul", "h")],
+)
+def test_the_gradient_of_an_output_is_edited(rig: Rig, name: str, word: str, result: str) -> None:
+    """The op's backward program runs on what the routine made of the whole gradient."""
+    built = rig.build(name)
+    with apply(rig.asking("insert_before_backward_op", rig.edit(_double), word, grad_outputs=[0])):
+        first, second = built.gradients(), built.gradients()
+    _assert_gradients(rig, built, first, Edits(grad_before={result: _double}))
+    assert second == first
+
+
+@needs("gradients", "aligned_gradients")
+@pytest.mark.parametrize(
+    ("name", "word", "result", "position"),
+    [
+        ("chain", "mul", "h", 1),
+        ("diamond", "add", "y", 0),
+        ("diamond", "add", "y", 1),
+        ("tied", "mul", "h", 1),
+        ("tied", "add", "y", 1),
+    ],
+)
+def test_a_contribution_is_edited(
+    rig: Rig, name: str, word: str, result: str, position: int
+) -> None:
+    """One op's part of an input's gradient is changed; the parts of other readers are not."""
+    built = rig.build(name)
+    with apply(
+        rig.asking("insert_after_backward_op", rig.edit(_double), word, grad_inputs=[position])
+    ):
+        first, second = built.gradients(), built.gradients()
+    _assert_gradients(rig, built, first, Edits(grad_after={(result, position): _double}))
+    assert second == first
+
+
+@needs("gradients", "aligned_gradients")
+def test_edits_of_values_and_gradients_together(rig: Rig) -> None:
+    """A masked weight and its masked gradient, as pruning does it, and a scaled one elsewhere."""
+    built = rig.build("chain")
+    with apply(
+        rig.asking("insert_before_op", rig.edit(_lower), "mul", inputs=[1]),
+        rig.asking("insert_after_backward_op", rig.edit(_double), "mul", grad_inputs=[1]),
+        rig.asking("insert_before_backward_op", rig.edit(_lower), "relu", grad_outputs=[0]),
+    ):
+        found = built.gradients()
+    edits = Edits(
+        before={("h", 1): _lower}, grad_after={("h", 1): _double}, grad_before={"y": _lower}
+    )
+    _assert_gradients(rig, built, found, edits)
+
+
+@needs("gradients", "aligned_gradients")
+def test_several_routines_on_one_gradient_run_in_order(rig: Rig) -> None:
+    """Tools run in the order of application on gradients, too."""
+    built = rig.build("chain")
+    with apply(
+        rig.asking("insert_before_backward_op", rig.edit(_lower), "add", grad_outputs=[0]),
+        rig.asking("insert_before_backward_op", rig.edit(_double), "add", grad_outputs=[0]),
+    ):
+        found = built.gradients()
+    _assert_gradients(rig, built, found, Edits(grad_before={"a": lambda n: _double(_lower(n))}))
+
+
+# Capability ``replace_backward``.
+
+
+@needs("gradients", "replace_backward")
+def test_the_backward_program_of_an_op_is_replaced(rig: Rig) -> None:
+    """replace_backward_op on a forward context: the routine gives the gradients of the inputs."""
+    built = rig.build("chain")
+
+    def backward(gradient: Any) -> Any:
+        return rig.changed(_triple, gradient)
+
+    with apply(rig.asking("replace_backward_op", backward, "relu", grad_outputs=[0])):
+        first, second = built.gradients(), built.gradients()
+    _assert_gradients(rig, built, first, Edits(backward={"y": lambda g: [mapped(_triple, g)]}))
+    assert second == first
+    _assert_gradients(rig, built, built.gradients())
+
+
+@needs("gradients", "replace_backward")
+def test_the_backward_program_of_an_op_of_two_inputs_is_replaced(rig: Rig) -> None:
+    """One gradient for each input, in the order of the signature."""
+    built = rig.build("tied")
+
+    def backward(gradient: Any) -> Any:
+        return gradient, rig.changed(_triple, gradient)
+
+    with apply(rig.asking("replace_backward_op", backward, "mul", grad_outputs=[0])):
+        found = built.gradients()
+    _assert_gradients(rig, built, found, Edits(backward={"h": lambda g: [g, mapped(_triple, g)]}))
+
+
+@needs("gradients", words=("matmul", "tanh"))
+def test_gradients_of_a_matrix_product(rig: Rig) -> None:
+    """An edited weight of a dense layer, its gradients straight through."""
+    built = rig.build("dense")
+    with apply(rig.asking("insert_before_op", rig.edit(_lower), "matmul", inputs=[1])):
+        found = built.gradients()
+    _assert_gradients(rig, built, found, Edits(before={("h", 1): _lower}))

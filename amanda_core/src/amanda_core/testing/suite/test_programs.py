@@ -1,0 +1,127 @@
+"""Capabilities ``steps``, ``scopes``, ``scope_events``, ``recomputation``: what is around ops."""
+
+from __future__ import annotations
+
+import pytest
+
+from amanda_core.activation import apply, step
+from amanda_core.context import OpContext
+from amanda_core.namespace import Namespace
+from amanda_core.testing.capabilities import needs
+from amanda_core.testing.oracle import Edits
+from amanda_core.testing.rig import Rig
+from amanda_core.tool import Tool
+
+
+def _double(number: float) -> float:
+    return 2 * number
+
+
+def _steps() -> tuple[list[str], Tool]:
+    events: list[str] = []
+    tool = Tool()
+    tool.add_inst_for_step(lambda n: events.append(f"+{n}"), lambda n: events.append(f"-{n}"))
+    return events, tool
+
+
+@needs("steps")
+def test_steps_end_where_the_framework_ends_them(rig: Rig) -> None:
+    """A driver calls `session.end_step()` behind what ends a training step."""
+    built = rig.build("chain")
+    events, tool = _steps()
+    with apply(tool):
+        assert events == ["+0"]
+        rig.backend.end_step(built.program)
+        assert events == ["+0", "-0", "+1"]
+        rig.backend.end_step(built.program)
+    assert events == ["+0", "-0", "+1", "-1", "+2"]
+
+
+@needs("steps")
+def test_steps_end_by_hand(rig: Rig) -> None:
+    """amanda.step() ends one, too, and no step ends after the tools were left."""
+    built = rig.build("chain")
+    events, tool = _steps()
+    with apply(tool):
+        step()
+    rig.backend.end_step(built.program)
+    assert events == ["+0", "-0", "+1"]
+
+
+@needs("scopes")
+def test_ops_know_the_module_that_they_run_in(rig: Rig) -> None:
+    """`Site.module_path` is the path from the outermost module on."""
+    built = rig.build("scoped")
+    paths: dict[str, str] = {}
+
+    def analyse(context: OpContext) -> None:
+        paths[context["type"]] = context.module_path
+
+    with apply(rig.tool(analyse, *built.model.words)):
+        outputs = built.run()
+    assert rig.is_run(outputs, built)
+    # Frameworks may number names; parts are joined by a mark of their own.
+    one, two = paths["mul"].rindex("one"), paths["add"].rindex("two")
+    # Siblings, below the module around them.
+    assert paths["mul"][:one] == paths["add"][:two]
+    assert paths["mul"].startswith(paths["relu"])
+    assert len(paths["relu"]) <= one
+
+
+@needs("scope_events")
+def test_tools_hear_of_modules(rig: Rig) -> None:
+    """`session.enter_scope` and `leave_scope` around each call, where `session.watches_scopes`."""
+    built = rig.build("scoped")
+    events: list[tuple[str, str]] = []
+    tool = Tool()
+    tool.add_inst_for_scope(
+        lambda path: events.append(("enter", path)), lambda path: events.append(("leave", path))
+    )
+    with apply(tool):
+        built.run()
+        heard = list(events)
+        built.run()
+    assert [kind for kind, _ in heard] == ["enter", "enter", "leave", "enter", "leave", "leave"]
+    (_, outer), (_, one), (_, one_left), (_, two), (_, two_left), (_, outer_left) = heard
+    assert (one, two, outer) == (one_left, two_left, outer_left)
+    assert "one" in one
+    assert "two" in two
+    assert events == heard * 2
+
+
+@needs("gradients", "recomputation")
+@pytest.mark.parametrize("position", [0, 1])
+def test_what_is_recomputed_is_edited_again(rig: Rig, position: int) -> None:
+    """Edits hold in a recomputation: gradients are those of the edited run."""
+    built = rig.build_recomputed("chain")
+    plain = built.gradients()
+    assert rig.same(plain.gradients["w"], built.expected().gradients["w"])
+    with apply(rig.asking("insert_before_op", rig.edit(_double), "mul", inputs=[position])):
+        found = built.gradients()
+    expected = built.expected(Edits(before={("h", position): _double}))
+    assert rig.same(found.outputs, expected.outputs)
+    for name, gradient in expected.gradients.items():
+        assert rig.same(found.gradients[name], gradient), name
+
+
+@needs("gradients", "recomputation")
+def test_recomputation_is_the_same_op_and_flagged(rig: Rig) -> None:
+    """Routines run again, with `context.recomputed`: say so to `Session.open`."""
+    built = rig.build_recomputed("chain")
+    executed: list[tuple[int, bool]] = []
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(
+            lambda *values: executed.append((context.get_op_id(), context.recomputed))
+        )
+
+    with apply(rig.tool(analyse, "mul")):
+        built.gradients()
+    again = [flag for _, flag in executed]
+    if all(Namespace.parse(name).mode == "eager" for name in rig.namespaces):
+        assert len({number for number, _ in executed}) == 1
+        assert again == [False, True]
+    else:
+        # In a graph the rerun is a node, and so an op, of its own. Where it needs nothing that the
+        # forward program made, nothing says which of the two runs first.
+        assert sorted(again) == [False, True]

@@ -1,0 +1,86 @@
+"""The toy framework as the conformance kit uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from amanda_core.testing import Backend, Gradients, Program, Value
+
+from . import toy, toy_driver
+from .toy_driver import REPLACED, ToyDriver
+
+CAPABILITIES = frozenset(
+    {
+        "eager",
+        "gradients",
+        "aligned_gradients",
+        "replace",
+        "replace_backward",
+        "autodiff",
+        "steps",
+        "scopes",
+        "scope_events",
+    }
+)
+
+
+class ToyBackend(Backend):
+    """Single numbers, and operators that are looked up when they are called."""
+
+    driver = "toy"
+    mode = "eager"
+    shape = ()
+    functions: Mapping[str, Callable[..., Any]] = {
+        "add": toy.add,
+        "mul": toy.mul,
+        "relu": toy.relu,
+    }
+
+    def __init__(self, plugin: Any = None) -> None:
+        self.plugin = ToyDriver(capabilities=CAPABILITIES) if plugin is None else plugin
+
+    def from_python(self, value: Value, like: Any = None) -> Any:
+        assert isinstance(value, float)
+        return value if isinstance(like, float) else toy.Value(value)
+
+    def to_python(self, value: Any) -> Value:
+        number = value if isinstance(value, float) else value.data
+        assert isinstance(number, float)
+        return number
+
+    def parameter(self, value: Value) -> toy.Value:
+        assert isinstance(value, float)
+        return toy.parameter(value)
+
+    def gradients(
+        self, program: Program, inputs: Sequence[Value], seeds: Sequence[Value]
+    ) -> Gradients:
+        leaves = [*map(self.parameter, inputs), *program.parameters]
+        for leaf in leaves:
+            leaf.grad = None
+        outputs = program.function(*leaves)
+        # One pass from all outputs: a node over them, which is no operator.
+        loss = toy.Node("Loss", lambda gradients: list(seeds), [o.edge for o in outputs])  # type: ignore[arg-type]
+        toy.backward(toy.Value(0.0, (loss, 0)))
+        names = [*program.model.inputs, *program.model.parameters]
+        found = {name: leaf.grad for name, leaf in zip(names, leaves, strict=True)}
+        return Gradients([output.data for output in outputs], found)
+
+    def scoped(
+        self, name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]
+    ) -> Callable[..., Any]:
+        def module(*values: Any) -> Any:
+            with toy.scope(name):
+                return function(*values)
+
+        return module
+
+    def end_step(self, program: Program) -> None:
+        toy.update([], 0.0)
+
+    def versions(self) -> Mapping[str, str]:
+        return {"toy": toy_driver.NAMESPACE.split("/")[1]}
+
+    def found(self) -> Mapping[str, object]:
+        return {name: getattr(toy, name) for name in REPLACED}

@@ -1,0 +1,435 @@
+"""`amanda run`: what a program sees is what it sees under plain python, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .site import Site
+
+MODEL = """
+import toyframe
+
+def model(count=1):
+    x = toyframe.Value(2.0)
+    for _ in range(count):
+        with toyframe.scope("encoder"):
+            x = toyframe.relu(x)
+        toyframe.update([], 0.1)
+"""
+FACTS = """
+import builtins, sys
+from sys import argv, path
+print(argv, path[0], __name__, __file__, __package__, __cached__)
+print(type(__loader__).__name__, __spec__ and (__spec__.name, __spec__.parent, __spec__.origin))
+print(sorted(globals()), __builtins__ is builtins, __doc__)
+print(vars(sys.modules["__main__"]) is globals())
+def annotated(x: int): ...
+print(annotated.__annotations__)
+"""
+PROGRAMS = {
+    "facts": f'"""What it is."""{FACTS}',
+    "stdin": "print(input() + input())",
+    "binary": "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())",
+    "error": "def f():\n    1 / 0\nf()\n",
+    "chained": "try:\n    {}['a']\nexcept KeyError as e:\n    raise ValueError('two') from e\n",
+    "context": "try:\n    {}['a']\nexcept KeyError:\n    raise ValueError('two')\n",
+    "syntax": "x = 1\nif x\n",
+    "coding": "# -*- coding: latin-1 -*-\nprint('a')\n",
+    "hook": "import sys\nsys.excepthook = lambda *a: print('mine', a[1])\n1 / 0\n",
+    "failing hook": "import sys\ndef hook(*a): raise KeyError('h')\nsys.excepthook = hook\n1 / 0\n",
+    "exiting hook": "import sys\nsys.excepthook = lambda *a: sys.exit(7)\n1 / 0\n",
+    "exit": "import sys; sys.exit()",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit text": "import sys; sys.exit('that is all')",
+    "exit tuple": "import sys; sys.exit((1, 2))",
+    "exit true": "import sys; sys.exit(True)",
+    "exit 256": "import sys; sys.exit(257)",
+    "exit -1": "raise SystemExit(-1)",
+    "exit in finally": "import sys\ntry:\n    1 / 0\nfinally:\n    sys.exit(4)\n",
+    "base": "class Own(BaseException): pass\nraise Own('x')\n",
+    "generator exit": "raise GeneratorExit",
+    "atexit": "import atexit; atexit.register(print, 'last'); print('first'); 1 / 0",
+    "thread": (
+        "import threading, time\n"
+        "def late(): time.sleep(0.2); print('late')\n"
+        "threading.Thread(target=late).start()\nprint('main')\n"
+    ),
+    "thread error": "import threading\nt = threading.Thread(target=lambda: 1 / 0, name='T')\n"
+    "t.start(); t.join()\n",
+    "pickle": "import pickle\nclass C:\n    x = 1\nprint(pickle.loads(pickle.dumps(C())).x, C)\n",
+    "source": "import inspect\nclass C:\n    x = 1\nprint(inspect.getsource(C))\n",
+    "warning": "import warnings; warnings.warn('old', DeprecationWarning)",
+    "recursion": "def f(n): return n and f(n - 1)\nprint(f(900))\n",
+    "spawn": (
+        "import multiprocessing as m\nclass C:\n    x = 5\ndef f(c): return c.x\n"
+        "if __name__ == '__main__':\n"
+        "    with m.get_context('spawn').Pool(1) as p:\n        print(p.map(f, [C()]))\n"
+    ),
+    "fork": (
+        "import os, sys\npid = os.fork()\nif not pid: sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    ),
+    "forked error": (
+        "import os, sys\npid = os.fork()\nif not pid: 1 / 0\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    ),
+    "interrupt": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n",
+    "own interrupt": "raise KeyboardInterrupt('mine')",
+    "caught interrupt": (
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except KeyboardInterrupt:\n    print('caught')\n"
+    ),
+    "own handler": (
+        "import os, signal\nsignal.signal(signal.SIGTERM, lambda *_: print('handled'))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    ),
+    "term": "import os, signal\nprint('a', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)\n",
+    "forked term": (
+        "import os, signal, time\npid = os.fork()\nif not pid: time.sleep(60)\n"
+        "os.kill(pid, signal.SIGTERM)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    ),
+    "closed": "import sys\nsys.stderr.close()\nprint(1)\n",
+}
+CALL = """
+import sys
+from amanda_core.cli import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    made = Site(tmp_path_factory.mktemp("site"))
+    # What pip makes of the entry point.
+    (made.path / "amanda-program").write_text(CALL)
+    (made.path / "toymodel.py").write_text(MODEL)
+    return made
+
+
+@pytest.fixture
+def out(site: Site, request: pytest.FixtureRequest) -> Path:
+    return site.work / "".join(c if c.isalnum() else "_" for c in request.node.name)
+
+
+def calls(out: Path, name: str = "count") -> dict[str, int]:
+    found: dict[str, int] = json.loads((out / f"{name}.json").read_text())["calls"]
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_script_runs_as_under_plain_python(site: Site, name: str, out: Path) -> None:
+    script = site.write("script.py", PROGRAMS[name])
+    arguments = [script.name, "--epochs", "1", "-t", "x", "--", "-m"]
+    stdin = "one\ntwo\n"
+    plain = site.python(*arguments, stdin=stdin)
+    under = site.amanda("run", "-q", "-t", "count", "-o", str(out), *arguments, stdin=stdin)
+    assert under.stdout == plain.stdout
+    assert under.stderr == plain.stderr
+    assert under.returncode == plain.returncode
+    assert (out / "count.json").is_file()
+
+
+@pytest.mark.parametrize("safe", ["", "1"])
+@pytest.mark.parametrize("how", ["script", "folder", "zip", "module", "package", "submodule"])
+def test_every_way_to_start_a_program(site: Site, out: Path, how: str, safe: str) -> None:
+    site.write("facts.py", FACTS)
+    site.write("pack/__init__.py", "print('imported')\n")
+    site.write("pack/__main__.py", FACTS)
+    site.write("pack/sub.py", FACTS + "from . import __main__\n1 / 0\n")
+    site.write("other/script.py", FACTS)
+    with zipfile.ZipFile(site.work / "app.zip", "w") as archive:
+        archive.writestr("__main__.py", FACTS)
+    arguments = {
+        "script": ["other/script.py"],
+        "folder": ["pack"],
+        "zip": ["app.zip"],
+        "module": ["-m", "facts"],
+        "package": ["-m", "pack"],
+        "submodule": ["-m", "pack.sub"],
+    }[how]
+    variables = {"PYTHONSAFEPATH": safe, "PYTHONDONTWRITEBYTECODE": "1"}
+    if (safe and "module" in how) or (safe and how == "package"):
+        variables["PYTHONPATH"] = f"{site.path}{os.pathsep}{site.work}"
+    plain = site.python(*arguments, "a", "-b", **variables)
+    program = str(site.path / "amanda-program")
+    ours = ["run", "-q", "-t", "count", "-o"]
+    by_module = site.amanda(*ours, str(out), *arguments, "a", "-b", **variables)
+    by_program = site.python(program, *ours, f"{out}2", *arguments, "a", "-b", **variables)
+    assert by_module.stdout == by_program.stdout == plain.stdout
+    assert by_module.returncode == by_program.returncode == plain.returncode
+    # -m shows the frames of runpy too, which are not ours to imitate.
+    expected = [line for line in plain.stderr.splitlines() if "runpy" not in line]
+    assert by_module.stderr.splitlines() == by_program.stderr.splitlines() == expected
+
+
+def test_a_program_that_is_not_there(site: Site) -> None:
+    done = site.run("nowhere.py")
+    assert done.returncode == 2
+    assert "can't open file" in done.stderr
+    assert "nowhere.py" in done.stderr
+    done = site.run("--force", "-m", "nowhere")
+    assert done.returncode == 1
+    assert f"{sys.executable}: No module named nowhere" in done.stderr
+    site.write("empty/readme.txt", "")
+    done = site.run("--force", "empty")
+    assert done.returncode == 1 or done.returncode == 2
+    assert "can't find '__main__' module in 'empty'" in done.stderr
+
+
+def test_operators_of_a_framework_that_the_script_imports_are_seen(site: Site, out: Path) -> None:
+    site.write("train.py", "import toymodel\ntoymodel.model(3)\nprint('mine')\n")
+    done = site.amanda("run", "-t", "count:label=a b", "-o", str(out), "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "mine\n"
+    assert calls(out) == {"encoder/relu": 3}
+    assert done.stderr.splitlines() == [
+        "amanda: running train.py under count",
+        "count",
+        "op            calls",
+        "encoder/relu      3",
+        f"amanda: count: {out}/count.json",
+    ]
+
+
+def test_two_tools_one_of_them_twice(site: Site, out: Path) -> None:
+    site.write("train.py", "import toymodel\ntoymodel.model(2)\n")
+    flags = ["-t", "count:sparsity=0.25,layers=[1,2]", "-t", "again=count:norm=l2,mode=slow"]
+    done = site.amanda("run", *flags, "-o", str(out), "train.py")
+    assert done.returncode == 0, done.stderr
+    first = json.loads((out / "count.json").read_text())["options"]
+    second = json.loads((out / "again.json").read_text())["options"]
+    assert (first["sparsity"], first["layers"], first["norm"]) == (0.25, [1, 2], "l1")
+    assert (second["sparsity"], second["norm"], second["mode"]) == (0.5, "l2", "Mode.SLOW")
+    assert calls(out, "again") == {"encoder/relu": 2}
+
+
+def test_a_tool_of_ones_own_by_file_and_by_module(site: Site, out: Path) -> None:
+    site.write("own/mine.py", "from toytools import Counter\nclass Mine(Counter):\n    pass\n")
+    site.write("own/train.py", "import toymodel\ntoymodel.model()\n")
+    for number, tool in enumerate(["own/mine.py:Mine:sparsity=0.1", "mine:Mine:sparsity=0.1"]):
+        folder = f"{out}{number}"
+        done = site.amanda("run", "-t", tool, "-o", folder, "own/train.py")
+        assert done.returncode == 0, done.stderr
+        assert calls(Path(folder), "Mine") == {"encoder/relu": 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_from_outside_ends_it_with_results(
+    site: Site, out: Path, number: signal.Signals
+) -> None:
+    site.write(
+        "long.py",
+        "import time, toymodel\ntoymodel.model(4)\nprint('ready', flush=True)\n"
+        "try:\n    time.sleep(60)\nfinally:\n    print('unwound', flush=True)\n",
+    )
+    process = site.start("-m", "amanda", "run", "-t", "count", "-o", str(out), "long.py")
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert calls(out) == {"encoder/relu": 4}
+    # SIGTERM unwinds nothing under plain python either.
+    assert stdout == ("unwound\n" if number == signal.SIGINT else "")
+    assert "encoder/relu" in stderr
+    assert ("KeyboardInterrupt" in stderr) == (number == signal.SIGINT)
+    assert "amanda_core" not in stderr
+
+
+def test_results_are_written_after_the_traceback_of_an_error(site: Site, out: Path) -> None:
+    site.write("fail.py", "import toymodel\ntoymodel.model()\nraise ValueError('its own')\n")
+    done = site.amanda("run", "-t", "count", "-o", str(out), "fail.py")
+    assert done.returncode == 1
+    assert done.stderr.index("ValueError: its own") < done.stderr.index("encoder/relu")
+    assert "running.py" not in done.stderr
+    assert "program.py" not in done.stderr
+    assert calls(out) == {"encoder/relu": 1}
+
+
+def test_results_of_a_fork_are_its_parents(site: Site, out: Path) -> None:
+    site.write(
+        "fork.py",
+        "import os, sys, toymodel\ntoymodel.model(2)\npid = os.fork()\n"
+        "if not pid:\n    toymodel.model(5)\n    sys.exit(0)\nos.waitpid(pid, 0)\n",
+    )
+    done = site.amanda("run", "-t", "count", "-o", str(out), "fork.py")
+    assert done.stderr.count("encoder/relu") == 1
+    assert calls(out) == {"encoder/relu": 2}
+
+
+def test_code_comes_on_top(site: Site, out: Path) -> None:
+    site.write(
+        "apply.py",
+        "import amanda, toymodel\nfrom toytools import Counter\ninner = Counter()\n"
+        "toymodel.model(1)\nwith amanda.apply(inner):\n    toymodel.model(2)\n"
+        "print(inner.calls)\n",
+    )
+    done = site.amanda("run", "-t", "count", "-o", str(out), "apply.py")
+    assert done.stdout == "{'encoder/relu': 2}\n"
+    assert calls(out) == {"encoder/relu": 3}
+
+
+def test_each_rank_writes_its_own_result(site: Site, out: Path) -> None:
+    site.write("train.py", "import toymodel\ntoymodel.model()\n")
+    for rank in ("0", "3"):
+        done = site.amanda("run", "-t", "count", "-o", str(out), "train.py", RANK=rank)
+        assert done.returncode == 0, done.stderr
+        assert calls(out / f"rank{rank}") == {"encoder/relu": 1}
+        # One table is enough for all of them.
+        assert ("encoder/relu" in done.stderr) == (rank == "0")
+        assert f"rank{rank}/count.json" in done.stderr
+    done = site.amanda("run", "-t", "count", "-o", str(out), "train.py", RANK="../3")
+    assert done.returncode == 2
+    assert "RANK is '../3', which is no number" in done.stderr
+
+
+def test_results_that_are_there_are_not_replaced_unless_forced(site: Site, out: Path) -> None:
+    site.write("train.py", "import toymodel\nprint('ran')\ntoymodel.model()\n")
+    out.mkdir()
+    (out / "count.json").write_text("precious")
+    done = site.amanda("run", "-t", "count", "-o", str(out), "train.py")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "has results already: count.json. Name another folder with -o, or" in done.stderr
+    assert (out / "count.json").read_text() == "precious"
+    done = site.amanda("run", "-t", "count", "-o", str(out), "--force", "train.py")
+    assert done.returncode == 0
+    assert calls(out) == {"encoder/relu": 1}
+
+
+def test_without_a_folder_each_run_gets_its_own(site: Site) -> None:
+    site.write("train.py", "import toymodel\ntoymodel.model()\n")
+    for name in ("amanda_results", "amanda_results-2", "amanda_results-3"):
+        done = site.amanda("run", "-t", "count", "train.py")
+        assert f"{name}/count.json" in done.stderr
+        assert calls(site.work / name) == {"encoder/relu": 1}
+
+
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ("failing", "the result of 'failing' is not written: RuntimeError: no result today"),
+        ("count:escape=../x.txt", "outside of its folder"),
+        ("count:escape=link", "outside of its folder"),
+    ],
+)
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_result_that_cannot_be_written_is_told_and_fails_a_good_run(
+    site: Site, out: Path, tool: str, message: str, code: int
+) -> None:
+    site.write("end.py", f"import sys; sys.exit({code})")
+    done = site.amanda("run", "-t", tool, "-o", str(out), "end.py")
+    assert message in done.stderr
+    assert done.returncode == (code or 1)
+
+
+def test_the_error_of_a_routine_is_the_programs(site: Site, out: Path) -> None:
+    site.write(
+        "mine.py",
+        "import amanda\nclass Bad(amanda.Tool):\n    def __init__(self):\n"
+        "        self.add_inst_for_op(self.analyse)\n"
+        "    def analyse(self, context):\n        raise ZeroDivisionError('in a routine')\n",
+    )
+    site.write("train.py", "import toymodel\ntoymodel.model()\n")
+    done = site.amanda("run", "-t", "mine.py:Bad", "-o", str(out), "train.py")
+    assert done.returncode == 1
+    assert "ZeroDivisionError: in a routine" in done.stderr
+    assert "train.py" in done.stderr
+    assert "cli/running.py" not in done.stderr
+
+
+def test_quiet_writes_results_and_says_nothing(site: Site, out: Path) -> None:
+    site.write("train.py", "import toymodel\ntoymodel.model()\n")
+    done = site.amanda("run", "-q", "-t", "count", "-o", str(out), "train.py")
+    assert (done.stdout, done.stderr) == ("", "")
+    assert calls(out) == {"encoder/relu": 1}
+
+
+def test_selection_by_flags(site: Site, out: Path) -> None:
+    site.write(
+        "train.py",
+        "import toyframe as t\nfor _ in range(4):\n"
+        "    t.relu(t.add(t.Value(1.0), t.Value(2.0)))\n    t.update([], 0.1)\n",
+    )
+    base = ["run", "-t", "count"]
+    for number, (flags, expected) in enumerate(
+        [
+            ([], {"add": 4, "relu": 4}),
+            (["--ops", "re*"], {"relu": 4}),
+            (["--ops", "re*", "--ops", "add", "--steps", "1:3"], {"add": 2, "relu": 2}),
+            (["--modules", "encoder*"], {}),
+        ]
+    ):
+        folder = f"{out}{number}"
+        done = site.amanda(*base, *flags, "-o", folder, "train.py")
+        assert done.returncode == 0, done.stderr
+        assert calls(Path(folder)) == expected
+
+
+def test_a_driver_that_is_not_asked_for_does_not_attach(site: Site, out: Path) -> None:
+    site.write("train.py", "import toymodel\ntoymodel.model()\n")
+    done = site.amanda("run", "-t", "count", "--drivers", "tay", "-o", str(out), "train.py")
+    assert done.returncode == 2
+    assert "No driver 'tay' is installed; there are: toy. Where: --drivers." in done.stderr
+    done = site.amanda("run", "-t", "count", "--drivers", "toy", "-o", str(out), "train.py")
+    assert done.returncode == 0, done.stderr
+    blocked: dict[str, Any] = {"AMANDA_DISABLE_PLUGINS": "toy,amanda-driver-torch,amanda-driver-tf"}
+    done = site.amanda("run", "-t", "count", "-o", f"{out}2", "train.py", **blocked)
+    assert done.returncode == 2
+    assert "AMANDA_DISABLE_PLUGINS blocks" in done.stderr
+
+
+def test_configuration_environment_and_flags(site: Site, out: Path) -> None:
+    folder = out
+    config = """
+    [tool.amanda]
+    output = "from_file"
+    [tool.amanda.tools.count]
+    sparsity = 0.25
+    rounds = 3
+    label = "file"
+    where = "data"
+    select = { ops = "relu" }
+    [tool.amanda.tools.second]
+    tool = "count"
+    [tool.amanda.tools.off]
+    tool = "count"
+    enable = false
+    """
+    site.write(f"{folder.name}/pyproject.toml", textwrap.dedent(config))
+    site.write(f"{folder.name}/deep/train.py", "import toymodel\ntoymodel.model()\n")
+    script = f"{folder.name}/deep/train.py"
+    assert site.amanda("run", script).returncode == 0
+    written = folder / "from_file"
+    assert sorted(path.name for path in written.iterdir()) == ["count.json", "second.json"]
+    options = json.loads((written / "count.json").read_text())["options"]
+    assert (options["sparsity"], options["rounds"], options["label"]) == (0.25, 3, "file")
+    assert options["where"] == str(folder / "data")
+
+    environment = {"AMANDA_TOOLS": "count:rounds=4,label=env", "AMANDA_OUTPUT": f"{folder}/env"}
+    assert site.amanda("run", script, **environment).returncode == 0
+    assert [path.name for path in (folder / "env").iterdir()] == ["count.json"]
+    options = json.loads((folder / "env" / "count.json").read_text())["options"]
+    assert (options["sparsity"], options["rounds"], options["label"]) == (0.25, 4, "env")
+
+    flags = ["-t", "off", "-t", "count:label=flag", "-o", f"{folder}/flag"]
+    assert site.amanda("run", *flags, script, **environment).returncode == 0
+    assert sorted(p.name for p in (folder / "flag").iterdir()) == ["count.json", "off.json"]
+    options = json.loads((folder / "flag" / "count.json").read_text())["options"]
+    assert (options["sparsity"], options["rounds"], options["label"]) == (0.25, 4, "flag")
+
+    done = site.amanda("run", "--no-config", script)
+    assert done.returncode == 2
+    assert "No tool is named" in done.stderr

@@ -1,0 +1,227 @@
+"""One session's hold on tinytape: interception, what an op is, and plans carried out.
+
+Owns everything that knows tinytape's insides. Read it from the top: `attach` puts `_run` in the
+place of `tinytape.run`, `TapeAttachment.run` is one execution of an op, `pull` one of its backward.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tinytape
+from amanda_core import Blind, IPoint, OpContext, Plan, Session, Site
+from amanda_core.errors import UnsupportedError
+from tinytape import Leaf, Node, Operator, Tensor
+
+__all__ = ["TapeAttachment", "attach"]
+
+NAMESPACE = f"tinytape/{tinytape.__version__}/eager"
+
+# Interception.
+
+#: What is replaced, as it was found.
+_VANILLA: dict[str, Callable[..., Any]] = {}
+#: Thread -> its attachment. Tools are for the thread that applied them.
+_ATTACHED: dict[int, TapeAttachment] = {}
+_LOCK = threading.Lock()
+
+
+def attach(session: Session) -> TapeAttachment:
+    """Intercept operators in the calling thread."""
+    attachment = TapeAttachment(session)
+    with _LOCK:
+        if not _ATTACHED:
+            _VANILLA.update(run=tinytape.run, sgd=tinytape.sgd)
+            # The operators look `run` up in their module, whoever imported them from there.
+            tinytape.run, tinytape.sgd = _run, _sgd
+        _ATTACHED[attachment.thread] = attachment
+    return attachment
+
+
+def _run(operator: Operator, inputs: Sequence[Tensor]) -> Tensor:
+    attachment = _ATTACHED.get(threading.get_ident())
+    # `enabled` is False inside routines and under amanda.disabled().
+    if attachment is None or not attachment.session.enabled:
+        return _vanilla(operator, inputs)
+    return attachment.run(operator, inputs)
+
+
+def _vanilla(operator: Operator, inputs: Sequence[Tensor]) -> Tensor:
+    tensor: Tensor = _VANILLA["run"](operator, inputs)
+    return tensor
+
+
+def _sgd(parameters: Sequence[Tensor], rate: float) -> None:
+    _VANILLA["sgd"](parameters, rate)
+    attachment = _ATTACHED.get(threading.get_ident())
+    if attachment is not None:
+        attachment.session.end_step()
+
+
+# What an op is.
+
+
+def _site(operator: Operator, inputs: Sequence[Tensor]) -> Site:
+    """The facts of an op. Its key is the same in each iteration and in each process.
+
+    The place of the call tells ops apart, and the parameters do where one line runs several layers.
+    """
+    frame = sys._getframe(1)
+    while frame.f_globals["__name__"] in (__name__, tinytape.__name__):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    place = (str(frame.f_globals["__name__"]), frame.f_code.co_name, frame.f_lasti)
+    names = tuple(tensor.source.name for tensor in inputs if isinstance(tensor.source, Leaf))
+    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return Site(
+        key=(operator.name, place, names),
+        op_type=operator.name,
+        namespace=NAMESPACE,
+        name="/".join([*filter(None, names), operator.name]),
+        source=f"{file}:{frame.f_lineno}",
+    )
+
+
+def _constant(tensor: Tensor) -> Tensor | None:
+    """What `OpContext.value` answers: an input that is no other op's result has its value."""
+    return None if isinstance(tensor.source, Node) else tensor
+
+
+# One session.
+
+
+class TapeAttachment:
+    """The driver's hold on tinytape for one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.thread = threading.get_ident()
+
+    def detach(self) -> None:
+        """Restore what was found, when the last one leaves."""
+        with _LOCK:
+            del _ATTACHED[self.thread]
+            if not _ATTACHED:
+                tinytape.run, tinytape.sgd = _VANILLA["run"], _VANILLA["sgd"]
+
+    def isolate(self) -> AbstractContextManager[object]:
+        """Extent in which nothing is put on the tape."""
+        return tinytape.no_grad()
+
+    def coverage(self) -> Sequence[Blind]:
+        """What cannot be seen."""
+        return [
+            Blind("Tensor.data", "NumPy functions that are called on it are no operators"),
+            Blind("gradients of an op that is replaced", "what replaces it is not taken apart"),
+        ]
+
+    # Forward.
+
+    def run(self, operator: Operator, inputs: Sequence[Tensor]) -> Tensor:
+        """One execution of an op: analysis that is due, edits, the op, edits."""
+        context = self.session.open(
+            _site(operator, inputs),
+            operator,
+            inputs=list(inputs),
+            input_names=operator.inputs,
+            constant=_constant,
+        )
+        try:
+            with self.isolate():
+                before = context.trigger_callback(IPoint.BEFORE_FORWARD)
+            values = self._fold(before, inputs)
+            if before.replacement is not None:
+                # Not isolated: what it computes is differentiated as written.
+                output = before.replacement.replace(values)
+            else:
+                output = _vanilla(operator, values)
+            context.fill(outputs=[output])
+            with self.isolate():
+                after = context.trigger_callback(IPoint.AFTER_FORWARD)
+            self._watch(output, context, is_replaced=before.replacement is not None)
+            (output,) = self._fold(after, [output])
+        finally:
+            # Values are valid only while the op runs; keys and facts stay.
+            context.release()
+        assert isinstance(output, Tensor)
+        return output
+
+    def _fold(self, plan: Plan, values: Sequence[Tensor]) -> list[Tensor]:
+        """Carry out the insertions of a plan, step by step: each may be differentiated or not."""
+        new = list(values)
+        for step in plan:
+            autodiff = step.action.autodiff
+            with nullcontext() if autodiff else self.isolate():
+                changes = step(new)
+            for position, value in changes:
+                # Not differentiated: another value in the same place of the tape. The op computes
+                # with it, and the gradient goes straight through to where the old one came from.
+                new[position] = value if autodiff else Tensor(value.data, new[position].source)
+        return new
+
+    # Backward.
+
+    def _watch(self, output: Tensor, context: OpContext, *, is_replaced: bool) -> None:
+        """Put `pull` in the place of the op's backward, if anybody wants to hear of it."""
+        before, after = context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)
+        if is_replaced and (before or after):
+            raise UnsupportedError(
+                "An op that is replaced has no backward op of its own to act on",
+                where=context.where,
+                fix="Do it in the routine that replaces the op, or leave the op as it is",
+            )
+        node = output.source
+        if not isinstance(node, Node) or is_replaced:
+            return
+        if before or after or self.session.wants_backward:
+            vanilla = node.pull
+            node.pull = lambda gradient: self.pull(node, vanilla, context, gradient)
+
+    def pull(
+        self, node: Node, vanilla: Callable[..., Any], forward: OpContext, gradient: Any
+    ) -> Sequence[Any]:
+        """One execution of a backward op.
+
+        A node is the whole backward of its op: the gradient that arrives is the op's whole one,
+        and what it returns are the op's contributions. So the aligned view, planned on the forward
+        context, is just around the raw one.
+        """
+        if self.session.closed:
+            self.session.warn_once("backward runs after the tools were left; routines do not run")
+        if not self.session.enabled:
+            return vanilla(gradient)  # type: ignore[no-any-return]
+        with self.isolate():
+            aligned = forward.plan(IPoint.BEFORE_BACKWARD)
+            (gradient,) = aligned([gradient])
+            if aligned.replacement is not None:
+                found = _several(aligned.replacement.replace([gradient]))
+                found += [None] * (len(node.sources) - len(found))
+            else:
+                found = self._raw(node, vanilla, forward, gradient)
+            return forward.plan(IPoint.AFTER_BACKWARD)(found)
+
+    def _raw(
+        self, node: Node, vanilla: Callable[..., Any], forward: OpContext, gradient: Any
+    ) -> list[Any]:
+        site = Site(node.name, node.name, NAMESPACE, f"{forward.name}/{node.name}")
+        context = self.session.open(site, node, forward=forward, backward=True)
+        try:
+            context.fill(grad_outputs=[gradient])
+            before = context.trigger_callback(IPoint.BEFORE_BACKWARD)
+            (gradient,) = before([gradient])
+            if before.replacement is not None:
+                found = _several(before.replacement.replace([gradient]))
+            else:
+                found = list(vanilla(gradient))
+            context.fill(grad_inputs=found)
+            return context.trigger_callback(IPoint.AFTER_BACKWARD)(found)
+        finally:
+            context.release()
+
+
+def _several(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (tuple, list)) else [result]

@@ -1,0 +1,27 @@
+"""tinytape's operators in the words that all backends share."""
+
+from __future__ import annotations
+
+from amanda_core import OpContext
+
+__all__ = ["OP_TYPES", "describe"]
+
+#: Operator -> common word. Every tool that asks for ``context["type"]`` works by these.
+OP_TYPES = {
+    "add": "add",
+    "mul": "mul",
+    "matmul": "matmul",
+    "relu": "relu",
+    "exp": "exp",
+    "tanh": "tanh",
+    "total": "sum",
+}
+
+
+def describe(context: OpContext) -> None:
+    """Fill in the common words of an op or backward op."""
+    if context.is_forward():
+        context["type"] = OP_TYPES.get(context.op_type)
+    else:
+        word = OP_TYPES.get(context.op_type.removesuffix("_pull"))
+        context["backward_type"] = f"{word}_backward" if word is not None else None
