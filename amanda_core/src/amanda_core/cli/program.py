@@ -113,8 +113,10 @@ def report(error: BaseException) -> int:
     except SystemExit:
         raise
     except BaseException as second:
+        # What is shown is the exception's own traceback where it has one.
+        second.__traceback__ = _trimmed(second.__traceback__)
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(second), second, _trimmed(second.__traceback__))
+        sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, trace)
     return 1
