@@ -94,7 +94,7 @@ PROGRAMS = {
     ),
     "term": "import os, signal\nprint('a', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)\n",
     "forked term": (
-        "import os, signal, time\npid = os.fork()\nif not pid: time.sleep(60)\n"
+        "import os, signal, time\npid = os.fork()\nif not pid: time.sleep(60); os._exit(9)\n"
         "os.kill(pid, signal.SIGTERM)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     ),
@@ -183,8 +183,8 @@ def test_a_program_that_is_not_there(site: Site) -> None:
     assert f"{sys.executable}: No module named nowhere" in done.stderr
     site.write("empty/readme.txt", "")
     done = site.run("--force", "empty")
-    assert done.returncode == 1 or done.returncode == 2
-    assert "can't find '__main__' module in 'empty'" in done.stderr
+    assert done.returncode == site.python("empty").returncode
+    assert f"can't find '__main__' module in {str(site.work / 'empty')!r}" in done.stderr
 
 
 def test_operators_of_a_framework_that_the_script_imports_are_seen(site: Site, out: Path) -> None:
@@ -230,8 +230,8 @@ def test_a_signal_from_outside_ends_it_with_results(
 ) -> None:
     site.write(
         "long.py",
-        "import time, toymodel\ntoymodel.model(4)\nprint('ready', flush=True)\n"
-        "try:\n    time.sleep(60)\nfinally:\n    print('unwound', flush=True)\n",
+        "import time, toymodel\ntoymodel.model(4)\ntry:\n    print('ready', flush=True)\n"
+        "    time.sleep(60)\nfinally:\n    print('unwound', flush=True)\n",
     )
     process = site.start("-m", "amanda", "run", "-t", "count", "-o", str(out), "long.py")
     with process:

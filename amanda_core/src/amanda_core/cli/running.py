@@ -99,19 +99,41 @@ class Run:
         # the program, and nothing in it can catch it.
         def terminated(number: int, _: FrameType | None) -> None:
             signal.signal(number, signal.SIG_DFL)
-            if os.getpid() == self._process:
-                self._finish()
-                sys.stderr.flush()
+            self._finish()
+            sys.stderr.flush()
             os.kill(os.getpid(), number)
+
+        def is_ours() -> bool:
+            return signal.getsignal(signal.SIGTERM) is terminated
+
+        # A fork of the program has no results, and ends by the signal as it would without us. The
+        # signal waits meanwhile: the interpreter drops what arrives before a fork has settled.
+        masks: list[set[signal.Signals | int]] = []
+
+        def before() -> None:
+            if is_ours():
+                masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+        def after(in_child: bool) -> None:
+            if in_child and is_ours():
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if masks:
+                signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
 
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
             return
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=before,
+                after_in_parent=lambda: after(False),
+                after_in_child=lambda: after(True),
+            )
         signal.signal(signal.SIGTERM, terminated)
         try:
             yield
         finally:
-            if signal.getsignal(signal.SIGTERM) is terminated:
+            if is_ours():
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _finish(self) -> int:
