@@ -73,7 +73,7 @@ def test_how_a_tool_is_not_written(text: str, message: str) -> None:
 
 
 def test_a_tool_named_twice_needs_a_second_name() -> None:
-    with pytest.raises(ConfigError, match="'prune' is named twice.*prune2=prune"):
+    with pytest.raises(ConfigError, match=r"'prune' is named twice.*prune2=prune"):
         parse_tools(["prune:a=1", "prune:a=2"], "-t")
     assert list(parse_tools(["prune:a=1", "prune2=prune:a=2"], "-t")) == ["prune", "prune2"]
 
@@ -116,7 +116,7 @@ def test_any_steps_are_steps_or_an_error_of_ours(value: Any) -> None:
         (Norm, "L2", Norm.L2),
         (Norm, "one", Norm.L1),
         (Norm, "2", Norm.L2),
-        (Optional[int], "none", None),
+        (Optional[int], "none", None),  # noqa: UP045  The older form is another object.
         (int | None, "5", 5),
         (int | str, "5", 5),
         (int | str, "five", "five"),
