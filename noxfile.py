@@ -45,7 +45,16 @@ MODELS = [
 TENSORFLOW = ["tensorflow-cpu"]
 # What the benchmark measures Amanda beside, and what draws its figure.
 PEERS = ["matplotlib", "nnsight", "torchlens"]
-CHECKERS = ["expecttest", "hypothesis", "mypy", "nox", "pytest", "ruff", "transformers"]
+CHECKERS = [
+    "expecttest",
+    "hypothesis",
+    "mypy",
+    "nox",
+    "pytest",
+    "ruff",
+    "scikit-learn",  # for its digits
+    "transformers",
+]
 
 
 # The folders of tests whose process loads TensorFlow, and the others.

@@ -1,4 +1,4 @@
-"""The built-in tools over PyTorch and TensorFlow's modes: the same weights pruned, the same trace."""
+"""The built-in tools over PyTorch and TensorFlow's modes: the same weights, the same trace."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_pruning(backend: str, inside: bool, gradients: bool) -> None:
     assert_same(record, reference("pytorch", True, gradients))
     found = tool.result()
     assert [weight.elements for weight in found.weights] == [WEIGHTS[n].size for n in DENSE]
-    assert [w.pruned for w in found.weights] == [round(SPARSITY * w.elements) for w in found.weights]
+    assert [w.pruned for w in found.weights] == [
+        round(SPARSITY * w.elements) for w in found.weights
+    ]
 
 
 @built

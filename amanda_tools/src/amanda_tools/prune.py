@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 from amanda_core import OpContext, Tool
 from amanda_core.action import staged
 from amanda_core.results import Table
@@ -82,7 +81,7 @@ class PruneResult:
 
 @staged
 def multiply(value: Any, mask: Any) -> Any:
-    """The weight or gradient without what is pruned; pure, so that it may become part of a graph."""
+    """The weight or gradient without what is pruned. Pure, so it may become part of a graph."""
     return value * mask
 
 
@@ -117,7 +116,7 @@ class Prune(Tool):
         """Prune the op's weight, if it has one."""
         if context["type"] not in _WORDS:
             return
-        position, layout = _weight_of(context), context["weight_layout"]
+        position, layout = _weight_of(context), context.get("weight_layout")
         weight = context.value(position) if position is not None else None
         if position is None or weight is None or layout is None:
             self._result.skipped.append(context.name)

@@ -15,7 +15,7 @@ from typing import Any
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 
-__all__ = ["TracedOp", "Trace", "TraceResult"]
+__all__ = ["Trace", "TraceResult", "TracedOp"]
 
 
 @dataclass
