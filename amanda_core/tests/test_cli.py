@@ -101,7 +101,8 @@ def test_without_click_the_extra_is_named(site: Site) -> None:
     done = site.python("-c", hidden)
     assert done.returncode == 1
     assert done.stderr == (
-        'Error: The command line needs click. Run: pip install "amanda-core[cli]". [missing-extra]\n'
+        "Error: The command line needs click. "
+        'Run: pip install "amanda-core[cli]". [missing-extra]\n'
     )
 
 
