@@ -88,6 +88,8 @@ class Trace(Tool):
 
     Args:
         limit: Executions whose order is kept; later ones are only counted.
+        everything: Whether to record what is not the model's as well, such as the operators of an
+            optimizer and of a model's initialisation.
 
     Raises:
         ValueError: `limit` is negative.
@@ -95,11 +97,12 @@ class Trace(Tool):
     >>> tool = Trace(limit=1000)
     """
 
-    def __init__(self, limit: int = 100_000) -> None:
+    def __init__(self, limit: int = 100_000, everything: bool = False) -> None:
         super().__init__()
         if limit < 0:
             raise ValueError(f"limit must not be negative, and is {limit}")
         self.limit = limit
+        self.everything = everything
         self._ops: list[TracedOp] = []
         self._known: dict[tuple[str, int], int] = {}
         self._sequence: list[int] = []
@@ -110,6 +113,8 @@ class Trace(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Note the facts of an op and have its executions recorded."""
+        if context.zone != "model" and not self.everything:
+            return
         key = (context.namespace, context.get_op_id())
         with self._lock:
             index = self._known.setdefault(key, len(self._ops))
