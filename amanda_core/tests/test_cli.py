@@ -307,6 +307,21 @@ def test_doctor_over_distributions_on_the_path(site: Site) -> None:
     assert "in several distributions: " in done.stderr
 
 
+def test_doctor_looks_behind_what_is_imported_first(site: Site) -> None:
+    site.write("watching.py", "import sys\nsys.setprofile(lambda *_: None)\n")
+    site.write("failing.py", "1 / 0")
+    program = "from amanda_core.cli import main; main()"
+    arguments = ["-c", program, "doctor", "--json", "-i", "watching", "--import", "failing"]
+    found = json.loads(site.python(*arguments).stdout)["findings"]
+    messages = {(finding["of"], finding["severity"]): finding["message"] for finding in found}
+    assert messages["failing", "error"] == (
+        "It cannot be imported: ZeroDivisionError: division by zero"
+    )
+    assert messages["python", "warning"] == (
+        "Python is watched by sys.setprofile: watching.<lambda>"
+    )
+
+
 # Mistakes in how `run` is called: exit status 2, nothing runs, nothing is written.
 
 

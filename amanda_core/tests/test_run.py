@@ -195,6 +195,7 @@ def test_operators_of_a_framework_that_the_script_imports_are_seen(site: Site, o
     assert calls(out) == {"encoder/relu": 3}
     assert done.stderr.splitlines() == [
         "amanda: running train.py under count",
+        "amanda: warning: The toy framework is a toy. Use a real one",  # Its driver's preflight.
         "count",
         "op            calls",
         "encoder/relu      3",

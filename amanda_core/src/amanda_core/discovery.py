@@ -19,7 +19,7 @@ import pluggy
 from amanda_core import hookspecs
 from amanda_core.action import IPoint
 from amanda_core.context import OpContext
-from amanda_core.driver import DRIVER_API, DriverInfo
+from amanda_core.driver import DRIVER_API, DriverInfo, Finding
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
 from amanda_core.imports import ImportWatcher
 from amanda_core.installed import BLOCKING, DRIVER_GROUP, TOOL_GROUP, installed
@@ -129,6 +129,16 @@ def driver(name: str) -> Driver:
     raise MissingDriverError(
         f"No driver {name!r} is installed; there are: {known}", fix=_NO_DRIVER_FIX
     )
+
+
+def preflight(found: Driver) -> list[Finding]:
+    """What a driver finds in this environment; that it fails to look is a finding itself."""
+    try:
+        look = getattr(found.plugin, "amanda_preflight", None)
+        return list(look()) if look is not None else []
+    except Exception as error:
+        message = f"Its preflight failed: {type(error).__name__}: {error}"
+        return [Finding("error", message, "Reinstall or upgrade it")]
 
 
 def announce() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
 from amanda_core.errors import AmandaError
@@ -147,6 +148,8 @@ class Run:
         except BaseException as error:  # Of a routine, which could not be raised where it arose.
             report(error)
             failed = True
+        if not self.quiet:
+            self._warn()
         try:
             for name, tool in self.tools.items():
                 failed = not self._write(name, tool) or failed
@@ -154,6 +157,15 @@ class Run:
             self._say("interrupted while results were written; some are missing")
             failed = True
         return int(failed)
+
+    def _warn(self) -> None:
+        """Name what the program has put between itself and its framework."""
+        for driver in discovery.drivers():
+            if any(module in sys.modules for module in driver.info.modules):
+                for finding in discovery.preflight(driver):
+                    if finding.severity != "info":
+                        fix = f". {finding.fix}" if finding.fix else ""
+                        self._say(f"{finding.severity}: {finding.message}{fix}")
 
     def _write(self, name: str, tool: Tool) -> bool:
         # An attribute of that name may be something else of the tool's own.
