@@ -1,4 +1,4 @@
-"""The repository's commands: `nox -s demo`, `nox -s tests`, `nox -s lint`, `nox -s bench`.
+"""The repository's commands: `nox -s demo`, `tests`, `lint`, `bench`, `packages`.
 
 Each needs Python 3.10 or later and pip, and does all of its set-up itself. The sessions share one
 environment, .nox/python3.X: PyTorch alone takes most of a gigabyte, and who has run the demo has
@@ -90,6 +90,13 @@ def bench(session: nox.Session) -> None:
     environment(session, "torch", "transformers", *TENSORFLOW, *PEERS)
     run(session, "python", "benchmarks/bench.py", *session.posargs)
     run(session, "python", "benchmarks/tensorflow_bench.py", *session.posargs)
+
+
+@nox.session
+def packages(session: nox.Session) -> None:
+    """Build the distributions, and look at each in a fresh environment; needs minutes."""
+    environment(session, "build")
+    run(session, "python", "tests/packages/packages.py")
 
 
 @nox.session
