@@ -322,6 +322,38 @@ def test_doctor_looks_behind_what_is_imported_first(site: Site) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "damaged", [b"\xff\xfe garbage", b"[amanda.tools]\nno value\n", "[a]\nä = b".encode("latin-1")]
+)
+def test_a_damaged_distribution_hides_no_other(tmp_path: Path, damaged: bytes) -> None:
+    site = Site(tmp_path)
+    distribution(site.path, "worse", "1.0", "")
+    (site.path / "worse-1.0.dist-info/entry_points.txt").write_bytes(damaged)
+    listed = site.amanda("tools", "--json")
+    assert listed.returncode == 0
+    assert "count" in [tool["name"] for tool in json.loads(listed.stdout)]
+    assert "Skipped: the entry points of worse cannot be read" in listed.stderr
+    site.write("train.py", "print('ran')")
+    ran = site.run("train.py")
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    found = json.loads(site.amanda("doctor", "--json").stdout)["findings"]
+    (message,) = (f["message"] for f in found if f["of"] == "python")
+    assert message.startswith("Entry points cannot be read of worse: ")
+
+
+def test_strange_entry_points_are_harmless(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    strange = "[amanda.tools]\n../x = os:system\n a b = 1 2 3\n= x\n\x1b[31m = y:z\n"
+    distribution(site.path, "strange", "1.0\x1b[2J", f"{strange}[amanda.drivers]\nd = ../..:x\n")
+    (site.path / "nameless-1.dist-info").mkdir()
+    (site.path / "nameless-1.dist-info/entry_points.txt").write_text("[amanda.tools]\nn = m:T\n")
+    for command in (["tools"], ["drivers"], ["doctor"], ["tools", "n"], ["tools", "a b"]):
+        done = site.amanda(*command)
+        assert "Traceback" not in done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+        assert done.returncode == {"doctor": 1, "tools": 2 * (len(command) - 1)}.get(command[0], 0)
+
+
 # Mistakes in how `run` is called: exit status 2, nothing runs, nothing is written.
 
 

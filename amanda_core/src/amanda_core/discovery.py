@@ -23,6 +23,7 @@ from amanda_core.driver import DRIVER_API, DriverInfo, Finding
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
 from amanda_core.imports import ImportWatcher
 from amanda_core.installed import BLOCKING, DRIVER_GROUP, TOOL_GROUP, installed
+from amanda_core.results import printable
 
 __all__ = ["DRIVER_GROUP", "TOOL_GROUP", "Driver", "driver", "drivers", "plugin_manager", "tools"]
 
@@ -242,4 +243,4 @@ def _skip(name: str, origin: str, error: Exception) -> None:
         )
         broken.__cause__ = error
     _broken[name] = broken
-    warnings.warn(f"Skipped: {broken}", AmandaWarning, stacklevel=4)
+    warnings.warn(f"Skipped: {printable(broken)}", AmandaWarning, stacklevel=4)

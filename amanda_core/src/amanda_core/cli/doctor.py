@@ -15,7 +15,7 @@ from amanda_core.cli.drivers import describe as describe_drivers
 from amanda_core.cli.tools import describe as describe_tools
 from amanda_core.driver import Finding
 from amanda_core.errors import AmandaError
-from amanda_core.installed import BLOCKING, blocked_names
+from amanda_core.installed import BLOCKING, blocked_names, unreadable
 from amanda_core.results import Table
 
 __all__ = ["doctor"]
@@ -40,7 +40,7 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
     found = _import(modules)
     drivers, tools = describe_drivers(), describe_tools()
     found += [*_of_process(), *_of_drivers(drivers), *_of_tools(tools)]
-    found += _of_blocking([*drivers, *tools])
+    found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
     if as_json:
         show_json(
             {
@@ -129,6 +129,13 @@ def _of_tools(tools: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
         except AmandaError as error:
             found.append((name, Finding("error", error.what, error.fix)))
     return found
+
+
+def _of_distributions() -> list[tuple[str, Finding]]:
+    return [
+        ("python", Finding("error", f"Entry points cannot be read of {named}", "Reinstall it"))
+        for named in unreadable()
+    ]
 
 
 def _of_blocking(plugins: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
