@@ -294,6 +294,9 @@ def test_each_rank_writes_its_own_result(site: Site, out: Path) -> None:
         # One table is enough for all of them.
         assert ("encoder/relu" in done.stderr) == (rank == "0")
         assert f"rank{rank}/count.json" in done.stderr
+    again = {"RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"}
+    done = site.amanda("run", "-t", "count", "-o", str(out), "train.py", **again)
+    assert calls(out / "rank3-restart2") == {"encoder/relu": 1}
     done = site.amanda("run", "-t", "count", "-o", str(out), "train.py", RANK="../3")
     assert done.returncode == 2
     assert "RANK is '../3', which is no number" in done.stderr
@@ -352,6 +355,23 @@ def test_the_error_of_a_routine_is_the_programs(site: Site, out: Path) -> None:
     assert "ZeroDivisionError: in a routine" in done.stderr
     assert "train.py" in done.stderr
     assert "cli/running.py" not in done.stderr
+
+
+def test_values_that_two_tools_change_are_named(site: Site, out: Path) -> None:
+    site.write(
+        "doubling.py",
+        "import amanda\nfrom toyframe import Value\nclass Doubling(amanda.Tool):\n"
+        "    def __init__(self):\n        self.add_inst_for_op(self.analyse)\n"
+        "    def analyse(self, context):\n"
+        "        context.insert_after_op(lambda x: Value(2 * x.data))\n",
+    )
+    site.write("train.py", "import toymodel\ntoymodel.model()\n")
+    tools = ["-t", "doubling.py:Doubling", "-t", "again=doubling.py:Doubling"]
+    done = site.amanda("run", *tools, "-o", str(out), "train.py")
+    assert done.returncode == 0
+    (warning,) = (line for line in done.stderr.splitlines() if "changed value" in line)
+    assert warning.startswith("amanda: warning: encoder/relu at toymodel.py:")
+    assert "insert_after_op of Doubling, then of Doubling" in warning
 
 
 def test_quiet_writes_results_and_says_nothing(site: Site, out: Path) -> None:

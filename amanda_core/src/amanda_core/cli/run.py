@@ -158,8 +158,10 @@ def run(
             "No tool is named",
             fix="Name one with -t TOOL, or in [tool.amanda.tools]; `amanda tools` lists them",
         )
-    rank = _rank()
+    rank = _number("RANK")
     part = f"rank{rank}" if rank is not None else ""
+    if part and (again := _number("TORCHELASTIC_RESTART_COUNT")):
+        part += f"-restart{again}"  # The results of what was started before stay.
     names = [settings.name for settings in config.tools]
     if config.output is not None:
         folder = Output(config.output, names, part=part, force=force)
@@ -184,14 +186,14 @@ def _numbered(folder: Path, names: Sequence[str], part: str, force: bool) -> Out
     return Output(chosen, names, part=part, force=force)
 
 
-def _rank() -> int | None:
-    text = os.environ.get("RANK")
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable)
     if not text:
         return None
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
         raise ConfigError(
-            f"RANK is {text[:80]!r}, which is no number",
-            where="RANK",
+            f"{variable} is {text[:80]!r}, which is no number",
+            where=variable,
             fix="Unset it where no launcher of several processes sets it",
         )
     return int(text)

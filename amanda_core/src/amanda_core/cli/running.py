@@ -25,6 +25,8 @@ __all__ = ["Run"]
 
 #: Rows of a table that are shown when a run ends; the file has all.
 _ROWS = 20
+#: Values that several tools changed, of which each is named.
+_CONFLICTS = 5
 
 
 @dataclass
@@ -159,7 +161,14 @@ class Run:
         return int(failed)
 
     def _warn(self) -> None:
-        """Name what the program has put between itself and its framework."""
+        """Name values that several tools changed, and what the program put before its framework."""
+        conflicts = self._handle.conflicts()
+        for conflict in conflicts[:_CONFLICTS]:
+            self._say(f"warning: {conflict}")
+        if len(conflicts) > _CONFLICTS:
+            self._say(
+                f"warning: {len(conflicts) - _CONFLICTS} more values that several tools changed"
+            )
         for driver in discovery.drivers():
             if any(module in sys.modules for module in driver.info.modules):
                 for finding in discovery.preflight(driver):
