@@ -160,8 +160,9 @@ def run(
         )
     rank = _number("RANK")
     part = f"rank{rank}" if rank is not None else ""
-    if part and (again := _number("TORCHELASTIC_RESTART_COUNT")):
-        part += f"-restart{again}"  # The results of what was started before stay.
+    restarts = [_number(name) or 0 for name in os.environ if name.endswith("_RESTART_COUNT")]
+    if part and any(restarts):
+        part += f"-restart{max(restarts)}"  # The results of what was started before stay.
     names = [settings.name for settings in config.tools]
     if config.output is not None:
         folder = Output(config.output, names, part=part, force=force)
