@@ -1,4 +1,7 @@
-"""`amanda run`: what a program sees is what it sees under plain python, however it ends."""
+"""`amanda run`: what a program sees is what it sees under plain python, however it ends.
+
+Long for the list of programs, and because all of them are run in one installation.
+"""
 
 from __future__ import annotations
 
