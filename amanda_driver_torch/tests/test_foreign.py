@@ -43,7 +43,9 @@ Library.watch.__module__ = "other"
 def found() -> list[tuple[str, str]]:
     findings: list[Finding] = list(amanda_preflight())
     assert all(finding.fix for finding in findings)
-    return [(finding.severity, finding.message) for finding in findings]
+    # Others are of the installation.
+    signs = ("is set", "is entered", "is replaced")
+    return [(f.severity, f.message) for f in findings if any(sign in f.message for sign in signs)]
 
 
 def test_nothing_is_found_where_nothing_is() -> None:

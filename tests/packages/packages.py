@@ -175,7 +175,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
 
     environment.install("amanda-tool-mine[test]", "amanda-tools")
     assert environment.names("tools") == ["mapping", "mine", "prune", "trace"]
-    assert environment.json("doctor")["findings"] == []
+    assert {found["severity"] for found in environment.json("doctor")["findings"]} <= {"info"}
     said = environment.run("python", "-m", "pytest", "-q", str(tool))
     assert "skipped" not in said, said
     both = ["amanda", "run", "-t", "mine", "-t", "prune:sparsity=0.5", "-o"]
