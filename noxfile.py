@@ -1,9 +1,8 @@
-"""The repository's commands: `nox -s` with demo, tests, lint, bench or examples.
+"""The repository's commands: `nox -s` with demo, tests, lint, bench, packages or examples.
 
 Each needs Python 3.10 or later and pip, and does all of its set-up itself. The sessions share one
 environment, .nox/python3.X: PyTorch alone takes most of a gigabyte, and who has run the demo has
-it already. It is of the Python that runs nox: `python3.12 -m nox -s tests` tests on 3.12. What is
-to be seen in an environment of its own is installed into a fresh one, as wheels (`Fresh`).
+it already. It is of the Python that runs nox: `python3.12 -m nox -s tests` tests on 3.12.
 """
 
 from __future__ import annotations
@@ -48,7 +47,16 @@ MODELS = [
 TENSORFLOW = ["tensorflow-cpu"]
 # What the benchmark measures Amanda beside, and what draws its figure.
 PEERS = ["matplotlib", "nnsight", "torchlens"]
-CHECKERS = ["expecttest", "hypothesis", "mypy", "nox", "pytest", "ruff", "transformers"]
+CHECKERS = [
+    "expecttest",
+    "hypothesis",
+    "mypy",
+    "nox",
+    "pytest",
+    "ruff",
+    "scikit-learn",  # for its digits
+    "transformers",
+]
 
 
 # The folders of tests whose process loads TensorFlow, and the others.
@@ -99,74 +107,18 @@ def bench(session: nox.Session) -> None:
     run(session, "python", "benchmarks/tensorflow_bench.py", *session.posargs)
 
 
-NO_DRIVER = """
-import activation_ranges, amanda
-try:
-    amanda.attach(activation_ranges.ActivationRanges())
-except amanda.AmandaError as error:
-    assert "[missing-driver]" in str(error), error
-else:
-    raise AssertionError("tools are applied without a driver")
-"""
-SEES_A_RELU = """
-import amanda
-seen, tool = [], amanda.Tool()
-tool.add_inst_for_op(lambda context: seen.append(context["type"]))
-with amanda.apply(tool):
-    {program}
-assert "relu" in seen, seen
-"""
-#: Framework -> folder of its driver, what is installed, a program that runs a relu.
-FRAMEWORKS = {
-    "torch": ("amanda_driver_torch", "torch", "import torch; torch.relu(torch.ones(1))"),
-    "tensorflow": (
-        "amanda_driver_tf",
-        *TENSORFLOW,
-        "import tensorflow; tensorflow.nn.relu(tensorflow.ones(1))",
-    ),
-}
+@nox.session
+def packages(session: nox.Session) -> None:
+    """Build the distributions, and look at each in a fresh environment; needs minutes."""
+    environment(session, "build")
+    run(session, "python", "tests/packages/packages.py")
 
 
 @nox.session
 def examples(session: nox.Session) -> None:
     """Build the examples, install them as users would, run their tests; uninstall them again."""
     environment(session, "build")
-    driver, tool = "amanda-driver-tinytape", "amanda-activation-ranges"
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        drivers = [driver for driver, _, _ in FRAMEWORKS.values()]
-        wheels = build(session, folder, "amanda_core", *drivers, *EXAMPLES)
-
-        # A driver of somebody else's and the core: no framework that we have a driver for.
-        session.log("The core with the example of a driver")
-        alone = Fresh(session, folder / "alone")
-        alone.install(wheels["amanda-core"], f"{wheels[driver]}[test]")
-        alone.lacks("torch", "tensorflow", "amanda_driver_torch")
-        report = f"--amanda-report={folder / 'conformance.json'}"
-        alone.test(EXAMPLES[0], "-p", "amanda_core.testing.plugin", report)
-        session.log((folder / "conformance.md").read_text(encoding="utf-8"))
-        # Two who know nothing of one another.
-        alone.install(f"{wheels[tool]}[test]")
-        alone.test(EXAMPLES[1])
-        alone.uninstall(driver)
-        alone.python(NO_DRIVER)
-        alone.install(wheels[driver])
-        alone.uninstall(tool)
-        alone.test(EXAMPLES[0], "-k", "seen or gradients")
-
-        for framework, (member, package, program) in FRAMEWORKS.items():
-            session.log(f"The core with {framework} and the example of a tool")
-            own = member.replace("_", "-")
-            whole = Fresh(session, folder / framework)
-            core = f"{wheels['amanda-core']}[cli]"
-            whole.install(core, wheels[own], f"{wheels[tool]}[test]", package)
-            whole.lacks("tinytape", *(FRAMEWORKS.keys() - {framework}))
-            whole.test(EXAMPLES[1])
-            whole.uninstall(tool)
-            whole.python(SEES_A_RELU.format(program=program))
-            whole.install(wheels[tool])
-            whole.uninstall(own)
-            whole.python(f"{program}\n{NO_DRIVER}")
+    run(session, "python", "tests/packages/examples.py")
 
 
 @nox.session
@@ -219,74 +171,6 @@ def environment(session: nox.Session, *packages: str) -> None:
             members.append(f"{copy}{extra}")
         run(session, "python", "-m", "pip", *install, *members, *packages)
     run(session, "python", "-m", "pip", "check")
-
-
-def build(session: nox.Session, into: Path, *folders: str) -> dict[str, str]:
-    """Build wheels of distributions, with the shared environment's `build`.
-
-    Returns:
-        Name of the distribution -> path of its wheel.
-    """
-    found = {}
-    for folder in folders:
-        copy = shutil.copytree(ROOT / folder, into / "sources" / folder, ignore=LEFT_BY_BUILDS)
-        new = into / "wheels" / folder
-        run(session, "python", "-m", "build", "-q", "--wheel", "-o", str(new), str(copy))
-        (wheel,) = new.glob("*.whl")
-        found[wheel.name.partition("-")[0].replace("_", "-")] = str(wheel)
-    return found
-
-
-class Fresh:
-    """A new environment, to see what distributions do without all that is usually around them.
-
-    Args:
-        session: The session.
-        folder: Where it is made; must not be there.
-    """
-
-    def __init__(self, session: nox.Session, folder: Path) -> None:
-        self.session, self.folder = session, folder
-        venv.create(folder / "env", with_pip=True)
-        self.programs = folder / "env" / PROGRAMS.name
-
-    def run(self, program: str, *arguments: str) -> None:
-        """Run one of its programs, outside of the repository."""
-        # Variables of the caller's would bring his packages in.
-        env = {"PYTHONPATH": None, "PYTHONSAFEPATH": "1", "PYTHONWARNINGS": None}
-        env["TF_CPP_MIN_LOG_LEVEL"] = "3"
-        with self.session.chdir(self.folder):
-            self.session.run(str(self.programs / program), *arguments, env=env, external=True)
-
-    def python(self, source: str) -> None:
-        """Run a program given as text."""
-        self.run("python", "-c", source)
-
-    def install(self, *packages: str) -> None:
-        """Install, and check that all fits together."""
-        constraints = str(ROOT / "constraints.txt")
-        self.run("python", "-m", "pip", "install", "-q", "-c", constraints, *packages)
-        self.run("python", "-m", "pip", "check")
-
-    def uninstall(self, package: str) -> None:
-        """Uninstall, and check that nothing else misses it."""
-        self.run("python", "-m", "pip", "uninstall", "-q", "-y", package)
-        self.run("python", "-m", "pip", "check")
-
-    def lacks(self, *modules: str) -> None:
-        """Check that modules are not there, or what is shown next would be shown of nothing."""
-        self.python(
-            "from importlib.util import find_spec; "
-            f"found = [name for name in {modules!r} if find_spec(name)]; assert not found, found"
-        )
-
-    def test(self, package: str, *arguments: str) -> None:
-        """Run a distribution's own tests against what is installed, without its sources."""
-        copy = self.folder / Path(package).name
-        if not copy.exists():
-            hidden = shutil.ignore_patterns("src", "build", "*.egg-info", "__pycache__")
-            shutil.copytree(ROOT / package, copy, ignore=hidden)
-        self.run("python", "-m", "pytest", "-q", f"--rootdir={copy}", str(copy), *arguments)
 
 
 def run(session: nox.Session, program: str, *arguments: str, **env: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from amanda_core import OpContext, Session, Site, Tool
+from amanda_core import OpContext, Session, Site, Tool, discovery
 from amanda_core.activation import Handle
 
 from . import toy
@@ -64,3 +66,21 @@ def linear_model() -> toy.Value:
     """One linear op in a scope: 2 * 3 + 1."""
     with toy.scope("encoder"):
         return toy.linear(toy.Value(2.0), toy.Value(3.0), toy.Value(1.0))
+
+
+@dataclass
+class Point:
+    """An entry point as importlib_metadata gives it."""
+
+    name: str
+    factory: Callable[[], Any]
+    group: str = discovery.DRIVER_GROUP
+    dist: Any = None
+    loads: int = 0
+
+    def load(self) -> Any:
+        self.loads += 1
+        return self.factory()
+
+
+DISTRIBUTION = SimpleNamespace(name="amanda-driver-toy", version="0.4")

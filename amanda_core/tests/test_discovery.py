@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,26 +17,8 @@ from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
 
 from . import toy
 from .conftest import Installed
-from .making import tool
+from .making import DISTRIBUTION, Point, tool
 from .toy_driver import ToyDriver
-
-
-@dataclass
-class Point:
-    """An entry point as importlib_metadata gives it."""
-
-    name: str
-    factory: Callable[[], Any]
-    group: str = discovery.DRIVER_GROUP
-    dist: Any = None
-    loads: int = 0
-
-    def load(self) -> Any:
-        self.loads += 1
-        return self.factory()
-
-
-DISTRIBUTION = SimpleNamespace(name="amanda-driver-toy", version="0.4")
 
 
 def broken() -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import OpContext, Tool, driver, hookspecs
+from amanda_core import OpContext, Tool, driver, hookspecs, results
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 
@@ -73,6 +73,8 @@ def public_api() -> str:
         ("amanda", {name: getattr(amanda, name) for name in amanda.__all__}),
         ("amanda_core.hookspecs", {n: getattr(hookspecs, n) for n in hookspecs.__all__} | hooks),
         ("amanda_core.driver", {name: getattr(driver, name) for name in driver.__all__}),
+        # What authors of tools use; the rest of it is the command line's.
+        ("amanda_core.results", {n: getattr(results, n) for n in ("HasResult", "Result", "Table")}),
     ):
         lines += [f"[{title}]", *(x for n in sorted(names) for x in describe(n, names[n])), ""]
     return "\n".join(lines)

@@ -1,9 +1,13 @@
-"""`amanda run`: what a program sees is what it sees under plain python, however it ends."""
+"""`amanda run`: what a program sees is what it sees under plain python, however it ends.
+
+Long for the list of programs, and because all of them are run in one installation.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -94,7 +98,7 @@ PROGRAMS = {
     ),
     "term": "import os, signal\nprint('a', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)\n",
     "forked term": (
-        "import os, signal, time\npid = os.fork()\nif not pid: time.sleep(60)\n"
+        "import os, signal, time\npid = os.fork()\nif not pid: time.sleep(60); os._exit(9)\n"
         "os.kill(pid, signal.SIGTERM)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     ),
@@ -160,7 +164,8 @@ def test_every_way_to_start_a_program(site: Site, out: Path, how: str, safe: str
     }[how]
     variables = {"PYTHONSAFEPATH": safe, "PYTHONDONTWRITEBYTECODE": "1"}
     if (safe and "module" in how) or (safe and how == "package"):
-        variables["PYTHONPATH"] = f"{site.path}{os.pathsep}{site.work}"
+        given = site.environment()["PYTHONPATH"]
+        variables["PYTHONPATH"] = f"{given}{os.pathsep}{site.work}"
     plain = site.python(*arguments, "a", "-b", **variables)
     program = str(site.path / "amanda-program")
     ours = ["run", "-q", "-t", "count", "-o"]
@@ -168,8 +173,9 @@ def test_every_way_to_start_a_program(site: Site, out: Path, how: str, safe: str
     by_program = site.python(program, *ours, f"{out}2", *arguments, "a", "-b", **variables)
     assert by_module.stdout == by_program.stdout == plain.stdout
     assert by_module.returncode == by_program.returncode == plain.returncode
-    # -m shows the frames of runpy too, which are not ours to imitate.
-    expected = [line for line in plain.stderr.splitlines() if "runpy" not in line]
+    # -m shows the frames of runpy too, with their sources on 3.10: not ours to imitate.
+    frames = re.sub(r'  File "[^"]*runpy[^"]*".*\n(    .*\n)?', "", plain.stderr)
+    expected = frames.splitlines()
     assert by_module.stderr.splitlines() == by_program.stderr.splitlines() == expected
 
 
@@ -183,8 +189,8 @@ def test_a_program_that_is_not_there(site: Site) -> None:
     assert f"{sys.executable}: No module named nowhere" in done.stderr
     site.write("empty/readme.txt", "")
     done = site.run("--force", "empty")
-    assert done.returncode == 1 or done.returncode == 2
-    assert "can't find '__main__' module in 'empty'" in done.stderr
+    assert done.returncode == site.python("empty").returncode
+    assert f"can't find '__main__' module in {str(site.work / 'empty')!r}" in done.stderr
 
 
 def test_operators_of_a_framework_that_the_script_imports_are_seen(site: Site, out: Path) -> None:
@@ -195,6 +201,7 @@ def test_operators_of_a_framework_that_the_script_imports_are_seen(site: Site, o
     assert calls(out) == {"encoder/relu": 3}
     assert done.stderr.splitlines() == [
         "amanda: running train.py under count",
+        "amanda: warning: The toy framework is a toy. Use a real one",  # Its driver's preflight.
         "count",
         "op            calls",
         "encoder/relu      3",
@@ -230,8 +237,8 @@ def test_a_signal_from_outside_ends_it_with_results(
 ) -> None:
     site.write(
         "long.py",
-        "import time, toymodel\ntoymodel.model(4)\nprint('ready', flush=True)\n"
-        "try:\n    time.sleep(60)\nfinally:\n    print('unwound', flush=True)\n",
+        "import time, toymodel\ntoymodel.model(4)\ntry:\n    print('ready', flush=True)\n"
+        "    time.sleep(60)\nfinally:\n    print('unwound', flush=True)\n",
     )
     process = site.start("-m", "amanda", "run", "-t", "count", "-o", str(out), "long.py")
     with process:
@@ -290,6 +297,9 @@ def test_each_rank_writes_its_own_result(site: Site, out: Path) -> None:
         # One table is enough for all of them.
         assert ("encoder/relu" in done.stderr) == (rank == "0")
         assert f"rank{rank}/count.json" in done.stderr
+    again = {"RANK": "3", "TORCHELASTIC_RESTART_COUNT": "2"}
+    done = site.amanda("run", "-t", "count", "-o", str(out), "train.py", **again)
+    assert calls(out / "rank3-restart2") == {"encoder/relu": 1}
     done = site.amanda("run", "-t", "count", "-o", str(out), "train.py", RANK="../3")
     assert done.returncode == 2
     assert "RANK is '../3', which is no number" in done.stderr
@@ -348,6 +358,23 @@ def test_the_error_of_a_routine_is_the_programs(site: Site, out: Path) -> None:
     assert "ZeroDivisionError: in a routine" in done.stderr
     assert "train.py" in done.stderr
     assert "cli/running.py" not in done.stderr
+
+
+def test_values_that_two_tools_change_are_named(site: Site, out: Path) -> None:
+    site.write(
+        "doubling.py",
+        "import amanda\nfrom toyframe import Value\nclass Doubling(amanda.Tool):\n"
+        "    def __init__(self):\n        self.add_inst_for_op(self.analyse)\n"
+        "    def analyse(self, context):\n"
+        "        context.insert_after_op(lambda x: Value(2 * x.data))\n",
+    )
+    site.write("train.py", "import toymodel\ntoymodel.model()\n")
+    tools = ["-t", "doubling.py:Doubling", "-t", "again=doubling.py:Doubling"]
+    done = site.amanda("run", *tools, "-o", str(out), "train.py")
+    assert done.returncode == 0
+    (warning,) = (line for line in done.stderr.splitlines() if "changed value" in line)
+    assert warning.startswith("amanda: warning: encoder/relu at toymodel.py:")
+    assert "insert_after_op of Doubling, then of Doubling" in warning
 
 
 def test_quiet_writes_results_and_says_nothing(site: Site, out: Path) -> None:

@@ -19,10 +19,11 @@ import pluggy
 from amanda_core import hookspecs
 from amanda_core.action import IPoint
 from amanda_core.context import OpContext
-from amanda_core.driver import DRIVER_API, DriverInfo
+from amanda_core.driver import DRIVER_API, DriverInfo, Finding
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
 from amanda_core.imports import ImportWatcher
 from amanda_core.installed import BLOCKING, DRIVER_GROUP, TOOL_GROUP, installed
+from amanda_core.results import printable
 
 __all__ = ["DRIVER_GROUP", "TOOL_GROUP", "Driver", "driver", "drivers", "plugin_manager", "tools"]
 
@@ -131,6 +132,16 @@ def driver(name: str) -> Driver:
     )
 
 
+def preflight(found: Driver) -> list[Finding]:
+    """What a driver finds in this environment; that it fails to look is a finding itself."""
+    try:
+        look = getattr(found.plugin, "amanda_preflight", None)
+        return list(look()) if look is not None else []
+    except Exception as error:
+        message = f"Its preflight failed: {type(error).__name__}: {error}"
+        return [Finding("error", message, "Reinstall or upgrade it")]
+
+
 def announce() -> None:
     """Tell the drivers that want to know it of frameworks that are loaded, now or later."""
     waiting = [d for d in drivers() if getattr(d.plugin, "amanda_framework_imported", None)]
@@ -232,4 +243,4 @@ def _skip(name: str, origin: str, error: Exception) -> None:
         )
         broken.__cause__ = error
     _broken[name] = broken
-    warnings.warn(f"Skipped: {broken}", AmandaWarning, stacklevel=4)
+    warnings.warn(f"Skipped: {printable(broken)}", AmandaWarning, stacklevel=4)

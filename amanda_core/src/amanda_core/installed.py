@@ -7,17 +7,31 @@ is written by strangers, so nothing in it is trusted to be well formed.
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import importlib_metadata
 
-__all__ = ["BLOCKING", "DRIVER_GROUP", "TOOL_GROUP", "Installed", "blocked_names", "installed"]
+from amanda_core.errors import AmandaWarning
+from amanda_core.results import printable
+
+__all__ = [
+    "BLOCKING",
+    "DRIVER_GROUP",
+    "TOOL_GROUP",
+    "Installed",
+    "blocked_names",
+    "installed",
+    "unreadable",
+]
 
 DRIVER_GROUP = "amanda.drivers"
 TOOL_GROUP = "amanda.tools"
 #: Names of plugins or distributions that are not to be used, with commas between, or ``*``.
 BLOCKING = "AMANDA_DISABLE_PLUGINS"
+_warned = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +70,7 @@ def installed(group: str) -> tuple[Installed, ...]:
     """All entry points of a group, blocked ones included, in the order of discovery."""
     names = blocked_names()
     found = []
-    for point in importlib_metadata.entry_points(group=group):
+    for point in _points(group):
         distribution, version = _origin(point)
         blocked = not names.isdisjoint({"*", point.name, distribution} - {""})
         value = str(getattr(point, "value", ""))
@@ -64,8 +78,57 @@ def installed(group: str) -> tuple[Installed, ...]:
     return tuple(found)
 
 
+def unreadable() -> tuple[str, ...]:
+    """The distributions whose entry points cannot be read, each by name or place, and why."""
+    found = []
+    for distribution in importlib_metadata.distributions():
+        try:
+            list(distribution.entry_points)
+        except Exception as error:
+            found.append(f"{_place(distribution)}: {type(error).__name__}: {error}")
+    return tuple(found)
+
+
+def _points(group: str) -> Iterable[Any]:
+    try:
+        return importlib_metadata.entry_points(group=group)
+    except Exception:
+        # One distribution with a damaged entry_points.txt hides those of all others.
+        return _of_readable(group)
+
+
+def _of_readable(group: str) -> list[Any]:
+    global _warned
+    found: list[Any] = []
+    seen: set[str] = set()
+    for distribution in importlib_metadata.distributions():
+        try:
+            name = _place(distribution)
+            if name not in seen:  # The first on the path is the one that is imported.
+                seen.add(name)
+                found += distribution.entry_points.select(group=group)
+        except Exception as error:
+            if not _warned:
+                _warned = True
+                warnings.warn(
+                    f"Skipped: the entry points of {_place(distribution)} cannot be read "
+                    f"({type(error).__name__}: {error}). Reinstall it",
+                    AmandaWarning,
+                    stacklevel=2,
+                )
+    return found
+
+
+def _place(distribution: Any) -> str:
+    try:
+        name = distribution.name
+    except Exception:
+        name = None
+    return printable(name or getattr(distribution, "_path", "a distribution without a name"))
+
+
 def _origin(point: Any) -> tuple[str, str]:
     try:
-        return str(point.dist.name), str(point.dist.version)
+        return printable(point.dist.name), printable(point.dist.version)
     except Exception:  # Whatever a distribution without metadata raises.
         return "", ""

@@ -169,6 +169,7 @@ class Output:
             OutputError: A file would lie, or lies, outside of the folder, or cannot be written.
             ResultError: The tool's JSON is none.
         """
+        own, file = self._inside(name), self._inside(f"{name}.json")
         text = result.to_json()
         try:
             json.loads(text, parse_constant=_no_constant)
@@ -176,11 +177,10 @@ class Output:
             raise ResultError(
                 f"The result of {name!r} is not JSON: {error}", fix="Correct its to_json()"
             ) from error
-        files = [self._replace(self._inside(f"{name}.json"), text)]
+        files = [self._replace(file, text)]
         write = getattr(result, "write", None)
         if write is not None:
-            own = self._inside(name)
-            if not own.is_dir() or own.is_symlink():
+            if not own.is_dir():
                 _failing(own.mkdir, own, parents=True)
             files += [self._checked(own, Path(path), name) for path in write(own)]
             if not any(own.iterdir()):

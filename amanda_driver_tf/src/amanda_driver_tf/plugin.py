@@ -77,6 +77,7 @@ def amanda_preflight() -> Sequence[Finding]:
             Finding("error", f"TensorFlow {version} is not known: {problem}", "Use 2.21")
             for problem in symbols.problems()
         ]
+        findings += _foreign()
     return [*findings, _interception()]
 
 
@@ -87,6 +88,25 @@ def _interception() -> Finding:
     except UnsupportedError as error:
         return Finding("error", error.what, error.fix)
     return Finding("info", f"Eager operators pass through the {name} interceptor. {why}")
+
+
+def _foreign() -> list[Finding]:
+    """What other libraries have put between a program and TensorFlow, named."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    findings = [
+        Finding(
+            "warning",
+            f"An op callback is set: {callback.__module__}.{callback.__qualname__}",
+            "It may replace outputs: tf.debugging.disable_check_numerics(), or remove it",
+        )
+        for callback in context.context().op_callbacks
+    ]
+    if tf.config.functions_run_eagerly():
+        fix = "tf.config.run_functions_eagerly(False)"
+        findings.append(Finding("info", "tf.functions run eagerly: nothing is a graph", fix))
+    return findings
 
 
 @hookimpl

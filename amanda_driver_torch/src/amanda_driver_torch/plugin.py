@@ -60,7 +60,11 @@ def amanda_preflight() -> Sequence[Finding]:
         return [Finding("error", "torch is not installed", "pip install torch")]
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 4):
         return [Finding("error", f"torch {version} is older than 2.4", "pip install -U torch")]
-    return []
+    if "torch.nn.modules.module" not in sys.modules:
+        return []
+    from amanda_driver_torch._foreign import foreign
+
+    return foreign()
 
 
 @hookimpl

@@ -15,6 +15,7 @@ import click
 from amanda_core import __version__
 from amanda_core.cli.doctor import doctor
 from amanda_core.cli.drivers import drivers
+from amanda_core.cli.new import new
 from amanda_core.cli.run import run
 from amanda_core.cli.tools import tools
 from amanda_core.errors import AmandaError
@@ -29,7 +30,7 @@ def amanda() -> None:
     """Instrumentation of neural networks: look at and change every operator of any model."""
 
 
-for _command in (run, tools, drivers, doctor):
+for _command in (run, tools, drivers, doctor, new):
     amanda.add_command(_command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import sys
 from typing import Any
@@ -14,7 +15,7 @@ from amanda_core.cli.drivers import describe as describe_drivers
 from amanda_core.cli.tools import describe as describe_tools
 from amanda_core.driver import Finding
 from amanda_core.errors import AmandaError
-from amanda_core.installed import BLOCKING, blocked_names
+from amanda_core.installed import BLOCKING, blocked_names, unreadable
 from amanda_core.results import Table
 
 __all__ = ["doctor"]
@@ -22,13 +23,24 @@ __all__ = ["doctor"]
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
-def doctor(as_json: bool) -> int:
+@click.option(
+    "-i",
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="Import this first, such as a framework and what a program uses beside it, to see which "
+    "hooks, modes and replaced functions it leaves behind; may be repeated.",
+)
+def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
     """Ask each driver what in this environment would make results wrong, and load each tool.
 
     The exit status is 1 if there is an error among the findings.
     """
+    found = _import(modules)
     drivers, tools = describe_drivers(), describe_tools()
-    found = [*_of_drivers(drivers), *_of_tools(tools), *_of_blocking([*drivers, *tools])]
+    found += [*_of_process(), *_of_drivers(drivers), *_of_tools(tools)]
+    found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
     if as_json:
         show_json(
             {
@@ -69,15 +81,41 @@ def _of_drivers(drivers: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
         name = driver["name"]
         if driver["status"] == "broken":
             found.append((name, Finding("error", driver["error"])))
-        if driver["status"] != "ok":
-            continue
-        plugin = discovery.driver(name).plugin
-        try:
-            findings = plugin.amanda_preflight() if hasattr(plugin, "amanda_preflight") else ()
+        if driver["status"] == "ok":
+            findings = discovery.preflight(discovery.driver(name))
             found += [(name, finding) for finding in findings]
+    return found
+
+
+def _of_process() -> list[tuple[str, Finding]]:
+    """Who watches every line or call of Python in this process, named."""
+    watching = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
+    named = [
+        f"{where}: {getattr(found, '__module__', '?')}.{_name(found)}"
+        for where, found in watching.items()
+        if found is not None
+    ]
+    if sys.version_info >= (3, 12):
+        tools = (sys.monitoring.get_tool(number) for number in range(6))
+        named += [f"sys.monitoring: {tool}" for tool in tools if tool is not None]
+    fix = "Times measured meanwhile are not the program's: leave it out to measure"
+    return [("python", Finding("warning", f"Python is watched by {what}", fix)) for what in named]
+
+
+def _name(found: object) -> str:
+    return getattr(found, "__qualname__", None) or type(found).__qualname__
+
+
+def _import(modules: tuple[str, ...]) -> list[tuple[str, Finding]]:
+    found = []
+    if modules:
+        sys.path.insert(0, "")  # As under `python -m`: the program `amanda` is started without it.
+    for module in modules:
+        try:
+            importlib.import_module(module)
         except Exception as error:
-            message = f"Its preflight failed: {type(error).__name__}: {error}"
-            found.append((name, Finding("error", message, "Reinstall or upgrade it")))
+            message = f"It cannot be imported: {type(error).__name__}: {error}"
+            found.append((module, Finding("error", message)))
     return found
 
 
@@ -91,6 +129,13 @@ def _of_tools(tools: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
         except AmandaError as error:
             found.append((name, Finding("error", error.what, error.fix)))
     return found
+
+
+def _of_distributions() -> list[tuple[str, Finding]]:
+    return [
+        ("python", Finding("error", f"Entry points cannot be read of {named}", "Reinstall it"))
+        for named in unreadable()
+    ]
 
 
 def _of_blocking(plugins: list[dict[str, Any]]) -> list[tuple[str, Finding]]:

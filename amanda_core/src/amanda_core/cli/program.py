@@ -46,7 +46,11 @@ class Program:
     @property
     def _importer(self) -> Any:
         """What imports from a folder or zip file; None for scripts and modules."""
-        return None if self.is_module else pkgutil.get_importer(self.target)
+        return None if self.is_module else pkgutil.get_importer(self._absolute)
+
+    @property
+    def _absolute(self) -> str:
+        return os.path.abspath(self.target)
 
     def enter(self) -> None:
         """Make `sys.argv` and `sys.path` what the program expects."""
@@ -57,7 +61,7 @@ class Program:
         if not safe and sys.path and sys.path[0] in ours:
             del sys.path[0]
         if self._importer is not None:
-            sys.path.insert(0, self.target)
+            sys.path.insert(0, self._absolute)  # As the module `site` does it to all of the path.
         elif not safe:
             sys.path.insert(0, str(self.folder))
 
@@ -69,7 +73,7 @@ class Program:
             spec, code = _of_module(self.target)
             sys.argv[0] = spec.origin or self.target
         elif self._importer is not None:
-            spec, code = _of_folder(self.target, self._importer)
+            spec, code = _of_folder(self._absolute, self._importer)
         else:
             # As CPython since 3.9: joined to the current folder, and otherwise as it was given.
             path = os.path.join(os.getcwd(), self.target)
@@ -113,8 +117,10 @@ def report(error: BaseException) -> int:
     except SystemExit:
         raise
     except BaseException as second:
+        # What is shown is the exception's own traceback where it has one.
+        second.__traceback__ = _trimmed(second.__traceback__)
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(second), second, _trimmed(second.__traceback__))
+        sys.__excepthook__(type(second), second, second.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, trace)
     return 1
@@ -142,7 +148,7 @@ def _of_module(name: str) -> tuple[ModuleSpec, CodeType]:
 def _of_folder(path: str, importer: Any) -> tuple[ModuleSpec, CodeType]:
     spec: ModuleSpec | None = importer.find_spec("__main__")
     if spec is None or spec.loader is None:
-        _stop(f"can't find '__main__' module in {path!r}")
+        _stop(f"can't find '__main__' module in {path!r}", 1)
     loader: Any = spec.loader
     return spec, loader.get_code("__main__")
 
@@ -156,11 +162,11 @@ def _of_file(path: str) -> CodeType:
             file.seek(0)
             source = file.read()
     except OSError as error:
-        _stop(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
+        _stop(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}", 2)
     code: CodeType = compile(source, path, "exec", dont_inherit=True)
     return code
 
 
-def _stop(message: str, status: int = 2) -> NoReturn:
+def _stop(message: str, status: int) -> NoReturn:
     print(f"{sys.executable}: {message}", file=sys.stderr)
     raise SystemExit(status)

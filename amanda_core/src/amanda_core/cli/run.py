@@ -158,8 +158,11 @@ def run(
             "No tool is named",
             fix="Name one with -t TOOL, or in [tool.amanda.tools]; `amanda tools` lists them",
         )
-    rank = _rank()
+    rank = _number("RANK")
     part = f"rank{rank}" if rank is not None else ""
+    restarts = [_number(name) or 0 for name in os.environ if name.endswith("_RESTART_COUNT")]
+    if part and any(restarts):
+        part += f"-restart{max(restarts)}"  # The results of what was started before stay.
     names = [settings.name for settings in config.tools]
     if config.output is not None:
         folder = Output(config.output, names, part=part, force=force)
@@ -184,14 +187,14 @@ def _numbered(folder: Path, names: Sequence[str], part: str, force: bool) -> Out
     return Output(chosen, names, part=part, force=force)
 
 
-def _rank() -> int | None:
-    text = os.environ.get("RANK")
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable)
     if not text:
         return None
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
         raise ConfigError(
-            f"RANK is {text[:80]!r}, which is no number",
-            where="RANK",
+            f"{variable} is {text[:80]!r}, which is no number",
+            where=variable,
             fix="Unset it where no launcher of several processes sets it",
         )
     return int(text)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
 from amanda_core.errors import AmandaError
@@ -24,6 +25,8 @@ __all__ = ["Run"]
 
 #: Rows of a table that are shown when a run ends; the file has all.
 _ROWS = 20
+#: Values that several tools changed, of which each is named.
+_CONFLICTS = 5
 
 
 @dataclass
@@ -99,19 +102,41 @@ class Run:
         # the program, and nothing in it can catch it.
         def terminated(number: int, _: FrameType | None) -> None:
             signal.signal(number, signal.SIG_DFL)
-            if os.getpid() == self._process:
-                self._finish()
-                sys.stderr.flush()
+            self._finish()
+            sys.stderr.flush()
             os.kill(os.getpid(), number)
+
+        def is_ours() -> bool:
+            return signal.getsignal(signal.SIGTERM) is terminated
+
+        # A fork of the program has no results, and ends by the signal as it would without us. The
+        # signal waits meanwhile: the interpreter drops what arrives before a fork has settled.
+        masks: list[set[signal.Signals | int]] = []
+
+        def before() -> None:
+            if is_ours():
+                masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+        def after(in_child: bool) -> None:
+            if in_child and is_ours():
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if masks:
+                signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
 
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             yield
             return
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=before,
+                after_in_parent=lambda: after(False),
+                after_in_child=lambda: after(True),
+            )
         signal.signal(signal.SIGTERM, terminated)
         try:
             yield
         finally:
-            if signal.getsignal(signal.SIGTERM) is terminated:
+            if is_ours():
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _finish(self) -> int:
@@ -125,6 +150,8 @@ class Run:
         except BaseException as error:  # Of a routine, which could not be raised where it arose.
             report(error)
             failed = True
+        if not self.quiet:
+            self._warn()
         try:
             for name, tool in self.tools.items():
                 failed = not self._write(name, tool) or failed
@@ -132,6 +159,22 @@ class Run:
             self._say("interrupted while results were written; some are missing")
             failed = True
         return int(failed)
+
+    def _warn(self) -> None:
+        """Name values that several tools changed, and what the program put before its framework."""
+        conflicts = self._handle.conflicts()
+        for conflict in conflicts[:_CONFLICTS]:
+            self._say(f"warning: {conflict}")
+        if len(conflicts) > _CONFLICTS:
+            self._say(
+                f"warning: {len(conflicts) - _CONFLICTS} more values that several tools changed"
+            )
+        for driver in discovery.drivers():
+            if any(module in sys.modules for module in driver.info.modules):
+                for finding in discovery.preflight(driver):
+                    if finding.severity != "info":
+                        fix = f". {finding.fix}" if finding.fix else ""
+                        self._say(f"{finding.severity}: {finding.message}{fix}")
 
     def _write(self, name: str, tool: Tool) -> bool:
         # An attribute of that name may be something else of the tool's own.

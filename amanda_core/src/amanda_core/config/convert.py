@@ -5,6 +5,7 @@ Owns which annotations can be written in a file or a flag, and how. Evaluates no
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -101,10 +102,7 @@ def _plain(value: Any, kind: Any, setting: Setting) -> Any:
 
 
 def _path(text: str, setting: Setting) -> Path:
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError:  # The home of a user who does not exist.
-        path = Path(text)
+    path = Path(os.path.expanduser(text))  # Path.expanduser raises for a user who does not exist.
     return setting.base / path if setting.base is not None else path
 
 

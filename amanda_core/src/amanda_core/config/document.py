@@ -62,11 +62,24 @@ class Document:
                 high = middle
             else:
                 low = middle + 1
-        return low if low <= len(self._lines) else 0
+        return self._first_line(low, budget) if low <= len(self._lines) else 0
 
-    def _has_by(self, count: int, keys: Sequence[str], budget: int) -> tuple[bool | None, int]:
-        """Whether the shortest beginning of at least `count` lines that parses has the key, and
-        the characters parsed for it; None where that is too much.
+    def _first_line(self, last: int, budget: int) -> int:
+        """The line on which the statement begins that ends on line `last`."""
+        for line in range(last, 0, -1):
+            parses, spent = self._has_by(line - 1, (), budget, whole=False)
+            budget -= spent
+            if parses:
+                return line
+            if parses is None:
+                break
+        return last
+
+    def _has_by(
+        self, count: int, keys: Sequence[str], budget: int, whole: bool = True
+    ) -> tuple[bool | None, int]:
+        """Whether the beginning of `count` lines has the key, and the characters parsed for it;
+        None where that is too much. With `whole`, as many more lines as it needs to parse.
         """
         spent = 0
         for end in range(count, len(self._lines)):
@@ -77,7 +90,8 @@ class Document:
             try:
                 return _has(_loads()(text), keys), spent
             except (ValueError, RecursionError):
-                continue
+                if not whole:
+                    return False, spent
         return _has(self.data, keys), spent
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ def _arguments(settings: ToolSettings, known: tuple[Option, ...]) -> dict[str, A
         raise OptionError(
             f"The tool {reference!r} needs the option {missing[0]!r}",
             where=settings.where,
-            fix=f"Give it: -t {reference}:{missing[0]}=...",
+            fix=f"Give it: -t {reference}:{missing[0]}=VALUE",
         )
     return arguments
 
@@ -217,7 +218,7 @@ def _own(reference: str, where: str) -> Callable[..., Any]:
 
 
 def _module_of(path: Path, where: str) -> Any:
-    path = path.expanduser().resolve()
+    path = Path(os.path.expanduser(path)).resolve()
     if not path.is_file():
         raise UnknownToolError(f"There is no file {str(path)!r}", where=where, fix="Check the path")
     # Under a name of its own: a file called like a module that the program imports must not be it.

@@ -5,6 +5,7 @@ Owns the layers (file, environment, flags) and their precedence. Reads no file a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -151,7 +152,8 @@ def merge(file: Layer, environment: Layer, flags: Layer) -> Config:
     drivers = _last([layer.drivers for layer in layers])
     return Config(
         tuple(chosen),
-        (output.base or Path.cwd()) / Path(output.value).expanduser() if output else None,
+        # Not Path.expanduser, which raises for a user who does not exist.
+        (output.base or Path.cwd()) / os.path.expanduser(output.value) if output else None,
         tuple(drivers.value) if drivers else None,
         drivers.where if drivers else "",
     )

@@ -1,0 +1,336 @@
+"""What `amanda` lists and finds, for people and as JSON, and which errors it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda_core import discovery
+from amanda_core.cli import app, main
+
+from .conftest import Installed
+from .making import DISTRIBUTION, Point
+from .site import Site, distribution
+from .test_discovery import broken
+from .toy_driver import ToyDriver
+
+SHOWN = """
+import sys
+from amanda_core.cli import main
+try:
+    main({arguments!r})
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+class Noting(amanda.Tool):
+    """Notes things.
+
+    More of it.
+    """
+
+    def __init__(self, count: int, depth: float = 0.5, hook: Any = print, sign: object = None):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    made = Site(tmp_path_factory.mktemp("site"))
+    entries = "[amanda.drivers]\nworse = toyplugin_absent\n[amanda.tools]\ncount = elsewhere:T\n"
+    distribution(made.path, "other-tools", "2.0", entries)
+    return made
+
+
+def call(*arguments: str) -> int:
+    """The exit status of a command."""
+    outcome = app.parse(arguments)
+    assert isinstance(outcome, int)
+    return outcome
+
+
+def point(name: str, made: Any, group: str = discovery.TOOL_GROUP) -> Point:
+    return Point(name, lambda: made, group, DISTRIBUTION)
+
+
+# Nothing is imported that is not needed.
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["tools"], ["tools", "--json"], ["drivers"]]
+)
+def test_listing_imports_neither_a_framework_nor_a_tool(site: Site, arguments: list[str]) -> None:
+    done = site.python("-c", SHOWN.format(arguments=arguments))
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stderr.split())
+    assert "click" in modules
+    unwanted = {"toyframe", "toytools", "torch", "numpy", "tensorflow", "jax", "rich", "tomllib"}
+    assert not modules & unwanted
+    assert ("toyplugin" in modules) == (arguments == ["drivers"])
+
+
+def test_the_program_and_the_module_are_the_same(site: Site) -> None:
+    by_module = site.amanda("--version")
+    assert by_module.stdout == f"amanda, version {amanda.__version__}\n"
+    assert site.python("-c", "from amanda_core.cli import main; main(['--version'])").stdout == (
+        by_module.stdout
+    )
+    assert site.amanda("--help").stdout.startswith("Usage: amanda [OPTIONS] COMMAND")
+
+
+def test_without_click_the_extra_is_named(site: Site) -> None:
+    hidden = "import sys; sys.modules['click'] = None; from amanda_core.cli import main; main()"
+    done = site.python("-c", hidden)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Error: The command line needs click. "
+        'Run: pip install "amanda-core[cli]". [missing-extra]\n'
+    )
+
+
+def test_a_reader_that_has_enough_is_no_error(site: Site) -> None:
+    with site.start("-m", "amanda", "tools") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(60) in (0, 1)
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+        process.stdout = None
+
+
+# `amanda tools`.
+
+
+def test_tools_are_listed_with_where_they_come_from(
+    installed: Installed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed.points += [
+        Point("noting", broken, discovery.TOOL_GROUP, DISTRIBUTION),
+        point("twice", 1),
+        point("twice", 2),
+        point("off\x1b[2J", 3),
+        Point("lost", broken, discovery.TOOL_GROUP, None),
+    ]
+    monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "off\x1b[2J, x")
+    assert call("tools", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(tool["name"], tool["status"], tool["distribution"]) for tool in found] == [
+        ("noting", "ok", "amanda-driver-toy"),
+        ("twice", "duplicate", "amanda-driver-toy"),
+        ("twice", "duplicate", "amanda-driver-toy"),
+        ("off\x1b[2J", "blocked", "amanda-driver-toy"),
+        ("lost", "ok", ""),
+    ]
+    assert set(found[0]) == {"name", "status", "distribution", "version", "factory"}
+    assert call("tools") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert out.splitlines()[1].split() == ["noting", "ok", "amanda-driver-toy", "0.4"]
+
+
+def test_no_tools_at_all(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("tools") == 0
+    assert capsys.readouterr().err == "No tool is installed: pip install amanda-tools\n"
+    assert call("tools", "--json") == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_the_options_of_a_tool(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
+    installed.points.append(point("noting", Noting))
+    assert call("tools", "noting") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "noting",
+        "",
+        "Notes things.",
+        "",
+        "More of it.",
+        "",
+        "option  type            default",
+        "count   a whole number  (required)",
+        "depth   a number        0.5",
+        "hook    a value         <built-in function print>",
+        "sign    (in code only)  None",
+    ]
+    assert call("tools", "noting", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [option["name"] for option in found["options"]] == ["count", "depth", "hook", "sign"]
+    assert found["options"][0] == {
+        "name": "count",
+        "type": "a whole number",
+        "required": True,
+        "default": None,
+    }
+
+
+def test_an_unknown_tool(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
+    installed.points.append(point("noting", Noting))
+    assert call("tools", "notin\x1b") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Error: No tool 'notin\\x1b' is installed. Did you mean 'noting'?")
+    assert error.endswith("[unknown-tool]\n")
+
+
+# `amanda drivers`.
+
+
+def test_drivers_are_listed_with_what_they_can_do(
+    installed: Installed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = discovery.DRIVER_GROUP
+    installed.points += [
+        point("toy", ToyDriver(), group),
+        Point("worse", broken, group, DISTRIBUTION),
+        point("future", ToyDriver("later", api=99), group),
+        point("off", ToyDriver("off"), group),
+    ]
+    monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "off")
+    assert call("drivers", "--json") == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    toy, worse, future, off = json.loads(out)
+    assert toy == {
+        "name": "toy",
+        "status": "ok",
+        "distribution": "amanda-driver-toy",
+        "version": "0.4",
+        "framework": "toy",
+        "modules": ["toy"],
+        "namespaces": ["toy/*/eager"],
+        "capabilities": ["gradients", "replace_backward"],
+        "error": None,
+    }
+    assert (worse["status"], worse["framework"]) == ("broken", None)
+    assert "ImportError: libtoy.so is missing" in worse["error"]
+    assert "speaks driver API 99, this core speaks" in future["error"]
+    assert (off["status"], off["error"]) == ("blocked", None)
+    assert call("drivers") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split(maxsplit=5)[:5] == [
+        "toy",
+        "ok",
+        "amanda-driver-toy",
+        "0.4",
+        "toy/*/eager",
+    ]
+
+
+def test_no_drivers_at_all(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("drivers") == 0
+    assert capsys.readouterr().err == (
+        "No driver is installed: pip install amanda-driver-<framework>\n"
+    )
+
+
+# What other people's metadata may hold.
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"\xff\xfe garbage", b"[amanda.tools]\nno value\n", "[a]\nä = b".encode("latin-1")]
+)
+def test_a_damaged_distribution_hides_no_other(tmp_path: Path, damaged: bytes) -> None:
+    site = Site(tmp_path)
+    distribution(site.path, "worse", "1.0", "")
+    (site.path / "worse-1.0.dist-info/entry_points.txt").write_bytes(damaged)
+    listed = site.amanda("tools", "--json")
+    assert listed.returncode == 0
+    assert "count" in [tool["name"] for tool in json.loads(listed.stdout)]
+    assert "Skipped: the entry points of worse cannot be read" in listed.stderr
+    site.write("train.py", "print('ran')")
+    ran = site.run("train.py")
+    assert (ran.returncode, ran.stdout) == (0, "ran\n")
+    found = json.loads(site.amanda("doctor", "--json").stdout)["findings"]
+    (message,) = (f["message"] for f in found if f["of"] == "python")
+    assert message.startswith("Entry points cannot be read of worse: ")
+
+
+def test_strange_entry_points_are_harmless(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    strange = "[amanda.tools]\n../x = os:system\n a b = 1 2 3\n= x\n\x1b[31m = y:z\n"
+    distribution(site.path, "strange", "1.0\x1b[2J", f"{strange}[amanda.drivers]\nd = ../..:x\n")
+    (site.path / "nameless-1.dist-info").mkdir()
+    (site.path / "nameless-1.dist-info/entry_points.txt").write_text("[amanda.tools]\nn = m:T\n")
+    for command in (["tools"], ["drivers"], ["doctor"], ["tools", "n"], ["tools", "a b"]):
+        done = site.amanda(*command)
+        assert "Traceback" not in done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+        assert done.returncode == {"doctor": 1, "tools": 2 * (len(command) - 1)}.get(command[0], 0)
+
+
+# Mistakes in how `run` is called: exit status 2, nothing runs, nothing is written.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "Name a script, or a module with -m."),
+        (["run", "-t", "failing"], "Name a script, or a module with -m."),
+        (["run", "--no-config", "--config", "x", "s.py"], "exclude one another"),
+        (["run", "s.py"], "No tool is named. Name one with -t TOOL, or in [tool.amanda.tools]"),
+        (["run", "-t", "nope", "s.py"], "No tool 'nope' is installed. Where: -t."),
+        (["run", "-t", "failing:sparsty=1", "s.py"], "Did you mean 'sparsity'?"),
+        (["run", "-t", "absent", "s.py"], "ModuleNotFoundError: No module named 'toytools_absent'"),
+        (["run", "-t", "seven", "s.py"], "makes no amanda.Tool but int"),
+        (
+            ["run", "-t", "failing", "--steps", "x", "s.py"],
+            "'x' is no range of steps. Where: --steps",
+        ),
+        (["run", "-t", "failing", "-o", "s.py/x", "s.py"], "is not a folder. Name another one"),
+        (["run", "-t", "failing", "--config", "absent.toml", "s.py"], "Not a file"),
+        (["run", "-t", "failing", "--nope", "s.py"], "No such option"),
+        (["run", "-t", "../x", "s.py"], "'../x' is no name of a tool"),
+        (["run", "-t", "failing", "--drivers", "worse", "s.py"], "toyplugin_absent"),
+        (["nope"], "No such command"),
+    ],
+)
+def test_mistakes_on_the_command_line(site: Site, arguments: list[str], message: str) -> None:
+    site.write("s.py", "print('it ran')")
+    before = sorted(site.work.rglob("*"))
+    done = site.amanda(*arguments, AMANDA_TOOLS="")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert sorted(site.work.rglob("*")) == before
+
+
+def test_main_ends_by_system_exit(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["tools", "nope"])
+    assert caught.value.code == 2
+    with pytest.raises(SystemExit) as caught:
+        main(["tools"])
+    assert caught.value.code == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no pseudo-terminals here")
+def test_on_a_terminal_tables_are_drawn(site: Site) -> None:
+    pytest.importorskip("rich")
+    leader, follower = os.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "amanda", "tools"],
+            stdout=follower,
+            env=site.environment(COLUMNS="200"),
+            cwd=site.work,
+            check=True,
+        )
+        drawn = os.read(leader, 100_000).decode()
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert "┃" in drawn
+    assert "toytools:Counter" in drawn
+
+
+def test_the_exit_status_of_a_program_that_finds_no_driver(site: Site, tmp_path: Path) -> None:
+    site.write("s.py", "print('it ran')")
+    done = site.amanda("run", "-t", "failing", "s.py", AMANDA_DISABLE_PLUGINS="amanda-driver-toy,*")
+    assert done.returncode == 2
+    assert "is blocked by AMANDA_DISABLE_PLUGINS" in done.stderr

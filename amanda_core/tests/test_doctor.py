@@ -1,0 +1,110 @@
+"""`amanda doctor`: what in an environment would make results wrong, and what is broken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import amanda
+from amanda_core import discovery
+from amanda_core.driver import Finding
+
+from .conftest import Installed
+from .making import DISTRIBUTION, Point
+from .site import Site
+from .test_cli import Noting, call, point, site
+from .test_discovery import broken
+from .toy_driver import ToyDriver
+
+__all__ = ["site"]  # The fixture.
+
+
+class Worried(ToyDriver):
+    def amanda_preflight(self) -> list[Finding]:
+        return [Finding("error", "Another library replaced toy.relu\x1b[2J", "Import it later")]
+
+
+class Unwell(ToyDriver):
+    def amanda_preflight(self) -> list[Finding]:
+        raise OSError("no such device")
+
+
+def findings(capsys: pytest.CaptureFixture[str], status: int) -> list[tuple[str, str, str]]:
+    assert call("doctor", "--json") == status
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return [(finding["of"], finding["severity"], finding["message"]) for finding in found]
+
+
+def test_a_healthy_installation(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
+    driver = ToyDriver()
+    installed.points += [point("toy", driver, discovery.DRIVER_GROUP), point("noting", Noting)]
+    assert findings(capsys, 0) == [("toy", "info", "The toy framework has one version")]
+    assert call("doctor") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"amanda {amanda.__version__}, Python ")
+    assert "1 drivers, 1 tools" in out
+
+
+def test_what_is_wrong_is_found(
+    installed: Installed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = discovery.DRIVER_GROUP
+    installed.points += [
+        point("toy", Worried(), group),
+        point("unwell", Unwell("unwell"), group),
+        Point("worse", broken, group, DISTRIBUTION),
+        Point("missing", broken, discovery.TOOL_GROUP, DISTRIBUTION),
+        point("seven", 7),
+        point("off", 8),
+    ]
+    monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "off,of")
+    found = findings(capsys, 1)
+    assert [(of, severity) for of, severity, _ in found] == [
+        ("toy", "error"),
+        ("unwell", "error"),
+        ("worse", "error"),
+        ("missing", "error"),
+        ("seven", "error"),
+        ("AMANDA_DISABLE_PLUGINS", "warning"),
+    ]
+    messages = [message for *_, message in found]
+    assert messages[1] == "Its preflight failed: OSError: no such device"
+    assert "libtoy.so" in messages[2]
+    assert "'missing' of amanda-driver-toy 0.4 cannot be loaded" in messages[3]
+    assert messages[5] == "'of' blocks nothing"
+    assert call("doctor") == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "Import it later" in out
+
+
+def test_nothing_installed(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
+    message = "No working driver: no operator is seen"
+    assert findings(capsys, 1) == [("amanda", "error", message)]
+
+
+def test_doctor_over_distributions_on_the_path(site: Site) -> None:
+    done = site.amanda("doctor", "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert ("toy", "warning") in {(f["of"], f["severity"]) for f in found["findings"]}
+    assert {"count", "absent", "number", "worse"} <= {f["of"] for f in found["findings"]}
+    done = site.amanda("tools", "count")
+    assert done.returncode == 2
+    assert "in several distributions: " in done.stderr
+
+
+def test_doctor_looks_behind_what_is_imported_first(site: Site) -> None:
+    site.write("watching.py", "import sys\nsys.setprofile(lambda *_: None)\n")
+    site.write("failing.py", "1 / 0")
+    program = "from amanda_core.cli import main; main()"
+    arguments = ["-c", program, "doctor", "--json", "-i", "watching", "--import", "failing"]
+    found = json.loads(site.python(*arguments).stdout)["findings"]
+    messages = {(finding["of"], finding["severity"]): finding["message"] for finding in found}
+    assert messages["failing", "error"] == (
+        "It cannot be imported: ZeroDivisionError: division by zero"
+    )
+    assert messages["python", "warning"] == (
+        "Python is watched by sys.setprofile: watching.<lambda>"
+    )

@@ -1,0 +1,164 @@
+"""`amanda new`: what it makes passes its own tests, and nothing is overwritten or misnamed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import importlib_metadata
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amanda_core.cli import app, new
+from amanda_core.errors import ConfigError
+
+from .site import Site, distribution
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+KINDS = ["tool", "driver"]
+
+
+def call(*arguments: str) -> int:
+    outcome = app.parse(["new", *arguments])
+    assert isinstance(outcome, int)
+    return outcome
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert site.amanda("new", kind, "op-report").returncode == 0
+    made = site.work / f"amanda-{kind}-op-report"
+    project = tomllib.loads((made / "pyproject.toml").read_text())["project"]
+    assert project["name"] == made.name
+    # As an installation of it would be.
+    (group,) = project["entry-points"]
+    points = [f"{name} = {value}" for name, value in project["entry-points"][group].items()]
+    distribution(site.path, project["name"], project["version"], f"[{group}]\n{points[0]}\n")
+    (package,) = (made / "src").iterdir()
+    (site.path / package.name).symlink_to(package)
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error"]
+    done = subprocess.run(
+        command, cwd=made, env=site.environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed.group(1)) >= (20 if kind == "driver" else 2)
+    listed = site.amanda(f"{kind}s")
+    assert f"amanda-{kind}-op-report 0.1.0" in listed.stdout
+
+
+def test_what_is_made_is_typed_and_in_form(kind: str, tmp_path: Path) -> None:
+    assert call(kind, "op-report", "-o", str(tmp_path)) == 0
+    made = tmp_path / f"amanda-{kind}-op-report"
+    (made / "ruff.toml").write_text(
+        'line-length = 100\nsrc = ["src", "tests"]\n'
+        'lint.select = ["B", "E", "F", "I", "RUF", "UP", "SIM", "PT"]\n'
+    )
+    for arguments in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *arguments, "--no-cache", "."],
+            cwd=made,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+    config = made / "mypy.ini"
+    config.write_text("[mypy]\nstrict = true\nmypy_path = src:tests\n")
+    files = [str(path) for path in made.rglob("*.py")]
+    mypy = [sys.executable, "-m", "mypy", "--config-file", str(config)]
+    done = subprocess.run(
+        [*mypy, "--cache-dir", str(tmp_path / "cache"), *files],
+        cwd=made,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_files_are_listed(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(kind, "mine", "--output", str(tmp_path / "deep/er")) == 0
+    out, err = capsys.readouterr()
+    listed = [Path(line) for line in out.splitlines()]
+    assert all(path.is_file() for path in listed)
+    assert sorted(listed) == sorted(p for p in tmp_path.rglob("*") if p.is_file())
+    assert not [path for path in listed if "$" in path.read_text()]
+    assert 'pip install -e ".[test]" && pytest' in err
+
+
+def test_nothing_is_overwritten(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / f"amanda-{kind}-mine"
+    for is_link in (False, True):
+        if is_link:
+            folder.symlink_to(tmp_path / "absent")
+        else:
+            folder.mkdir()
+        assert call(kind, "mine", "-o", str(tmp_path)) == 2
+        assert f"{str(folder)!r} is there already. Remove it, or name another folder with -o" in (
+            capsys.readouterr().err
+        )
+        if is_link:
+            folder.unlink()
+        else:
+            folder.rmdir()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert call("tool", "mine", "-o", str(tmp_path / "file")) == 2
+    assert "cannot be written: Not a directory. [bad-output]" in capsys.readouterr().err
+
+
+def test_an_installed_name_is_not_taken(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = SimpleNamespace(name="amanda-driver-mine")
+    monkeypatch.setattr(importlib_metadata, "distributions", lambda: [mine])
+    assert call("driver", "mine", "-o", str(tmp_path)) == 2
+    assert "'amanda-driver-mine' is installed already. Where: NAME." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", ".", "..", "../x", "/x", "a/b", "a.b", "a_b", "a b", "a;b", "a\n", "a\0b"),
+        *("A", "ä", "1a", "-a", "a-", "a--b", "$package", "a" * 41),
+    ],
+)
+def test_names_that_are_none(
+    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(kind, "-o", str(tmp_path), "--", name) == 2
+    assert f"is no name for a {kind}. Where: NAME. Use lower-case" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@given(st.text(max_size=45))
+def test_any_name_makes_names_of_python_or_an_error(name: str) -> None:
+    try:
+        words = new._words("tool", name)
+    except ConfigError:
+        return
+    assert all(words[key].isidentifier() for key in ("package", "class_name", "stem"))
+    assert re.fullmatch(r"[a-z0-9-]+", words["distribution"])

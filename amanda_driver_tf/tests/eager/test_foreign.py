@@ -1,0 +1,40 @@
+"""What other libraries put between a program and TensorFlow is named by the driver's preflight."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from amanda_driver_tf.plugin import amanda_preflight
+
+
+def found() -> list[tuple[str, str]]:
+    # Others are of the installation.
+    return [
+        (finding.severity, finding.message)
+        for finding in amanda_preflight()
+        if "callback" in finding.message or "run eagerly" in finding.message
+    ]
+
+
+def test_nothing_is_found_where_nothing_is() -> None:
+    assert found() == []
+
+
+def test_op_callbacks() -> None:
+    tf.debugging.enable_check_numerics()
+    try:
+        ((severity, message),) = found()
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert severity == "warning"
+    assert message.startswith("An op callback is set: tensorflow.python.debug")
+    assert message.endswith("CheckNumericsCallback.callback")
+    assert found() == []
+
+
+def test_functions_that_run_eagerly() -> None:
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert found() == [("info", "tf.functions run eagerly: nothing is a graph")]
+    finally:
+        tf.config.run_functions_eagerly(False)

@@ -1,0 +1,92 @@
+"""What other libraries put between a program and PyTorch is named by the driver's preflight."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import amanda
+from amanda_core import Finding
+from amanda_driver_torch.plugin import amanda_preflight
+
+
+class Library:
+    """Somebody else's."""
+
+    def watch(self, *values: Any) -> None: ...
+
+
+class Rewriting(TorchFunctionMode):
+    __module__ = "other"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    __module__ = "other"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+# This file's package is the driver's.
+Library.watch.__module__ = "other"
+
+
+def found() -> list[tuple[str, str]]:
+    findings: list[Finding] = list(amanda_preflight())
+    assert all(finding.fix for finding in findings)
+    # Others are of the installation.
+    signs = ("is set", "is entered", "is replaced")
+    return [(f.severity, f.message) for f in findings if any(sign in f.message for sign in signs)]
+
+
+def test_nothing_is_found_where_nothing_is() -> None:
+    assert found() == []
+    with amanda.apply(amanda.Tool()):
+        torch.relu(torch.ones(1))
+        assert found() == []  # Ours is not foreign.
+
+
+@pytest.mark.parametrize(
+    ("register", "what"),
+    [
+        (nn.modules.module.register_module_forward_pre_hook, "forward pre-hook"),
+        (nn.modules.module.register_module_forward_hook, "forward hook"),
+        (nn.modules.module.register_module_full_backward_pre_hook, "backward pre-hook"),
+        (nn.modules.module.register_module_full_backward_hook, "backward hook"),
+    ],
+)
+def test_global_hooks_of_modules(register: Any, what: str) -> None:
+    handle = register(functools.partial(Library().watch, 1))
+    try:
+        message = f"A global {what} of modules is set: other.Library.watch"
+        assert found() == [("warning", message)]
+    finally:
+        handle.remove()
+    assert found() == []
+
+
+def test_modes() -> None:
+    with Rewriting(), Dispatching():  # type: ignore[no-untyped-call]
+        assert found() == [
+            ("warning", "A torch function mode is entered: other.Rewriting"),
+            ("warning", "A torch dispatch mode is entered: other.Dispatching"),
+        ]
+    assert found() == []
+
+
+def test_replaced_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.functional, "linear", Library.watch)
+    monkeypatch.setattr(nn.Module, "_call_impl", Library.watch)
+    assert found() == [
+        ("info", "torch.nn.functional.linear is replaced by other.Library.watch"),
+        ("info", "Module._call_impl is replaced by other.Library.watch"),
+    ]

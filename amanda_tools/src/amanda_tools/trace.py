@@ -1,0 +1,173 @@
+"""`Trace`: which operators a program runs, in which order, with their places and shapes.
+
+Owns the record and its two forms, a table and JSON. Changes nothing. Imports no framework: of a
+value it reads `shape` and `dtype`, which all of them have.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from amanda_core import OpContext, Tool
+from amanda_core.results import Table
+
+__all__ = ["Trace", "TraceResult", "TracedOp"]
+
+
+@dataclass
+class TracedOp:
+    """One operator, as it was at its first execution.
+
+    Attributes:
+        id: Op id, the same in each run of the same program.
+        type: The backend's name of the operator.
+        word: The common word for it, or None.
+        name: Readable name.
+        module: Path of the module that it ran in.
+        source: ``file:line`` of the call, or None.
+        namespace: ``framework/version/mode``.
+        inputs: Shape and dtype of each input, such as ``float32[8,3,32,32]``; None for what is no
+            tensor. A dimension that is not known yet is ``?``.
+        outputs: The same of each output.
+        calls: How often it ran.
+    """
+
+    id: int
+    type: str
+    word: str | None
+    name: str
+    module: str
+    source: str | None
+    namespace: str
+    inputs: list[str | None]
+    outputs: list[str | None]
+    calls: int = 0
+
+
+@dataclass
+class TraceResult:
+    """What was traced.
+
+    Attributes:
+        ops: The operators in the order of their first execution.
+        sequence: Indices into `ops`, one for each execution.
+        left_out: Executions that came after the limit of the sequence; `calls` counts them.
+    """
+
+    ops: list[TracedOp] = field(default_factory=list)
+    sequence: list[int] = field(default_factory=list)
+    left_out: int = 0
+
+    def table(self) -> Table:
+        """One row for each operator."""
+        columns = ("op", "type", "inputs", "outputs", "calls", "source")
+        rows = [
+            (
+                op.name,
+                op.word or op.type,
+                " ".join(text for text in op.inputs if text),
+                " ".join(text for text in op.outputs if text),
+                op.calls,
+                op.source or "",
+            )
+            for op in self.ops
+        ]
+        return Table("", columns, rows)
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps({"format": "amanda.trace/1", **asdict(self)}, indent=1)
+
+
+class Trace(Tool):
+    """Records which operators run, in order, with module, source line, shapes and dtypes.
+
+    Args:
+        limit: Executions whose order is kept; later ones are only counted.
+        everything: Whether to record what is not the model's as well, such as the operators of an
+            optimizer and of a model's initialisation.
+
+    Raises:
+        ValueError: `limit` is negative.
+
+    >>> tool = Trace(limit=1000)
+    """
+
+    def __init__(self, limit: int = 100_000, everything: bool = False) -> None:
+        super().__init__()
+        if limit < 0:
+            raise ValueError(f"limit must not be negative, and is {limit}")
+        self.limit = limit
+        self.everything = everything
+        self._ops: list[TracedOp] = []
+        self._known: dict[tuple[str, int], int] = {}
+        self._sequence: list[int] = []
+        self._left_out = 0
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.Lock()
+        self.add_inst_for_op(self.analyse, require_outputs=True)
+
+    def analyse(self, context: OpContext) -> None:
+        """Note the facts of an op and have its executions recorded."""
+        if context.zone != "model" and not self.everything:
+            return
+        key = (context.namespace, context.get_op_id())
+        with self._lock:
+            index = self._known.setdefault(key, len(self._ops))
+            if index == len(self._ops):
+                self._ops.append(
+                    TracedOp(
+                        context.get_op_id(),
+                        context.op_type,
+                        context["type"],
+                        context.name,
+                        context.module_path,
+                        context.source,
+                        context.namespace,
+                        _described(context.get_inputs()),
+                        _described(context.get_outputs()),
+                    )
+                )
+        context.insert_after_op(self.record, outputs=[], index=index)
+
+    def record(self, index: int) -> None:
+        """Note one execution."""
+        with self._lock:
+            self._ops[index].calls += 1
+            if len(self._sequence) < self.limit:
+                self._sequence.append(index)
+            else:
+                self._left_out += 1
+
+    def result(self) -> TraceResult:
+        """What was traced so far."""
+        with self._lock:
+            ops = [TracedOp(**asdict(op)) for op in self._ops]
+            return TraceResult(ops, list(self._sequence), self._left_out)
+
+
+def _described(values: Sequence[Any] | None) -> list[str | None]:
+    found: list[str | None] = []
+    for value in values or ():
+        if isinstance(value, (list, tuple)):  # A list of tensors is one position.
+            parts = [_tensor(part) for part in value]
+            found.append(f"({' '.join(map(str, parts))})" if any(parts) else None)
+        else:
+            found.append(_tensor(value))
+    return found
+
+
+def _tensor(value: Any) -> str | None:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return None
+    try:
+        sizes = ["?" if size is None else str(int(size)) for size in shape]
+    except (TypeError, ValueError):
+        sizes = ["..."]  # Not even the number of dimensions is known.
+    name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    return f"{name}[{','.join(sizes)}]"

@@ -1,0 +1,127 @@
+"""Builds the distributions and looks at them in fresh environments: `nox -s packages`.
+
+What a checkout cannot show: files that packaging forgets, requirements that are not declared, and
+whether each distribution works without the others. Makes all that it needs in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from environments import ROOT, Environment, build
+
+MEMBERS = ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools")
+TRAIN = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+model(torch.ones(3, 4)).sum().backward()
+print("trained")
+"""
+
+
+def main() -> None:
+    """Build, then go through the environments."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        wheels = root / "wheels"
+        scaffolded = list(scaffolds(root))
+        for source in [*(ROOT / member for member in MEMBERS), *scaffolded]:
+            build(source, wheels)
+        for wheel in wheels.glob("*.whl"):
+            holds_what_it_should(wheel)
+        of_core(Environment(root / "core", wheels), scaffolded[1])
+        of_torch(Environment(root / "torch", wheels), scaffolded[0])
+    print("All well.")
+
+
+def scaffolds(root: Path) -> Iterator[Path]:
+    """A tool and a driver as `amanda new` makes them."""
+    for kind in ("tool", "driver"):
+        command = [sys.executable, "-m", "amanda", "new", kind, "mine", "-o", str(root)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        yield root / f"amanda-{kind}-mine"
+
+
+def holds_what_it_should(wheel: Path) -> None:
+    """See that a wheel has a type marker and no tests."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith("/py.typed") for name in names), wheel
+    assert not [name for name in names if name.startswith("tests/")], wheel
+
+
+def of_core(environment: Environment, driver: Path) -> None:
+    """The core alone, then with a driver that `amanda new` made."""
+    (environment.work / "train.py").write_text(TRAIN)
+    environment.install("amanda-core")
+    said = environment.run("amanda", "tools", status=1)
+    assert 'pip install "amanda-core[cli]"' in said, said
+    environment.install("amanda-core[cli]")
+    assert environment.json("drivers") == environment.json("tools") == []
+    assert "pip install amanda-driver-<framework>" in environment.run("amanda", "drivers")
+    assert "pip install amanda-tools" in environment.run("amanda", "tools")
+    said = environment.run("amanda", "run", "-t", "trace", "train.py", status=2)
+    assert "No tool 'trace' is installed" in said, said
+    assert "pip install amanda-tools" in said, said
+    apply = "import amanda\nwith amanda.apply(amanda.Tool()): pass"
+    said = environment.run("python", "-c", apply, status=1)
+    assert "No working driver is installed" in said, said
+    assert "pip install amanda-driver-<framework>" in said, said
+    assert environment.json("doctor", status=1)["findings"][0]["severity"] == "error"
+
+    environment.install("amanda-driver-mine[test]")
+    assert environment.names("drivers") == ["mine"]
+    environment.run("python", "-m", "pytest", "-q", str(driver))
+    environment.run("python", "-c", apply)
+    environment.uninstall("amanda-driver-mine")
+    assert environment.names("drivers") == []
+
+
+def of_torch(environment: Environment, tool: Path) -> None:
+    """The core with PyTorch's driver, tools that come and go, and at last without the driver."""
+    (environment.work / "train.py").write_text(TRAIN)
+    environment.install("amanda-core[cli]", "amanda-driver-torch")
+    assert environment.names("drivers") == ["pytorch"]
+    own = (
+        "import amanda, torch\nseen = []\ntool = amanda.Tool()\n"
+        "tool.add_inst_for_op(lambda context: seen.append(context['type']))\n"
+        "with amanda.apply(tool): torch.relu(torch.ones(2))\nassert seen[-1] == 'relu', seen\n"
+    )
+    environment.run("python", "-c", own)
+    said = environment.run("python", "-c", "import amanda; amanda.tools", status=1)
+    assert "pip install amanda-tools" in said, said
+
+    environment.install("amanda-tool-mine[test]", "amanda-tools")
+    assert environment.names("tools") == ["mapping", "mine", "prune", "trace"]
+    assert {found["severity"] for found in environment.json("doctor")["findings"]} <= {"info"}
+    said = environment.run("python", "-m", "pytest", "-q", str(tool))
+    assert "skipped" not in said, said
+    both = ["amanda", "run", "-t", "mine", "-t", "prune:sparsity=0.5", "-o"]
+    said = environment.run(*both, "both", "train.py")
+    assert "trained" in said, said
+    assert sorted(path.name for path in (environment.work / "both").iterdir()) == [
+        "mine.json",
+        "prune.json",
+    ]
+
+    environment.uninstall("amanda-tools")
+    assert environment.names("tools") == ["mine"]
+    environment.run("amanda", "run", "-t", "mine", "-o", "one", "train.py")
+    calls = json.loads((environment.work / "one/mine.json").read_text())["calls"]
+    assert calls["0/linear"] == 1, calls
+    environment.uninstall("amanda-tool-mine")
+    assert environment.names("tools") == []
+    environment.run("python", "-c", own)
+    environment.uninstall("amanda-driver-torch")
+    said = environment.run("python", "-c", own, status=1)
+    assert "No working driver is installed" in said, said
+    environment.run("python", "-m", "pip", "check")
+
+
+if __name__ == "__main__":
+    main()

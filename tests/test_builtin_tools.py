@@ -1,0 +1,116 @@
+"""The built-in tools on PyTorch, held to what PyTorch's own pruning does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import prune
+
+import amanda
+from amanda_core.results import HasResult, Result
+from amanda_tools.prune import Prune, numpy_mask, torch_mask
+from amanda_tools.trace import Trace
+
+# Untyped in torch's stubs.
+prune_by_torch: Any = prune.l1_unstructured
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 4, 3), nn.Flatten(), nn.Linear(256, 5)
+    )
+
+
+@pytest.mark.parametrize("sparsity", [0.1, 0.3, 0.5, 0.95, 1.0])
+def test_pruning_is_that_of_pytorch(sparsity: float) -> None:
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    model, twin = network(), network()
+    for layer in (twin[0], twin[2], twin[4]):
+        prune_by_torch(layer, "weight", sparsity)
+    tool = Prune(sparsity)
+    with amanda.apply(tool):
+        output = model(x)
+        output.square().sum().backward()
+    expected = twin(x)
+    expected.square().sum().backward()
+    assert torch.equal(output, expected)
+    own: Any = (model[0], model[2], model[4])
+    weights = zip(tool.result().weights, own, strict=True)
+    layers: Any = (twin[0], twin[2], twin[4])
+    for (pruned, layer), there in zip(weights, layers, strict=True):
+        assert torch.equal(layer.weight.grad, there.weight_orig.grad)
+        assert pruned.pruned == int((there.weight_mask == 0).sum())
+        assert pruned.elements == layer.weight.numel()
+        assert layer.weight.detach().abs().min() > 0  # The weight itself stays.
+
+
+def test_what_has_no_weight_is_listed() -> None:
+    tool = Prune(0.5)
+    with amanda.apply(tool):
+        torch.matmul(torch.ones(2, 2), torch.ones(2, 2))
+        F.linear(torch.ones(2), nn.Parameter(torch.arange(4.0).reshape(2, 2)))
+    found = tool.result()
+    assert found.skipped == ["matmul"]
+    assert [weight.pruned for weight in found.weights] == [2]
+    assert json.loads(found.to_json())["skipped"] == ["matmul"]
+    assert found.table().rows[-1] == ("all", "", 4, 2)
+
+
+@given(
+    st.lists(st.integers(-3, 3), min_size=24, max_size=24),
+    st.permutations([0, 1, 2]),
+    st.integers(0, 24),
+)
+def test_masks_are_the_same_in_every_framework_and_layout(
+    numbers: list[int], axes: list[int], count: int
+) -> None:
+    weight = np.asarray(numbers, np.float32).reshape(2, 3, 4)
+    expected = numpy_mask(weight, [0, 1, 2], count)
+    assert int((expected == 0).sum()) == count  # Ties or not.
+    moved = weight.transpose(axes)
+    back = list(np.argsort(axes))
+    assert np.array_equal(numpy_mask(moved, back, count).transpose(back), expected)
+    found = torch_mask(torch.tensor(np.ascontiguousarray(moved)), back, count)
+    assert np.array_equal(found.numpy().transpose(back), expected)
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.5, float("nan")])
+def test_a_sparsity_is_a_fraction(sparsity: float) -> None:
+    with pytest.raises(ValueError, match="sparsity must be from 0 to 1"):
+        Prune(sparsity)
+
+
+def test_a_trace() -> None:
+    trace = Trace(limit=7)
+    model = network()
+    with amanda.apply(trace):
+        for _ in range(2):
+            model(torch.ones(2, 3, 8, 8))
+            torch.cat([torch.ones(1), torch.ones(2)])
+    found = trace.result()
+    assert isinstance(trace, HasResult)
+    assert isinstance(found, Result)
+    facts = {op.type: op for op in found.ops}
+    assert facts["conv2d"].name == f"{facts['conv2d'].module}/conv2d"
+    assert facts["conv2d"].word == "conv2d"
+    assert facts["conv2d"].module.endswith("0")
+    assert facts["conv2d"].inputs[:3] == ["float32[2,3,8,8]", "float32[8,3,3,3]", "float32[8]"]
+    assert facts["cat"].inputs[0] == "(float32[1] float32[2])"
+    assert facts["cat"].calls == 2
+    assert (len(found.sequence), found.left_out) == (7, sum(op.calls for op in found.ops) - 7)
+    read = json.loads(found.to_json())
+    assert read["format"] == "amanda.trace/1"
+    assert [op["id"] for op in read["ops"]] == [op.id for op in found.ops]
+    assert len(found.table().rows) == len(found.ops)
+    with pytest.raises(ValueError, match="limit must not be negative"):
+        Trace(limit=-1)
