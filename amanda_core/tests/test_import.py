@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import statistics
 import subprocess
 import sys
 from importlib import metadata
@@ -68,17 +67,10 @@ def test_import_amanda_imports_no_framework_nor_numpy_nor_rich() -> None:
     assert third_party - set(bare.split()) <= known | drivers
 
 
-TIMED = "import time; t = time.process_time(); import amanda; print(time.process_time() - t)"
-
-
-def test_import_amanda_costs_less_than_100_ms_more_than_bare_python() -> None:
-    # Processor time, which other programs do not lengthen; on an idle machine it is the time that
-    # `-X importtime` shows. Two more rounds before a median above the limit is believed.
-    for _ in range(3):
-        milliseconds = statistics.median(float(python(TIMED).stdout) * 1000 for _ in range(5))
-        if milliseconds < 100:
-            return
-    pytest.fail(f"{milliseconds:.0f} ms in the median of 5, thrice in a row")
+def test_import_amanda_loads_a_few_modules() -> None:
+    # What an import costs is what it loads; beside it, the time is that of the machine.
+    count = "import sys; before = len(sys.modules); import amanda; print(len(sys.modules) - before)"
+    assert int(python(count).stdout) < 250
 
 
 PROGRAM = """

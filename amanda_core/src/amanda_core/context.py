@@ -21,6 +21,7 @@ from amanda_core.errors import (
     UnsupportedError,
 )
 from amanda_core.plan import EMPTY, Plan, Step
+from amanda_core.weak import only, strongly, weakly
 
 if TYPE_CHECKING:
     from amanda_core.driver import Site
@@ -30,30 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["OpContext"]
 
 _UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
-
-
-class _Weak:
-    """A weak reference that cannot be taken for a value."""
-
-    __slots__ = ("ref",)
-
-    def __init__(self, value: Any) -> None:
-        self.ref = weakref.ref(value)
-
-
-def _weak(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [_weak(item) for item in value]
-    try:
-        return _Weak(value)
-    except TypeError:
-        return value  # Numbers, strings and None hold nothing alive.
-
-
-def _strong(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_strong(item) for item in value]
-    return value.ref() if isinstance(value, _Weak) else value
 
 
 class OpContext(dict[str, Any]):
@@ -435,23 +412,15 @@ class OpContext(dict[str, Any]):
 
     def remember(self) -> None:
         """Remember the values of the current execution weakly, for its backward routines."""
-        self._remembered = {what: _weak(values) for what, values in self._values.items()}
+        self._remembered = {what: weakly(values) for what, values in self._values.items()}
 
     def remember_constants(self) -> None:
         """Of what is remembered keep the constants: further executions have other values.
 
         For a driver that runs the op without opening its context.
         """
-        constant = self._constant
-
-        def kept(value: Any) -> Any:
-            if isinstance(value, list):
-                return [kept(item) for item in value]
-            return constant(value) if constant is not None else None
-
-        self._remembered = {
-            what: _weak(kept(_strong(values))) for what, values in self._remembered.items()
-        }
+        constant = self._constant or (lambda value: None)
+        self._remembered = {what: only(v, constant) for what, v in self._remembered.items()}
 
     # Inside.
 
@@ -475,7 +444,7 @@ class OpContext(dict[str, Any]):
         if not holder._released:
             return holder._values.get(what)
         if not self._released:
-            return _strong(holder._remembered.get(what))
+            return strongly(holder._remembered.get(what))
         raise StaleContextError(
             f"The {what} of this op are valid only during the call of a routine",
             where=self.where,
