@@ -226,3 +226,13 @@ def test_replaced_backward_is_differentiated_as_written() -> None:
     replacing = tool(lambda c: c.replace_backward_op(lambda g: g * 3, [0]), "tanh")
     with amanda.apply(replacing):
         close(second(torch.tanh, x, w), expected)
+
+
+def test_a_leaf_s_node_that_lives_on_belongs_to_the_newest_graph() -> None:
+    layer = nn.Linear(2, 2)
+    watch = tool(lambda context: None, backward=True)
+    with amanda.apply(tool(lambda context: None, backward=True)):
+        with amanda.apply(watch):
+            kept = layer(torch.ones(1, 2)).sum()  # Its graph holds the nodes of the parameters.
+        layer(torch.ones(1, 2)).sum().backward()  # Warns of nothing: all of its tools are there.
+    del kept

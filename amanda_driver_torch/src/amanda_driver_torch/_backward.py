@@ -140,7 +140,7 @@ class Backward:
 
     def keep(self, plan: Plan) -> Token:
         """Keep the plan of an execution until its graph is gone."""
-        token = Token()
+        token = Token(self.session.epoch)
         self._plans[token] = plan
         return token
 
@@ -244,7 +244,11 @@ class Backward:
         )
 
     def _hook(
-        self, node: Any, record: NodeRecord, done: Callable[[], object] = lambda: None
+        self,
+        node: Any,
+        record: NodeRecord,
+        token: Token | None = None,
+        done: Callable[[], object] = lambda: None,
     ) -> list[Any]:
         """Hook a node; `done` is called once there is nothing more to do, and the hooks go."""
         handles: list[Any] = []
@@ -255,12 +259,15 @@ class Backward:
                 handle.remove()
             done()
 
-        before, after = self.hooks(record, finished)
+        before, after = self.hooks(record, token, finished)
         handles += [node.register_prehook(before), node.register_hook(after)]
         return handles
 
     def hooks(
-        self, record: NodeRecord, finished: Callable[[], object] = lambda: None
+        self,
+        record: NodeRecord,
+        token: Token | None = None,
+        finished: Callable[[], object] = lambda: None,
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """A prehook and a posthook for a node of `record`, which they hold weakly.
 
@@ -268,17 +275,18 @@ class Backward:
 
         Args:
             record: The record.
+            token: Stands for it in the hooks, with the epoch in which the node was made.
             finished: Called by the second where nothing is left to be done in further executions.
         """
-        held, lifetime, epoch = weakref.ref(self), self.lifetime, self.epoch()
-        token = Token()
+        held, lifetime = weakref.ref(self), self.lifetime
+        token = token or Token(self.epoch())
         self._records[token] = record
 
         def before(grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
             backward = held()
             if not lifetime.active() or backward is None:
                 return None
-            backward.miss(epoch)
+            backward.miss(token.epoch)
             return backward._records[token].before(grads, done)
 
         def after(
@@ -320,9 +328,14 @@ class Backward:
         # The node goes with the graph, so the next iteration hooks the next node. It may also stay
         # (shared by the ops of one iteration, or held by somebody), and is hooked only once.
         metadata = node.metadata
-        if metadata.get(_MARK) is not self.lifetime:
-            metadata[_MARK] = self.lifetime
-            hooks = self._hook(node, record, lambda: metadata.pop(_MARK, None))
+        lifetime, token = metadata.get(_MARK, (None, None))
+        if lifetime is self.lifetime:
+            # A node of an older graph, which may have been made under other tools, in one of now.
+            token.epoch = self.epoch()
+        else:
+            token = Token(self.epoch())
+            metadata[_MARK] = (self.lifetime, token)
+            hooks = self._hook(node, record, token, lambda: metadata.pop(_MARK, None))
             self._hooks += ((hook, metadata) for hook in hooks)
             if len(self._hooks) > self._hooks_limit:
                 self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]

@@ -45,6 +45,13 @@ class Lifetime:
 
 
 class Token:
-    """Stands for something in the hooks of a graph; what it stands for goes with the graph."""
+    """Stands for something in the hooks of a graph; what it stands for goes with the graph.
 
-    __slots__ = ("__weakref__",)
+    Attributes:
+        epoch: Epoch in which the graph was made, the last one where several share the hook.
+    """
+
+    __slots__ = ("__weakref__", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
