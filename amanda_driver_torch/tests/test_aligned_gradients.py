@@ -383,3 +383,12 @@ def test_each_execution_without_cache_meets_its_own_gradient_actions() -> None:
         (relu(a).sum() + relu(b).sum()).backward()
     equal(grad_of(a), torch.full((2,), 4.0))
     equal(grad_of(b), torch.full((2,), 9.0))
+
+
+@LATE
+def test_an_op_that_changes_the_shape_of_its_own_input(late: bool) -> None:
+    found, x = Gradients(), leaf(2, 1)
+    with amanda.apply(found.inputs("squeeze_", 0, late=late)):
+        (x.clone().squeeze_(1) * torch.tensor([2.0, 3.0])).sum().backward()
+    equal(found[0], torch.tensor([[2.0], [3.0]]))
+    equal(x.grad, found[0])

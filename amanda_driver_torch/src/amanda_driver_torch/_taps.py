@@ -76,6 +76,8 @@ class Taps:
         self._tapped: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._done = False
         self._edges: dict[Slot, Edge] = {}
+        #: Shapes before the op ran: `squeeze_` and its like change that of their own input.
+        self._shapes: dict[Slot, torch.Size] = {}
         #: Groups of inputs that have identities in front of them, and what maps their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
         #: Sequence number before the op itself ran.
@@ -92,17 +94,25 @@ class Taps:
         if not after:
             # A routine may still ask after the op has run; what the op writes is another edge then.
             if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
-                self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+                self._found(slots)
             return values
         if self._run.called and self._run.tapped:
             self._done = True
             return values
         if self._run.operator.aliases or self._run.mutated or self._run.called:
             # An identity in front of these would cut what the result shares with the input.
-            self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+            self._found(slots)
             return values
         self._done = True
         return self._tap_inputs(after, values, slots)
+
+    def _found(self, slots: dict[Slot, torch.Tensor]) -> None:
+        self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+        # A nested tensor has no shape.
+        self._shapes = {
+            slot: torch.Size() if tensor.is_nested else tensor.shape
+            for slot, tensor in slots.items()
+        }
 
     def _tap_inputs(
         self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
@@ -228,7 +238,7 @@ class Taps:
                     "an op whose results are views of its input, take its raw backward ops",
                 )
             windows = [window if slot == (0, None) else None for slot in chosen]
-            shapes = [self._shape(slot) for slot in chosen]
+            shapes = [self._shapes[slot] for slot in chosen]
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
             hook = posthook(function, results, windows)
             node.register_hook(with_shapes(hook, shapes))
@@ -239,12 +249,6 @@ class Taps:
         if isinstance(view, torch.Tensor) and view._base is not None and view._base.requires_grad:
             return Window(view)
         return None
-
-    def _shape(self, slot: Slot) -> torch.Size:
-        position, index = slot
-        value = self._run.values[position]
-        tensor = value if index is None else value[index]
-        return tensor.shape  # type: ignore[no-any-return]
 
     # Gradients of outputs.
 

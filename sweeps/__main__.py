@@ -1,0 +1,54 @@
+"""The command line: `python -m sweeps operators --sample 40 --seed 0`, `python -m sweeps report`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "sweep_results"
+
+
+def main() -> int:
+    """Run a part, write its results, and tell by the exit status whether all is explained."""
+    parser = argparse.ArgumentParser(prog="python -m sweeps", description=__doc__)
+    parser.add_argument("part", choices=["operators", "report"])
+    parser.add_argument("--sample", type=int, help="this many cases, chosen at random")
+    parser.add_argument("--seed", type=int, default=0, help="what the choices start from")
+    parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, from 0")
+    parser.add_argument("--inputs", type=int, help="at most this many sample inputs for each case")
+    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--seconds", type=float, help="begin no case after this time")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
+    options = parser.parse_args()
+    if options.part == "report":
+        from .report import write
+
+        return write(options.output)
+    from . import operators
+
+    index, count = map(int, options.shard.split("/"))
+    every = operators.cases()
+    if options.only:
+        every = [case for case in every if options.only in operators.name_of(case)]
+    part = operators.sweep(
+        operators.chosen(every, options.sample, options.seed, (index, count)),
+        seed=options.seed,
+        inputs=options.inputs,
+        seconds=options.seconds,
+        verbose=options.verbose,
+    )
+    part.counts["cases in the database"] = len(every) if index == 0 else 0
+    part.options.append(" ".join(sys.argv[1:]))
+    part.write(options.output / f"{options.part}-{index}-of-{count}.json")
+    for name, number in sorted(part.counts.items()):
+        print(f"{number:>9} {name}")
+    for failure in part.unexplained:
+        print(f"FAILED {failure.case}: {failure.how} ({failure.times} times): {failure.what}")
+    return 1 if part.unexplained else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
