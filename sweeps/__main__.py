@@ -1,4 +1,4 @@
-"""The command line: `python -m sweeps operators --sample 40 --seed 0`, `python -m sweeps report`."""
+"""The command line: `python -m sweeps operators --sample 40 --seed 0`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ ROUTINES: dict[str, Routine] = {"none": nothing, "same": same, "clones": clones}
 #: In-place ops that change the shape of their own input: their result cannot be edited, which is a
 #: documented error; the other five points are.
 RESHAPE_THEMSELVES = frozenset(
-    "squeeze_ unsqueeze_ as_strided_ transpose_ t_ swapaxes_ swapdims_ resize_ resize_as_".split()
+    {
+        *("squeeze_", "unsqueeze_", "as_strided_", "transpose_", "t_"),
+        *("swapaxes_", "swapdims_", "resize_", "resize_as_"),
+    }
 )
 
 

@@ -48,7 +48,7 @@ def value(tensor: torch.Tensor) -> Any:
 
 
 def storage(tensor: torch.Tensor) -> int | None:
-    """The address of what a tensor lies in; None where it has no storage of its own, or no bytes."""
+    """The address of what a tensor lies in; None where it has no storage, or an empty one."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor._is_zerotensor():
         return None
     return tensor.untyped_storage().data_ptr() or None

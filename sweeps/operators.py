@@ -139,7 +139,7 @@ def _case(
             if facts is None:
                 unstable = exceptions.reason(op.name, program.form, "none", ["value"])
                 reason = unstable or "two plain runs differ from one another"
-                part.left_out[f"{name} {program.form}"] = reason
+                part.left_out[f"{name}, {program.form}"] = reason
                 continue
             part.counts["programs"] += 1
             part.counts["programs that raise, plain and instrumented"] += bool(facts["error"])
@@ -203,9 +203,9 @@ def _fail(
     """Note a difference; the same one of another input or iteration is only counted."""
     kinds = {kind(name) for name in names}
     for failure in part.failures:
-        if failure.case == case and failure.how.startswith(how + ";"):
-            if {kind(name) for name in failure.what} == kinds:
-                failure.times += 1
-                return
+        same = failure.case == case and failure.how.startswith(how + ";")
+        if same and {kind(name) for name in failure.what} == kinds:
+            failure.times += 1
+            return
     why = exceptions.reason(program.op.name, program.form, routine, names)
     part.failures.append(Failure(case, f"{how}; {which}", names, why))

@@ -77,7 +77,7 @@ class Ran:
 
 
 def _results(name: str, tensor: torch.Tensor) -> Facts:
-    """Of gradients only the result is compared: whether torch kept or copied one is its business."""
+    """Of gradients only the result is compared: whether torch copied one is its business."""
     return {key: fact for key, fact in facts(name, tensor, ()) if kind(key) in OF_RESULTS}
 
 
@@ -112,7 +112,7 @@ class Program:
         ran = Ran(tensors(inputs))
         leaves = [t for t in ran.inputs if t.requires_grad]
         try:
-            ran.result = result = self._call(*inputs, ran)
+            ran.result = result = self._call(ran, *inputs)
             if self.gradients and leaves:
                 if self.sample.output_process_fn_grad is not None:
                     result = self.sample.output_process_fn_grad(result)
@@ -122,7 +122,7 @@ class Program:
         ran.random = random_states()
         return ran
 
-    def _call(self, first: Any, args: Any, kwargs: Any, out: Any, ran: Ran) -> Any:
+    def _call(self, ran: Ran, first: Any, args: Any, kwargs: Any, out: Any) -> Any:
         function: Callable[..., Any] = {
             "function": self.op.op,
             "method": self.op.method_variant,

@@ -1,4 +1,4 @@
-"""Makes docs/trust.md of the results that are there; says what is missing rather than leaving it out."""
+"""Makes docs/trust.md of the results that are there, and says what is missing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
 INTRODUCTION = """\
 # What the claim of trust rests on
 
-Written by `python -m sweeps report` from the results of the sweep; not edited by hand. A tool that changes nothing must
-not change a bit, and nothing may be left behind, whatever fails. This page says what was run to see whether that holds,
-how often, and what was found.
+Written by `python -m sweeps report` from the results of the sweep; not edited by hand. A tool
+that changes nothing must not change a bit, and nothing may be left behind, whatever fails. This
+page says what was run to see whether that holds, how often, and what was found.
 """
 
 #: Part -> its heading, and what was done.
@@ -24,27 +24,31 @@ PARTS = {
     "operators": (
         "Operators",
         """\
-Each operator of PyTorch's own database (`torch.testing._internal.common_methods_invocations.op_db`) on its own sample
-inputs, in float32, bfloat16, int64, complex64 and bool where it supports them, in each form that it has (function,
-method, operator, in place, `out=`), with gradients and gradients of gradients where it has them. One thread. Each
-program runs twice plain, which have to agree, and then three times under one `apply` (the first analyses, the last runs
-from the caches), with both interceptors and three routines at all six points of every op: one that returns None, one that
-returns the same objects, one that returns fresh copies of the same layout. Compared byte for byte: outputs, arguments
-after the call, gradients, accumulated gradients, errors, random state; and, except where a copy has by definition come
-in their place: identity and aliasing of outputs and inputs, strides, offsets, versions, views, leaves, backward nodes.""",
+Each operator of PyTorch's own database
+(`torch.testing._internal.common_methods_invocations.op_db`) on its own sample inputs, in
+float32, bfloat16, int64, complex64 and bool where it supports them, in each form that it has
+(function, method, operator, in place, `out=`), with gradients and gradients of gradients where
+it has them. One thread. Each program runs twice plain, which have to agree, and then three
+times under one `apply` (the first analyses, the last runs from the caches), with both
+interceptors and three routines at all six points of every op: one that returns None, one that
+returns the same objects, one that returns fresh copies of the same layout. Compared byte for
+byte: outputs, arguments after the call, gradients, accumulated gradients, errors, random state;
+and, except where a copy has by definition come in their place: identity and aliasing of outputs
+and inputs, strides, offsets, versions, views, leaves, backward nodes.""",
     ),
     "models": (
         "Models",
         """\
-Classes of `transformers`, built from small configurations with random weights: forward, loss, backward, and generation
-where the class has it; plain against instrumented at every op, as above.""",
+Classes of `transformers`, built from small configurations with random weights: forward, loss,
+backward, and generation where the class has it; plain against instrumented at every op, as
+above.""",
     ),
     "faults": (
         "Faults",
         """\
-Each fault is made on purpose at each point where it can happen, and afterwards a fingerprint of the framework is compared
-with the one taken before: every attribute and code object of its modules that a driver might touch, stacks of modes,
-hooks, redirected pointers, import hooks.""",
+Each fault is made on purpose at each point where it can happen, and afterwards a fingerprint of
+the framework is compared with the one taken before: every attribute and code object of its
+modules that a driver might touch, stacks of modes, hooks, redirected pointers, import hooks.""",
     ),
 }
 

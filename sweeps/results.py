@@ -63,7 +63,9 @@ class Part:
     def write(self, path: Path) -> None:
         """Write as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n")
+        # `asdict` would make another Counter of the items of a Counter.
+        found = {**vars(self), "failures": [vars(failure) for failure in self.failures]}
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 def read(path: Path) -> Part:
@@ -91,7 +93,8 @@ def merged(parts: Iterable[Part]) -> dict[str, Part]:
 
 def versions() -> dict[str, str]:
     """What this runs on."""
-    found = {"Python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
+    machine = f"{sys.platform} {platform.machine()}"
+    found = {"Python": platform.python_version(), "platform": machine}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

@@ -392,3 +392,17 @@ def test_an_op_that_changes_the_shape_of_its_own_input(late: bool) -> None:
         (x.clone().squeeze_(1) * torch.tensor([2.0, 3.0])).sum().backward()
     equal(found[0], torch.tensor([[2.0], [3.0]]))
     equal(x.grad, found[0])
+
+
+@LATE
+@pytest.mark.parametrize("op_type", ["atleast_2d", "atleast_1d", "contiguous", "dropout"])
+def test_what_hands_its_input_back_does_so_in_every_execution(op_type: str, late: bool) -> None:
+    x = leaf(2, 3)
+    functions: dict[str, Callable[..., torch.Tensor]] = {
+        "atleast_2d": torch.atleast_2d,
+        "atleast_1d": torch.atleast_1d,
+        "contiguous": torch.Tensor.contiguous,
+        "dropout": lambda value: torch.dropout(value, 0.5, False),
+    }
+    with amanda.apply(at_inputs(op_type, lambda *grads: None, late=late)):
+        assert [functions[op_type](x) is x for _ in range(4)] == [True] * 4
