@@ -6,7 +6,7 @@ copies. A copy is a change as far as Amanda can know, so it goes the whole way o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -85,9 +85,10 @@ class Identity(amanda.Tool):
         called: How often a routine ran.
     """
 
-    def __init__(self, routine: Routine) -> None:
+    def __init__(self, routine: Routine, refused: Collection[str] = ()) -> None:
+        """Leave out the gradients of inputs of the ops in `refused`, by type."""
         super().__init__()
-        self.routine = routine
+        self.routine, self.refused = routine, refused
         self.called = 0
         self.add_inst_for_op(self.forward)
         self.add_inst_for_op(self.backward, backward=True)
@@ -100,7 +101,8 @@ class Identity(amanda.Tool):
             after = same
         context.insert_after_op(after)
         context.insert_before_backward_op(self.run)
-        context.insert_after_backward_op(self.run)
+        if context.op_type not in self.refused:
+            context.insert_after_backward_op(self.run)
 
     def backward(self, context: amanda.OpContext) -> None:
         """Insert at the points of a backward op."""

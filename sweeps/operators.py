@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import re
 import sys
 import time
 import warnings
@@ -20,12 +21,14 @@ import amanda
 from . import exceptions
 from .identity import ROUTINES, Identity
 from .observations import Facts, different, kind
-from .programs import Program, programs
+from .programs import Program, Ran, programs
 from .results import Failure, Part, versions
 
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 INTERCEPTORS = ("native", "function_mode")
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
+#: How the one error begins that the driver refuses a point of an op with.
+REFUSED = "The gradients of these inputs come from several backward ops of this op"
 #: Runs of a program under one `apply`: it analyses first, then caches, then runs from the cache.
 ITERATIONS = 3
 
@@ -173,15 +176,23 @@ def _destinations(program: Program) -> Any:
 def _instrumented(
     part: Part, name: str, how: str, which: str, program: Program, plain: Facts, routine: str
 ) -> None:
-    given = [program.inputs() for _ in range(ITERATIONS)]
-    tool = Identity(ROUTINES[routine])
-    error = ""
-    runs = []
-    try:
-        with amanda.apply(tool):
-            runs = [program.run(inputs) for inputs in given]
-    except Exception as raised:
-        error = f"{type(raised).__name__}: {raised}"
+    refused: set[str] = set()
+    while True:
+        given = [program.inputs() for _ in range(ITERATIONS)]
+        tool = Identity(ROUTINES[routine], refused)
+        error = ""
+        runs = []
+        try:
+            with amanda.apply(tool):
+                runs = [program.run(inputs) for inputs in given]
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        refusal = next((found for found in map(_refusal, runs) if found), None)
+        if refusal is None or refusal in refused:
+            break
+        # Refused with a named reason: the other points of this op are tried.
+        refused.add(refusal)
+        part.refused[f"{refusal}: {REFUSED}"] += 1
     part.counts["instrumented runs"] += len(runs)
     part.counts["routines called"] += tool.called
     part.counts["programs with no routine called"] += not tool.called and not plain["error"]
@@ -195,6 +206,12 @@ def _instrumented(
             _fail(part, name, how, f"{which}, iteration {iteration}", program, routine, names)
     if error:
         _fail(part, name, how, which, program, routine, [f"leaving raised: {error}"])
+
+
+def _refusal(ran: Ran) -> str | None:
+    """The type of the op whose gradients of inputs cannot be had together; documented."""
+    found = re.match(rf"UnsupportedError: {REFUSED}.* op '([^'#]+)", ran.error)
+    return found[1] if found else None
 
 
 def _fail(

@@ -43,6 +43,7 @@ class Part:
         counts: How many of what was run, by name.
         cases: How many comparisons each case had.
         failures: What differed, explained or not.
+        refused: What Amanda refused with a named error -> how often.
         left_out: Case -> why it could not be compared at all.
         options: What of the part was asked for.
     """
@@ -51,6 +52,7 @@ class Part:
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     cases: Counter[str] = dataclasses.field(default_factory=Counter)
     failures: list[Failure] = dataclasses.field(default_factory=list)
+    refused: Counter[str] = dataclasses.field(default_factory=Counter)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
     options: list[str] = dataclasses.field(default_factory=list)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -71,7 +73,7 @@ class Part:
 def read(path: Path) -> Part:
     """Read what `write` wrote."""
     found: dict[str, Any] = json.loads(path.read_text())
-    for name in ("counts", "cases"):
+    for name in ("counts", "cases", "refused"):
         found[name] = Counter(found[name])
     found["failures"] = [Failure(**failure) for failure in found["failures"]]
     return Part(**found)
@@ -84,6 +86,7 @@ def merged(parts: Iterable[Part]) -> dict[str, Part]:
         into = whole.setdefault(part.name, Part(part.name))
         into.counts += part.counts
         into.cases += part.cases
+        into.refused += part.refused
         into.failures += part.failures
         into.left_out |= part.left_out
         into.options += [option for option in part.options if option not in into.options]

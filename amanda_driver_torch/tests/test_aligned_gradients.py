@@ -406,3 +406,20 @@ def test_what_hands_its_input_back_does_so_in_every_execution(op_type: str, late
     }
     with amanda.apply(at_inputs(op_type, lambda *grads: None, late=late)):
         assert [functions[op_type](x) is x for _ in range(4)] == [True] * 4
+
+
+@LATE
+def test_several_views_stay_views(late: bool) -> None:
+    """Also when a routine wants the gradients of all together: they may not be written."""
+    x = leaf(4)
+    seen: list[Any] = []
+    with amanda.apply(at_outputs("split", lambda *grads: seen.append(grads), late=late)):
+        first, second = (x * 1).split(2)
+        with pytest.raises(RuntimeError, match="returns multiple views"):
+            first.mul_(2)
+        (first * 2 + second * 3).sum().backward()
+    equal(seen, [(torch.full((2,), 2.0), torch.full((2,), 3.0))])
+    equal(x.grad, torch.tensor([2.0, 2.0, 3.0, 3.0]))
+    with amanda.apply(at_outputs("unbind", lambda a, b: (a * 2, b), late=late)):
+        (found_grad,) = torch.autograd.grad(x.view(2, 2).unbind()[0].sum(), x)
+    equal(found_grad, torch.tensor([2.0, 2.0, 0.0, 0.0]))

@@ -19,6 +19,7 @@ from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._edits import edited_gradient
 from amanda_driver_torch._gradient_hooks import (
+    outputs_prehook,
     posthook,
     tensor_hook,
     window_prehook,
@@ -285,6 +286,12 @@ class Taps:
             function = self._function(IPoint.BEFORE_BACKWARD, group, chosen, len(outputs), outputs)
             if len(chosen) == 1:
                 slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
+                continue
+            views = [slots[slot] for slot in chosen]
+            if any(view._is_view() for view in views) and len({v.grad_fn for v in views}) == 1:
+                # Behind an identity they would be views no more, and could be written unnoticed.
+                node: Any = views[0].grad_fn
+                node.register_prehook(outputs_prehook(function, [v.output_nr for v in views]))
                 continue
             identities = tap([slots[slot] for slot in chosen], function)
             outputs = placed(outputs, chosen, identities)
