@@ -97,7 +97,7 @@ def _part(part: Part) -> Iterator[str]:
     if part.failures:
         yield from _explained(part.failures)
     if part.refused:
-        yield "### Refused by Amanda with a named error; the other points of these ops are compared\n"
+        yield "### Refused with a named error\n\nThe other points of these ops are compared.\n"
         yield from (f"- {what} ({times:,} times)" for what, times in sorted(part.refused.items()))
         yield ""
     if part.left_out:

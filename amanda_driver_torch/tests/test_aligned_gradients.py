@@ -423,3 +423,17 @@ def test_several_views_stay_views(late: bool) -> None:
     with amanda.apply(at_outputs("unbind", lambda a, b: (a * 2, b), late=late)):
         (found_grad,) = torch.autograd.grad(x.view(2, 2).unbind()[0].sum(), x)
     equal(found_grad, torch.tensor([2.0, 2.0, 0.0, 0.0]))
+
+
+@LATE
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_compressed_sparse_leaves(late: bool) -> None:
+    weight, found = torch.eye(3).to_sparse_csr().requires_grad_(), Gradients()
+    x = leaf(3, 2)
+    (plain,) = torch.autograd.grad(torch.sparse.mm(weight, x, "sum").sum(), weight)
+    with amanda.apply(found.inputs("_sparse_mm", 0, late=late)):
+        for _ in range(3):
+            found.clear()
+            (grad,) = torch.autograd.grad(torch.sparse.mm(weight, x, "sum").sum(), weight)
+            equal(grad.values(), plain.values())
+            equal(found[0].values(), plain.values())

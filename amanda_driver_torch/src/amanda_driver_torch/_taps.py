@@ -370,5 +370,11 @@ def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
 
 
 def _edge(tensor: torch.Tensor) -> Edge:
-    edge = get_gradient_edge(tensor)
-    return (edge.node, edge.output_nr)
+    if tensor.grad_fn is not None:
+        return (tensor.grad_fn, tensor.output_nr)
+    if tensor.layout == torch.strided:
+        return (get_gradient_edge(tensor).node, 0)
+    # It looks at the node of a view, which compressed sparse tensors do not have.
+    with torch.enable_grad():
+        node: Any = tensor.clone().grad_fn
+    return (node.next_functions[0][0], 0)
