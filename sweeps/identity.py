@@ -85,8 +85,8 @@ class Identity(amanda.Tool):
         called: How often a routine ran.
     """
 
-    def __init__(self, routine: Routine, refused: Collection[str] = ()) -> None:
-        """Leave out the gradients of inputs of the ops in `refused`, by type."""
+    def __init__(self, routine: Routine, refused: Collection[tuple[str, str]] = ()) -> None:
+        """Leave out the gradients in `refused`: (type of op, "inputs" or "outputs")."""
         super().__init__()
         self.routine, self.refused = routine, refused
         self.called = 0
@@ -100,8 +100,9 @@ class Identity(amanda.Tool):
         if self.routine is clones and context.op_type in RESHAPE_THEMSELVES:
             after = same
         context.insert_after_op(after)
-        context.insert_before_backward_op(self.run)
-        if context.op_type not in self.refused:
+        if (context.op_type, "outputs") not in self.refused:
+            context.insert_before_backward_op(self.run)
+        if (context.op_type, "inputs") not in self.refused:
             context.insert_after_backward_op(self.run)
 
     def backward(self, context: amanda.OpContext) -> None:

@@ -15,20 +15,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 import amanda
 
 from . import exceptions
 from .identity import ROUTINES, Identity
-from .observations import Facts, different, kind
+from .observations import Facts, different, kind, rounded
 from .programs import Program, Ran, programs
 from .results import Failure, Part, versions
 
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 INTERCEPTORS = ("native", "function_mode")
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
-#: How the one error begins that the driver refuses a point of an op with.
-REFUSED = "The gradients of these inputs come from several backward ops of this op"
+#: The errors that the driver refuses a point of an op with.
+REFUSED = (
+    r"The gradients of these (inputs|outputs) (come from|go to) several backward ops of this op"
+)
 #: Runs of a program under one `apply`: it analyses first, then caches, then runs from the cache.
 ITERATIONS = 3
 
@@ -166,17 +169,13 @@ def _plain(program: Program) -> Facts | None:
 def _destinations(program: Program) -> Any:
     once = Program(program.op, program.sample, "function", False, False)
     result = once.run(once.inputs()).result
-    if isinstance(result, torch.Tensor):
-        return torch.zeros_like(result.detach())
-    if isinstance(result, (tuple, list)):
-        return tuple(torch.zeros_like(part.detach()) for part in result)
-    return None
+    return tree_map_only(torch.Tensor, lambda tensor: torch.zeros_like(tensor.detach()), result)
 
 
 def _instrumented(
     part: Part, name: str, how: str, which: str, program: Program, plain: Facts, routine: str
 ) -> None:
-    refused: set[str] = set()
+    refused: set[tuple[str, str]] = set()
     while True:
         given = [program.inputs() for _ in range(ITERATIONS)]
         tool = Identity(ROUTINES[routine], refused)
@@ -192,7 +191,7 @@ def _instrumented(
             break
         # Refused with a named reason: the other points of this op are tried.
         refused.add(refusal)
-        part.refused[f"{refusal}: {REFUSED}"] += 1
+        part.refused[f"{refusal[0]}, gradients of {refusal[1]} together"] += 1
     part.counts["instrumented runs"] += len(runs)
     part.counts["routines called"] += tool.called
     part.counts["programs with no routine called"] += not tool.called and not plain["error"]
@@ -201,28 +200,32 @@ def _instrumented(
         facts = ran.facts()
         names = different(plain, facts, results_only=routine == "clones")
         if names:
+            why = exceptions.reason(
+                program.op.name,
+                program.form,
+                routine,
+                names,
+                rounding=rounded(plain, facts, names),
+            )
             if "error" in names:
                 names.append(f"raised {facts['error']!r} for {plain['error']!r}")
-            _fail(part, name, how, f"{which}, iteration {iteration}", program, routine, names)
+            _fail(part, name, how, f"{which}, iteration {iteration}", names, why)
     if error:
-        _fail(part, name, how, which, program, routine, [f"leaving raised: {error}"])
+        _fail(part, name, how, which, [f"leaving raised: {error}"], "")
 
 
-def _refusal(ran: Ran) -> str | None:
-    """The type of the op whose gradients of inputs cannot be had together; documented."""
-    found = re.match(rf"UnsupportedError: {REFUSED}.* op '([^'#]+)", ran.error)
-    return found[1] if found else None
+def _refusal(ran: Ran) -> tuple[str, str] | None:
+    """An op, by type, whose gradients of inputs or of outputs cannot be had together."""
+    found = re.match(rf"UnsupportedError: {REFUSED}.* op '(?:[^'/]*/)?([^'#]+)", ran.error)
+    return (found[3], found[1]) if found else None
 
 
-def _fail(
-    part: Part, case: str, how: str, which: str, program: Program, routine: str, names: list[str]
-) -> None:
+def _fail(part: Part, case: str, how: str, which: str, names: list[str], why: str) -> None:
     """Note a difference; the same one of another input or iteration is only counted."""
     kinds = {kind(name) for name in names}
     for failure in part.failures:
-        same = failure.case == case and failure.how.startswith(how + ";")
+        same = failure.case == case and failure.how.startswith(how + ";") and failure.reason == why
         if same and {kind(name) for name in failure.what} == kinds:
             failure.times += 1
             return
-    why = exceptions.reason(program.op.name, program.form, routine, names)
     part.failures.append(Failure(case, f"{how}; {which}", names, why))

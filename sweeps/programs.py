@@ -7,7 +7,7 @@ runs, and keeps all that came of it, which is looked at afterwards, when no tool
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ class Ran:
     inputs: list[torch.Tensor]
     result: Any = None
     gradients: Any = ()
+    seeds: Sequence[torch.Tensor] = ()
+    twice: bool = False
     error: str = ""
     random: tuple[int, int] = (0, 0)
 
@@ -65,7 +67,8 @@ class Ran:
         for name, tensor in known:
             found.update(facts(name, tensor, known))
             if tensor.is_leaf and tensor.grad is not None:
-                found.update(_results(f"accumulated {name}", tensor.grad))
+                order = "second-order" if self.twice else "accumulated"
+                found.update(_results(f"{order} {name}", tensor.grad))
         found["result: others"] = others(self.result)
         for number, tensor in enumerate(tensors(self.result)):
             found.update(facts(f"output {number}", tensor, known))
@@ -73,6 +76,9 @@ class Ran:
         found["gradients: others"] = others(self.gradients)
         for number, tensor in enumerate(tensors(self.gradients)):
             found.update(_results(f"gradient {number}", tensor))
+        for number, seed in enumerate(self.seeds):
+            if seed.grad is not None:
+                found.update(_results(f"second-order seed {number}", seed.grad))
         return found
 
 
@@ -109,14 +115,14 @@ class Program:
     def run(self, inputs: Any) -> Ran:
         """Run on what `inputs` made."""
         torch.default_generator.manual_seed(3)
-        ran = Ran(tensors(inputs))
+        ran = Ran(tensors(inputs), twice=self.twice)
         leaves = [t for t in ran.inputs if t.requires_grad]
         try:
             ran.result = result = self._call(ran, *inputs)
             if self.gradients and leaves:
                 if self.sample.output_process_fn_grad is not None:
                     result = self.sample.output_process_fn_grad(result)
-                ran.gradients = self._backward(tensors(result), leaves)
+                self._backward(ran, tensors(result), leaves)
         except Exception as error:
             ran.error = f"{type(error).__name__}: {error}"
         ran.random = random_states()
@@ -139,20 +145,20 @@ class Program:
         with torch.no_grad():
             return function(first, *args, **kwargs, out=out)
 
-    def _backward(self, results: list[torch.Tensor], leaves: list[torch.Tensor]) -> Any:
+    def _backward(self, ran: Ran, results: list[torch.Tensor], leaves: list[torch.Tensor]) -> None:
         roots = [t for t in results if t.requires_grad]
         if not roots:
-            return ()
+            return
         seeds = [_seed(t) for t in roots]
         if not self.twice:
             torch.autograd.backward(roots, seeds)
-            return ()
-        seeds = [seed.requires_grad_() for seed in seeds]
+            return
+        ran.seeds = seeds = [seed.requires_grad_() for seed in seeds]
         first = torch.autograd.grad(roots, leaves, seeds, create_graph=True, allow_unused=True)
+        ran.gradients = first
         again = [t for t in first if t is not None and t.requires_grad]
         if again:
             torch.autograd.backward(again, [_seed(t) for t in again])
-        return first, [seed.grad for seed in seeds]
 
 
 def _seed(tensor: torch.Tensor) -> torch.Tensor:

@@ -437,3 +437,16 @@ def test_compressed_sparse_leaves(late: bool) -> None:
             (grad,) = torch.autograd.grad(torch.sparse.mm(weight, x, "sum").sum(), weight)
             equal(grad.values(), plain.values())
             equal(found[0].values(), plain.values())
+
+
+def test_several_views_by_several_nodes_are_not_cut_off_unnoticed() -> None:
+    x = leaf(2, 4)
+    with (
+        pytest.raises(UnsupportedError, match="go to several backward ops"),
+        amanda.apply(at_outputs("hsplit", lambda *grads: None)),
+    ):
+        torch.hsplit(x * 1, 2)
+    with amanda.apply(at_outputs("hsplit", lambda grad: grad * 2, [1])):
+        left, right = torch.hsplit(x * 1, 2)
+        (left * 3 + right).sum().backward()
+    equal(x.grad, torch.tensor([[3.0, 3.0, 2.0, 2.0]]).expand(2, 4))

@@ -273,6 +273,7 @@ class Taps:
             base = self._run.values[0]._base
             base.grad_fn.register_prehook(window_prehook(function, window))
             return outputs
+        roots = {_root(t) for t in tensors_in(self._run.values)}
         slots = {
             slot: tensor
             for slot, tensor in differentiable(outputs).items()
@@ -293,6 +294,12 @@ class Taps:
                 node: Any = views[0].grad_fn
                 node.register_prehook(outputs_prehook(function, [v.output_nr for v in views]))
                 continue
+            if any(view._base is not None and _root(view) in roots for view in views):
+                raise UnsupportedError(
+                    "The gradients of these outputs go to several backward ops of this op",
+                    where=f"insert_before_backward_op, {self._context.where}",
+                    fix="The outputs are views of an input: ask for one at a time",
+                )
             identities = tap([slots[slot] for slot in chosen], function)
             outputs = placed(outputs, chosen, identities)
         return outputs
@@ -367,6 +374,11 @@ def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
         groups = [group for group in groups if not group & new]
         groups.append(new.union(*joined))
     return [frozenset(group) for group in groups]
+
+
+def _root(tensor: torch.Tensor) -> int:
+    """What a view is a view of, by id; of another tensor, itself."""
+    return id(tensor if tensor._base is None else tensor._base)
 
 
 def _edge(tensor: torch.Tensor) -> Edge:
