@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from .results import Part
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "sweep_results"
 
@@ -13,13 +15,14 @@ RESULTS = ROOT / "sweep_results"
 def main() -> int:
     """Run a part, write its results, and tell by the exit status whether all is explained."""
     parser = argparse.ArgumentParser(prog="python -m sweeps", description=__doc__)
-    parser.add_argument("part", choices=["operators", "report"])
+    parser.add_argument("part", choices=["operators", "faults", "models", "report"])
     parser.add_argument("--sample", type=int, help="this many cases, chosen at random")
     parser.add_argument("--seed", type=int, default=0, help="what the choices start from")
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, from 0")
     parser.add_argument("--inputs", type=int, help="at most this many sample inputs for each case")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--seconds", type=float, help="begin no case after this time")
+    parser.add_argument("--framework", default="torch", help="whose faults: torch, tensorflow")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
     options = parser.parse_args()
@@ -27,27 +30,54 @@ def main() -> int:
         from .report import write
 
         return write(options.output)
-    from . import operators
-
-    index, count = map(int, options.shard.split("/"))
-    every = operators.cases()
-    if options.only:
-        every = [case for case in every if options.only in operators.name_of(case)]
-    part = operators.sweep(
-        operators.chosen(every, options.sample, options.seed, (index, count)),
-        seed=options.seed,
-        inputs=options.inputs,
-        seconds=options.seconds,
-        verbose=options.verbose,
-    )
-    part.counts["cases in the database"] = len(every) if index == 0 else 0
-    part.options.append(" ".join(sys.argv[1:]))
-    part.write(options.output / f"{options.part}-{index}-of-{count}.json")
+    part = {"operators": _operators, "faults": _faults, "models": _models}[options.part](options)
+    part.options.append(" ".join(argument for argument in sys.argv[1:] if argument != "--verbose"))
+    shard = options.shard.replace("/", "-of-")
+    what = f"{options.part}-{options.framework}" if options.part == "faults" else options.part
+    part.write(options.output / f"{what}-{shard}.json")
     for name, number in sorted(part.counts.items()):
         print(f"{number:>9} {name}")
     for failure in part.unexplained:
         print(f"FAILED {failure.case}: {failure.how} ({failure.times} times): {failure.what}")
     return 1 if part.unexplained else 0
+
+
+def _operators(options: argparse.Namespace) -> Part:
+    from . import operators
+
+    every = operators.cases()
+    if options.only:
+        every = [case for case in every if options.only in operators.name_of(case)]
+    part = operators.sweep(
+        operators.chosen(every, options.sample, options.seed, _shard(options)),
+        seed=options.seed,
+        inputs=options.inputs,
+        seconds=options.seconds,
+        verbose=options.verbose,
+    )
+    part.counts["cases in the database"] = len(every) if _shard(options)[0] == 0 else 0
+    return part
+
+
+def _faults(options: argparse.Namespace) -> Part:
+    from . import faults, frameworks
+
+    return faults.sweep(frameworks.FRAMEWORKS[options.framework], options.only or "")
+
+
+def _models(options: argparse.Namespace) -> Part:
+    from . import models
+
+    return models.sweep(
+        models.chosen(options.only, options.sample, options.seed, _shard(options)),
+        seconds=options.seconds,
+        verbose=options.verbose,
+    )
+
+
+def _shard(options: argparse.Namespace) -> tuple[int, int]:
+    index, count = map(int, options.shard.split("/"))
+    return index, count
 
 
 if __name__ == "__main__":

@@ -70,15 +70,17 @@ POINTS: dict[str, tuple[Point, bool]] = {
 REPLACING = "in the place of"
 
 
-def sweep(framework: Framework, errors: tuple[type[BaseException], ...] = ERRORS) -> Part:
-    """Make each fault in one framework."""
+def sweep(framework: Framework, only: str = "") -> Part:
+    """Make the faults in one framework whose name contains `only`: `POINTS` and `FAULTS`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check = _Check(framework)
         for name in POINTS:
-            _raised(check, name, errors)
-        for fault in (_generators, _threads, _collected, _interleaved, _of_the_program, _forgotten):
-            fault(check)
+            if only in name:
+                _raised(check, name)
+        for name, fault in FAULTS.items():
+            if only in name:
+                fault(check)
     return check.part
 
 
@@ -139,12 +141,12 @@ def _ignore(_: int) -> None:
     """A routine's result: nothing."""
 
 
-def _raised(check: _Check, name: str, errors: tuple[type[BaseException], ...]) -> None:
+def _raised(check: _Check, name: str) -> None:
     """Raise at the first, second, ... call at one kind of point, as long as there is one."""
     make, backward = POINTS[name]
     if backward and not check.framework.backward:
         return
-    for error in errors:
+    for error in ERRORS:
         for number in itertools.count():
             fault = _Fault(error, number)
             complaint = ""
@@ -301,11 +303,21 @@ def _of_the_program(check: _Check) -> None:
         check.all_is_well("an exception of the program", f"{error.__name__}, {depth} deep")
 
 
-def _forgotten(check: _Check) -> None:
-    """Left between forward and backward is tested by drivers; here: left twice is an error."""
+def _again(check: _Check) -> None:
+    """One `apply` entered again, also within itself."""
     applied = amanda.apply(check.watching())
     with applied:
         check.program()
     with applied, applied:
         check.program()
     check.all_is_well("applied again, and within itself", "apply")
+
+
+FAULTS: dict[str, Callable[[_Check], None]] = {
+    "generators": _generators,
+    "threads": _threads,
+    "garbage": _collected,
+    "handles": _interleaved,
+    "the program": _of_the_program,
+    "again": _again,
+}

@@ -166,6 +166,15 @@ def _plain(program: Program) -> Facts | None:
     return None if different(first, second, results_only=False) else first
 
 
+def _unstable(program: Program, plain: Facts, names: list[str]) -> bool:
+    """Whether these facts also differ between many plain runs; two may agree by chance."""
+    seen = set()
+    for _ in range(30):
+        now = program.run(program.inputs()).facts()
+        seen |= set(different(plain, now, results_only=False))
+    return set(names) <= seen
+
+
 def _destinations(program: Program) -> Any:
     once = Program(program.op, program.sample, "function", False, False)
     result = once.run(once.inputs()).result
@@ -207,6 +216,8 @@ def _instrumented(
                 names,
                 rounding=rounded(plain, facts, names),
             )
+            if not why and _unstable(program, plain, names):
+                why = exceptions.UNSTABLE
             if "error" in names:
                 names.append(f"raised {facts['error']!r} for {plain['error']!r}")
             _fail(part, name, how, f"{which}, iteration {iteration}", names, why)
