@@ -35,6 +35,7 @@ def main() -> int:
     shard = options.shard.replace("/", "-of-")
     what = f"{options.part}-{options.framework}" if options.part == "faults" else options.part
     part.write(options.output / f"{what}-{shard}.json")
+    part.counts["comparisons"] = part.cases.total()
     for name, number in sorted(part.counts.items()):
         print(f"{number:>9} {name}")
     for failure in part.unexplained:

@@ -18,7 +18,6 @@ from amanda_core.errors import ThreadError, UnsupportedError
 
 from .fingerprints import changed
 from .frameworks import Framework
-from .identity import nothing
 from .results import Failure, Part, versions
 
 
@@ -27,6 +26,11 @@ class Told(Exception):
 
 
 ERRORS: tuple[type[BaseException], ...] = (Told, KeyboardInterrupt, SystemExit, MemoryError)
+
+
+def nothing(*values: Any) -> None:
+    """A routine that changes nothing."""
+
 
 #: Makes a tool out of a routine that is called at one kind of point.
 Point = Callable[[Callable[..., Any]], amanda.Tool]

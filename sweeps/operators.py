@@ -82,7 +82,7 @@ def sweep(
     """
     part = Part("operators", versions=versions())
     start = time.monotonic()
-    with _quiet():
+    with quiet():
         for number, case in enumerate(these):
             if seconds is not None and time.monotonic() - start > seconds:
                 part.counts["cases not reached"] += len(these) - number
@@ -98,7 +98,7 @@ def sweep(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """One thread, no warnings, and the choice of interceptor as it was."""
     threads, before = torch.get_num_threads(), os.environ.get(VARIABLE)
     torch.set_num_threads(1)
@@ -208,6 +208,9 @@ def _instrumented(
         part.cases[name] += 1
         facts = ran.facts()
         names = different(plain, facts, results_only=routine == "clones")
+        if plain["error"] and routine == "clones":
+            # How far a backward pass gets that torch ends with an error depends on its order.
+            names = [name for name in names if not name.startswith(("second-order", "accumulated"))]
         if names:
             why = exceptions.reason(
                 program.op.name,
