@@ -85,21 +85,32 @@ class Identity(amanda.Tool):
         called: How often a routine ran.
     """
 
-    def __init__(self, routine: Routine, refused: Collection[tuple[str, str]] = ()) -> None:
-        """Leave out the gradients in `refused`: (type of op, "inputs" or "outputs")."""
+    def __init__(
+        self,
+        routine: Routine,
+        refused: Collection[tuple[str, str]] = (),
+        left_alone: Collection[str] = (),
+    ) -> None:
+        """Make the tool.
+
+        Args:
+            routine: What to return.
+            refused: Gradients to leave out: (type of op, "inputs" or "outputs").
+            left_alone: Types of ops whose values are not copied, but returned as they are.
+        """
         super().__init__()
-        self.routine, self.refused = routine, refused
+        self.routine, self.refused, self.left_alone = routine, refused, left_alone
         self.called = 0
         self.add_inst_for_op(self.forward)
         self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: amanda.OpContext) -> None:
         """Insert at the points of a forward op."""
-        context.insert_before_op(self.run)
-        after = self.run
-        if self.routine is clones and context.op_type in RESHAPE_THEMSELVES:
-            after = same
-        context.insert_after_op(after)
+        copies = self.routine is clones
+        kept = copies and context.op_type in self.left_alone
+        reshapes = copies and context.op_type in RESHAPE_THEMSELVES
+        context.insert_before_op(same if kept else self.run)
+        context.insert_after_op(same if kept or reshapes else self.run)
         if (context.op_type, "outputs") not in self.refused:
             context.insert_before_backward_op(self.run)
         if (context.op_type, "inputs") not in self.refused:
