@@ -34,6 +34,8 @@ def main() -> int:
     part.options.append(" ".join(argument for argument in sys.argv[1:] if argument != "--verbose"))
     shard = options.shard.replace("/", "-of-")
     what = f"{options.part}-{options.framework}" if options.part == "faults" else options.part
+    if options.sample is not None:
+        what = f"{what}-{options.sample}-seed-{options.seed}"
     part.write(options.output / f"{what}-{shard}.json")
     part.counts["comparisons"] = part.cases.total()
     for name, number in sorted(part.counts.items()):
@@ -47,6 +49,7 @@ def _operators(options: argparse.Namespace) -> Part:
     from . import operators
 
     every = operators.cases()
+    total = len(every)
     if options.only:
         every = [case for case in every if options.only in operators.name_of(case)]
     part = operators.sweep(
@@ -56,7 +59,7 @@ def _operators(options: argparse.Namespace) -> Part:
         seconds=options.seconds,
         verbose=options.verbose,
     )
-    part.counts["cases in the database"] = len(every) if _shard(options)[0] == 0 else 0
+    part.totals["operators, each with each dtype"] = total
     return part
 
 

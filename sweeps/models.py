@@ -149,7 +149,7 @@ def sweep(
     start = time.monotonic()
     for op, reason in LEFT_ALONE.items():
         part.left_out[f"the values of `{op}` under copies"] = f"it {reason}"
-    part.counts["classes in the list"] = len({n for names in MODELS.values() for n in names})
+    part.totals["classes in the list"] = len({n for names in MODELS.values() for n in names})
     with quiet():
         for number, (name, task) in enumerate(these):
             if seconds is not None and time.monotonic() - start > seconds:

@@ -93,7 +93,6 @@ def sweep(
             _case(part, case, seed, inputs, interceptors, routines)
             for failure in part.failures[begin:] if verbose else ():
                 sys.stderr.write(f"  {failure}\n")
-    part.counts["operators"] = len({name.rsplit(" ", 1)[0] for name in part.cases})
     return part
 
 

@@ -85,7 +85,11 @@ def _part(part: Part) -> Iterator[str]:
     yield "Run again with:\n\n```"
     yield from (f"python -m sweeps {option}" for option in part.options)
     yield "```\n\n| what | how many |\n|---|---|"
-    yield f"| cases compared | {sum(1 for count in part.cases.values() if count):,} |"
+    yield from (f"| {name}, in all | {number:,} |" for name, number in part.totals.items())
+    compared = [name for name, count in part.cases.items() if count]
+    yield f"| cases compared | {len(compared):,} |"
+    if part.name == "operators":
+        yield f"| operators among them | {len({name.split(' ')[0] for name in compared}):,} |"
     yield from (f"| {name} | {number:,} |" for name, number in sorted(part.counts.items()))
     yield ""
     if part.unexplained:

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import platform
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,20 +42,24 @@ class Part:
     Attributes:
         name: Which part.
         counts: How many of what was run, by name.
+        totals: How many there are in all, also of what was not run.
         cases: How many comparisons each case had.
         failures: What differed, explained or not.
         refused: What Amanda refused with a named error -> how often.
         left_out: Case -> why it could not be compared at all.
         options: What of the part was asked for.
+        when: When it began, in seconds since the epoch.
     """
 
     name: str
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    totals: dict[str, int] = dataclasses.field(default_factory=dict)
     cases: Counter[str] = dataclasses.field(default_factory=Counter)
     failures: list[Failure] = dataclasses.field(default_factory=list)
     refused: Counter[str] = dataclasses.field(default_factory=Counter)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
     options: list[str] = dataclasses.field(default_factory=list)
+    when: float = dataclasses.field(default_factory=time.time)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -80,11 +85,16 @@ def read(path: Path) -> Part:
 
 
 def merged(parts: Iterable[Part]) -> dict[str, Part]:
-    """The parts by name, shards of one part put together."""
+    """The parts by name, shards of one part put together.
+
+    Where a case was run again, what the last run found of it counts.
+    """
     whole: dict[str, Part] = {}
-    for part in parts:
+    for part in sorted(parts, key=lambda part: part.when):
         into = whole.setdefault(part.name, Part(part.name))
+        into.failures = [f for f in into.failures if f.case not in part.cases]
         into.counts += part.counts
+        into.totals |= part.totals
         into.cases += part.cases
         into.refused += part.refused
         into.failures += part.failures
