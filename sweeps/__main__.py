@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from .results import Part
@@ -31,7 +33,7 @@ def main() -> int:
 
         return write(options.output)
     part = {"operators": _operators, "faults": _faults, "models": _models}[options.part](options)
-    part.options.append(" ".join(argument for argument in sys.argv[1:] if argument != "--verbose"))
+    part.options.append(" ".join(_again(sys.argv[1:])))
     shard = options.shard.replace("/", "-of-")
     what = f"{options.part}-{options.framework}" if options.part == "faults" else options.part
     if options.sample is not None:
@@ -43,6 +45,16 @@ def main() -> int:
     for failure in part.unexplained:
         print(f"FAILED {failure.case}: {failure.how} ({failure.times} times): {failure.what}")
     return 1 if part.unexplained else 0
+
+
+def _again(arguments: list[str]) -> Iterator[str]:
+    """The arguments that say what was run, without those that say how."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("--output", "--seconds"):
+            next(rest, None)
+        elif argument != "--verbose":
+            yield shlex.quote(argument)
 
 
 def _operators(options: argparse.Namespace) -> Part:
@@ -66,7 +78,8 @@ def _operators(options: argparse.Namespace) -> Part:
 def _faults(options: argparse.Namespace) -> Part:
     from . import faults, frameworks
 
-    return faults.sweep(frameworks.FRAMEWORKS[options.framework], options.only or "")
+    names = faults.chosen(options.only, options.sample, options.seed)
+    return faults.sweep(frameworks.FRAMEWORKS[options.framework], names)
 
 
 def _models(options: argparse.Namespace) -> Part:

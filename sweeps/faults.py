@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import random
 import threading
 import warnings
 import weakref
@@ -74,26 +76,39 @@ POINTS: dict[str, tuple[Point, bool]] = {
 REPLACING = "in the place of"
 
 
-def sweep(framework: Framework, only: str = "") -> Part:
-    """Make the faults in one framework whose name contains `only`: `POINTS` and `FAULTS`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        check = _Check(framework)
-        for name in POINTS:
-            if only in name:
-                _raised(check, name)
-        for name, fault in FAULTS.items():
-            if only in name:
-                fault(check)
-    return check.part
+def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
+    """Names of kinds of faults: those of `POINTS` and `FAULTS`, or a random sample of them."""
+    every = [name for name in [*POINTS, *FAULTS] if only is None or only in name]
+    if sample is not None and sample < len(every):
+        every = random.Random(seed).sample(every, sample)
+    return every
+
+
+def sweep(framework: Framework, names: list[str]) -> Part:
+    """Make faults of these kinds in one framework, with each of its settings."""
+    part = Part("faults", versions=versions())
+    for settings in framework.settings:
+        os.environ.update(settings)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                check = _Check(framework, part, " ".join([framework.name, *settings.values()]))
+                for name in names:
+                    if name in POINTS:
+                        _raised(check, name)
+                    else:
+                        FAULTS[name](check)
+        finally:
+            for name in settings:
+                del os.environ[name]
+    return part
 
 
 class _Check:
     """Compares the framework and what the program computes with how they were at the start."""
 
-    def __init__(self, framework: Framework) -> None:
-        self.framework = framework
-        self.part = Part("faults", versions=versions())
+    def __init__(self, framework: Framework, part: Part, name: str) -> None:
+        self.framework, self.part, self.name = framework, part, name
         self.program = framework.program()
         self.program()
         with amanda.apply(self.watching()):  # What is set up lazily is there then.
@@ -127,7 +142,7 @@ class _Check:
 
     def all_is_well(self, case: str, how: str, *, complaint: str = "") -> None:
         """After a fault: nothing is left, the program computes what it did, tools work again."""
-        self.part.cases[f"{self.framework.name}: {case}"] += 1
+        self.part.cases[f"{self.name}: {case}"] += 1
         wrong = [complaint] if complaint else []
         wrong += [f"left: {n}" for n in changed(self.found, self.framework.fingerprint())]
         try:
@@ -138,7 +153,7 @@ class _Check:
         except BaseException as error:
             wrong.append(f"the program raises {error!r}")
         if wrong:
-            self.part.failures.append(Failure(f"{self.framework.name}: {case}", how, wrong[:8]))
+            self.part.failures.append(Failure(f"{self.name}: {case}", how, wrong[:8]))
 
 
 def _ignore(_: int) -> None:
@@ -160,7 +175,7 @@ def _raised(check: _Check, name: str) -> None:
             except error:
                 complaint = "" if fault.raised else f"{error.__name__} before it was raised"
             except UnsupportedError as refusal:
-                check.part.left_out[f"{check.framework.name}: {name}"] = str(refusal)
+                check.part.left_out[f"{check.name}: {name}"] = str(refusal)
                 return
             except Exception as other:
                 if fault.raised or not name.startswith(REPLACING):
@@ -170,7 +185,7 @@ def _raised(check: _Check, name: str) -> None:
             check.all_is_well(name, f"{error.__name__} at call {number}", complaint=complaint)
             if not fault.raised:
                 if number == 0 and not name.startswith(REPLACING):
-                    check.part.left_out[f"{check.framework.name}: {name}"] = "never called"
+                    check.part.left_out[f"{check.name}: {name}"] = "never called"
                 break
 
 

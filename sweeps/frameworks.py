@@ -26,6 +26,7 @@ class Framework:
         more: What of its state is not an attribute of these.
         program: Makes a small program.
         backward: Whether its driver instruments backward in that program.
+        settings: Variables of the environment that the driver reads; each fault is made with each.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Framework:
     more: Callable[[], Fingerprint]
     program: Callable[[], Program]
     backward: bool = True
+    settings: tuple[dict[str, str], ...] = ({},)
 
     def fingerprint(self) -> Fingerprint:
         """All that could have been left changed."""
@@ -102,6 +104,7 @@ TORCH = Framework(
     ),
     _torch_state,
     _torch_program,
+    settings=tuple({"AMANDA_TORCH_INTERCEPTOR": name} for name in ("native", "function_mode")),
 )
 
 

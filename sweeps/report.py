@@ -63,8 +63,6 @@ def write(folder: Path) -> int:
 
 def _page(found: dict[str, Part]) -> Iterator[str]:
     yield INTRODUCTION
-    versions = {name: of for part in found.values() for name, of in part.versions.items()}
-    yield "Run on " + ", ".join(f"{name} {of}" for name, of in sorted(versions.items())) + ".\n"
     yield "| part | comparisons | explained differences | unexplained |"
     yield "|---|---|---|---|"
     for name, (heading, _) in PARTS.items():
@@ -82,7 +80,8 @@ def _page(found: dict[str, Part]) -> Iterator[str]:
 
 
 def _part(part: Part) -> Iterator[str]:
-    yield "Run again with:\n\n```"
+    yield f"Run on {', '.join(f'{name} {of}' for name, of in sorted(part.versions.items()))}."
+    yield "Again with:\n\n```"
     yield from (f"python -m sweeps {option}" for option in part.options)
     yield "```\n\n| what | how many |\n|---|---|"
     yield from (f"| {name}, in all | {number:,} |" for name, number in part.totals.items())

@@ -55,9 +55,9 @@ def test_operators_that_were_wrong(tmp_path: Path, case: str) -> None:
 
 
 def test_faults(tmp_path: Path) -> None:
-    status, output, found = sweep(tmp_path, "faults")
+    status, output, found = sweep(tmp_path, "faults", "--sample", "8", "--seed", "7")
     assert status == 0, output
-    assert sum(found["cases"].values()) > 300
+    assert sum(found["cases"].values()) > 100
 
 
 CHANGES = """
