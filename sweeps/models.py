@@ -15,7 +15,7 @@ import torch
 
 import amanda
 
-from .identity import ROUTINES, Identity
+from .identity import ROUTINES, Identity, clones
 from .model_list import MODELS
 from .observations import Facts, different, random_states, tensors, value
 from .operators import INTERCEPTORS, VARIABLE, quiet
@@ -52,6 +52,11 @@ LEFT_ALONE = dict.fromkeys(
     ("to", "contiguous", "type_as", "float", "reshape", "view_as", "expand_as", "dropout"),
     "may hand its input back, so that `y` is `x` and the users of both add up their gradients in "
     "one place; copied, `y` has a sum of its own, as after `y = y.clone()` in the program",
+)
+#: Given where nothing differs any more once `x[i]` is left alone.
+VIEW_WRITTEN = (
+    "the program writes into `x[i]`, and a copied view is no view of its base any more, as after "
+    "`y = y.clone()` in the program; with `x[i]` left alone nothing differs"
 )
 #: Parameters that a model may have; those that the rule does not make small are not in the list.
 MOST = 3_000_000
@@ -172,11 +177,18 @@ def _model(part: Part, name: str, task: str) -> None:
         for routine, function in ROUTINES.items():
             tool = Identity(function, left_alone=LEFT_ALONE)
             part.cases[name] += 1
-            try:
-                names = different(plain, run(name, task, tool), results_only=False)
-            except Exception as error:
-                names = [f"raised {type(error).__name__}: {error}"]
+            names, why = _differences(plain, name, task, tool), ""
+            if names and function is clones:
+                kept = Identity(function, left_alone=[*LEFT_ALONE, "__getitem__"])
+                why = "" if _differences(plain, name, task, kept) else VIEW_WRITTEN
             part.counts["values compared"] += len(plain)
             part.counts["routines called"] += tool.called
             if names:
-                part.failures.append(Failure(name, f"{interceptor}, {routine}", names[:10]))
+                part.failures.append(Failure(name, f"{interceptor}, {routine}", names[:10], why))
+
+
+def _differences(plain: Facts, name: str, task: str, tool: Identity) -> list[str]:
+    try:
+        return different(plain, run(name, task, tool), results_only=False)
+    except Exception as error:
+        return [f"raised {type(error).__name__}: {error}"]
