@@ -171,6 +171,28 @@ def test_each_thread_has_its_own_tools(driver: ToyDriver) -> None:
     assert driver.detached == 2
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_what_a_thread_leaves_applied_is_taken_back_when_it_ends(
+    driver: ToyDriver, held: bool
+) -> None:
+    handles: list[amanda.Handle] = []
+
+    def other() -> float:
+        outer, inner = amanda.attach(editing(1)), amanda.attach(editing(2))
+        if held:
+            handles.extend((outer, inner))
+        return model()
+
+    assert in_thread(other) == 312.0
+    assert driver.detached == 1
+    for handle in handles:
+        assert handle.session is None
+        handle.remove()
+    with amanda.apply(editing(3)):
+        assert model() == 33.0
+    assert driver.detached == 2
+
+
 def test_switches_belong_to_their_thread() -> None:
     def other() -> float:
         with amanda.apply(editing(2)):

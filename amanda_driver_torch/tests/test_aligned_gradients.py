@@ -383,3 +383,70 @@ def test_each_execution_without_cache_meets_its_own_gradient_actions() -> None:
         (relu(a).sum() + relu(b).sum()).backward()
     equal(grad_of(a), torch.full((2,), 4.0))
     equal(grad_of(b), torch.full((2,), 9.0))
+
+
+@LATE
+def test_an_op_that_changes_the_shape_of_its_own_input(late: bool) -> None:
+    found, x = Gradients(), leaf(2, 1)
+    with amanda.apply(found.inputs("squeeze_", 0, late=late)):
+        (x.clone().squeeze_(1) * torch.tensor([2.0, 3.0])).sum().backward()
+    equal(found[0], torch.tensor([[2.0], [3.0]]))
+    equal(x.grad, found[0])
+
+
+@LATE
+@pytest.mark.parametrize("op_type", ["atleast_2d", "atleast_1d", "contiguous", "dropout"])
+def test_what_hands_its_input_back_does_so_in_every_execution(op_type: str, late: bool) -> None:
+    x = leaf(2, 3)
+    functions: dict[str, Callable[..., torch.Tensor]] = {
+        "atleast_2d": torch.atleast_2d,
+        "atleast_1d": torch.atleast_1d,
+        "contiguous": torch.Tensor.contiguous,
+        "dropout": lambda value: torch.dropout(value, 0.5, False),
+    }
+    with amanda.apply(at_inputs(op_type, lambda *grads: None, late=late)):
+        assert [functions[op_type](x) is x for _ in range(4)] == [True] * 4
+
+
+@LATE
+def test_several_views_stay_views(late: bool) -> None:
+    """Also when a routine wants the gradients of all together: they may not be written."""
+    x = leaf(4)
+    seen: list[Any] = []
+    with amanda.apply(at_outputs("split", lambda *grads: seen.append(grads), late=late)):
+        first, second = (x * 1).split(2)
+        with pytest.raises(RuntimeError, match="returns multiple views"):
+            first.mul_(2)
+        (first * 2 + second * 3).sum().backward()
+    equal(seen, [(torch.full((2,), 2.0), torch.full((2,), 3.0))])
+    equal(x.grad, torch.tensor([2.0, 2.0, 3.0, 3.0]))
+    with amanda.apply(at_outputs("unbind", lambda a, b: (a * 2, b), late=late)):
+        (found_grad,) = torch.autograd.grad(x.view(2, 2).unbind()[0].sum(), x)
+    equal(found_grad, torch.tensor([2.0, 2.0, 0.0, 0.0]))
+
+
+@LATE
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_compressed_sparse_leaves(late: bool) -> None:
+    weight, found = torch.eye(3).to_sparse_csr().requires_grad_(), Gradients()
+    x = leaf(3, 2)
+    (plain,) = torch.autograd.grad(torch.sparse.mm(weight, x, "sum").sum(), weight)
+    with amanda.apply(found.inputs("_sparse_mm", 0, late=late)):
+        for _ in range(3):
+            found.clear()
+            (grad,) = torch.autograd.grad(torch.sparse.mm(weight, x, "sum").sum(), weight)
+            equal(grad.values(), plain.values())
+            equal(found[0].values(), plain.values())
+
+
+def test_several_views_by_several_nodes_are_not_cut_off_unnoticed() -> None:
+    x = leaf(2, 4)
+    with (
+        pytest.raises(UnsupportedError, match="go to several backward ops"),
+        amanda.apply(at_outputs("hsplit", lambda *grads: None)),
+    ):
+        torch.hsplit(x * 1, 2)
+    with amanda.apply(at_outputs("hsplit", lambda grad: grad * 2, [1])):
+        left, right = torch.hsplit(x * 1, 2)
+        (left * 3 + right).sum().backward()
+    equal(x.grad, torch.tensor([[3.0, 3.0, 2.0, 2.0]]).expand(2, 4))

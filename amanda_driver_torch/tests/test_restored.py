@@ -293,6 +293,23 @@ def test_restored_when_two_threads_overlap(found: dict[str, Any]) -> None:
     assert differences(found) == {}
 
 
+def test_restored_when_a_thread_ends_with_tools_applied(found: dict[str, Any]) -> None:
+    handles: list[amanda.Handle] = []
+
+    def other() -> None:
+        handles.append(amanda.attach(everything()))
+        work()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert differences(found) == {}
+    handles.pop().remove()  # There is nothing left to take back.
+    with amanda.apply(everything()):
+        work()
+    assert differences(found) == {}
+
+
 def test_nothing_hangs_on_parameters(found: dict[str, Any]) -> None:
     net = model()
     nodes: list[Any] = [get_gradient_edge(p).node for p in net.parameters()]

@@ -7,6 +7,8 @@ when the stack gets its first entry and detached when it loses its last, by what
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
@@ -61,6 +63,7 @@ class _Stack:
         self.thread = threading.get_ident()
         self.attachments: dict[str, Attachment] = {}
         self.watcher: ImportWatcher | None = None
+        self.closed = False
         manager = discovery.plugin_manager()
         tools = in_dependency_order(first.tools)
         self.session = Session(tools, Store.resume(tools), manager.hook, self.resolve)
@@ -121,6 +124,7 @@ class _Stack:
         self.session.set_tools(self.resolve())
 
     def close(self) -> None:
+        self.closed = True
         THREAD.session = None
         self.session.close()
         if self.watcher is not None:
@@ -137,6 +141,21 @@ class _Stack:
         self.attachments.clear()
         if failure is not None:
             raise failure
+
+
+class _ThreadsEnd:
+    """Goes with the thread, and takes back what was applied there and never removed."""
+
+    def __init__(self, stack: _Stack) -> None:
+        self._stack, self._process = stack, os.getpid()
+
+    def __del__(self) -> None:
+        # A forked process loses the other threads, but drivers detach there by themselves.
+        if self._stack.closed or sys.is_finalizing() or os.getpid() != self._process:
+            return
+        for entry in self._stack.entries:
+            entry._stack = None
+        self._stack.close()
 
 
 class Handle:
@@ -164,10 +183,11 @@ class Handle:
             return
         discovery.require_any()
         self._stack = _LOCAL.stack = _Stack(self)
+        _LOCAL.end = _ThreadsEnd(self._stack)
         try:
             self._stack.open()
         except BaseException:
-            self._stack = _LOCAL.stack = None
+            self._stack = _LOCAL.stack = _LOCAL.end = None
             raise
 
     def remove(self) -> None:
@@ -193,7 +213,10 @@ class Handle:
                 stack.change(entries)
             else:
                 _LOCAL.stack = None
-                stack.close()
+                try:
+                    stack.close()
+                finally:
+                    _LOCAL.end = None
         finally:
             # Also if a driver fails to detach: neither error may be lost.
             stack.session.raise_pending()

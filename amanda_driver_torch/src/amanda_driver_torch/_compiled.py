@@ -140,7 +140,8 @@ def _meetings(
     """How gradients of inputs are hooked where they meet; None where identities are needed."""
     if taps is None or type(returned) is not torch.Tensor or _autocast():
         return None
-    if any(isinstance(o, torch.Tensor) and type(o) not in _PLAIN for o in operands):
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    if any(type(t) not in _PLAIN or t.layout != torch.strided for t in tensors):
         return None
     met = taps.meetings(returned)
     if not met:

@@ -14,7 +14,7 @@ import torch
 from amanda_driver_torch._meetings import Result
 from amanda_driver_torch._windows import Window
 
-__all__ = ["posthook", "tensor_hook", "window_prehook", "with_shapes"]
+__all__ = ["outputs_prehook", "posthook", "tensor_hook", "window_prehook", "with_shapes"]
 
 
 def tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
@@ -36,6 +36,24 @@ def window_prehook(
         part = window.read(grads[0])
         (new,) = function((part,))
         return None if new is part else (window.write(grads[0], new), *grads[1:])
+
+    return hook
+
+
+def outputs_prehook(
+    function: Callable[[Sequence[Any]], Sequence[Any]], numbers: Sequence[int]
+) -> Callable[[Sequence[Any]], Any]:
+    """A hook on the node that made several outputs, whose numbers are given."""
+
+    def hook(grads: Sequence[Any]) -> Any:
+        given = [grads[number] for number in numbers]
+        new = function(given)
+        if all(after is before for before, after in zip(given, new, strict=True)):
+            return None
+        changed = list(grads)
+        for number, after in zip(numbers, new, strict=True):
+            changed[number] = after
+        return tuple(changed)
 
     return hook
 

@@ -38,7 +38,7 @@ class Result(NamedTuple):
 
     def given(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor | None:
         """The gradient of an input of `shape`, out of this result of the node."""
-        if value is None or (not self.way and value.shape == shape):
+        if value is None or (not self.way and (value.is_nested or value.shape == shape)):
             return value
         if not self.way:
             # A node may leave it to the engine to sum what was broadcast.

@@ -19,6 +19,7 @@ from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._edits import edited_gradient
 from amanda_driver_torch._gradient_hooks import (
+    outputs_prehook,
     posthook,
     tensor_hook,
     window_prehook,
@@ -76,6 +77,8 @@ class Taps:
         self._tapped: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._done = False
         self._edges: dict[Slot, Edge] = {}
+        #: Shapes before the op ran: `squeeze_` and its like change that of their own input.
+        self._shapes: dict[Slot, torch.Size] = {}
         #: Groups of inputs that have identities in front of them, and what maps their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
         #: Sequence number before the op itself ran.
@@ -92,17 +95,25 @@ class Taps:
         if not after:
             # A routine may still ask after the op has run; what the op writes is another edge then.
             if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
-                self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+                self._found(slots)
             return values
         if self._run.called and self._run.tapped:
             self._done = True
             return values
         if self._run.operator.aliases or self._run.mutated or self._run.called:
             # An identity in front of these would cut what the result shares with the input.
-            self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+            self._found(slots)
             return values
         self._done = True
         return self._tap_inputs(after, values, slots)
+
+    def _found(self, slots: dict[Slot, torch.Tensor]) -> None:
+        self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
+        # A nested tensor has no shape.
+        self._shapes = {
+            slot: torch.Size() if tensor.is_nested else tensor.shape
+            for slot, tensor in slots.items()
+        }
 
     def _tap_inputs(
         self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
@@ -228,7 +239,7 @@ class Taps:
                     "an op whose results are views of its input, take its raw backward ops",
                 )
             windows = [window if slot == (0, None) else None for slot in chosen]
-            shapes = [self._shape(slot) for slot in chosen]
+            shapes = [self._shapes[slot] for slot in chosen]
             function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
             hook = posthook(function, results, windows)
             node.register_hook(with_shapes(hook, shapes))
@@ -239,12 +250,6 @@ class Taps:
         if isinstance(view, torch.Tensor) and view._base is not None and view._base.requires_grad:
             return Window(view)
         return None
-
-    def _shape(self, slot: Slot) -> torch.Size:
-        position, index = slot
-        value = self._run.values[position]
-        tensor = value if index is None else value[index]
-        return tensor.shape  # type: ignore[no-any-return]
 
     # Gradients of outputs.
 
@@ -268,6 +273,7 @@ class Taps:
             base = self._run.values[0]._base
             base.grad_fn.register_prehook(window_prehook(function, window))
             return outputs
+        roots = {_root(t) for t in tensors_in(self._run.values)}
         slots = {
             slot: tensor
             for slot, tensor in differentiable(outputs).items()
@@ -282,6 +288,18 @@ class Taps:
             if len(chosen) == 1:
                 slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
+            views = [slots[slot] for slot in chosen]
+            if any(view._is_view() for view in views) and len({v.grad_fn for v in views}) == 1:
+                # Behind an identity they would be views no more, and could be written unnoticed.
+                node: Any = views[0].grad_fn
+                node.register_prehook(outputs_prehook(function, [v.output_nr for v in views]))
+                continue
+            if any(view._base is not None and _root(view) in roots for view in views):
+                raise UnsupportedError(
+                    "The gradients of these outputs go to several backward ops of this op",
+                    where=f"insert_before_backward_op, {self._context.where}",
+                    fix="The outputs are views of an input: ask for one at a time",
+                )
             identities = tap([slots[slot] for slot in chosen], function)
             outputs = placed(outputs, chosen, identities)
         return outputs
@@ -358,6 +376,17 @@ def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
     return [frozenset(group) for group in groups]
 
 
+def _root(tensor: torch.Tensor) -> int:
+    """What a view is a view of, by id; of another tensor, itself."""
+    return id(tensor if tensor._base is None else tensor._base)
+
+
 def _edge(tensor: torch.Tensor) -> Edge:
-    edge = get_gradient_edge(tensor)
-    return (edge.node, edge.output_nr)
+    if tensor.grad_fn is not None:
+        return (tensor.grad_fn, tensor.output_nr)
+    if tensor.layout == torch.strided:
+        return (get_gradient_edge(tensor).node, 0)
+    # It looks at the node of a view, which compressed sparse tensors do not have.
+    with torch.enable_grad():
+        node: Any = tensor.clone().grad_fn
+    return (node.next_functions[0][0], 0)

@@ -103,13 +103,14 @@ size_t flatten(const Operands& operands, PyObject** values) {
     return count;
 }
 
-// The original on identities of those operands whose gradients are wanted.
+// The original on identities of those operands whose gradients are wanted. Where it hands one of
+// them back, it has done nothing: the operand itself comes back.
 Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
     PyObject* values[MOST_OPERANDS + 1];
     values[0] = nullptr;  // The place before the first is the callee's to use.
     PyObject** operands = values + 1;
     flatten(call.operands(), operands);
-    std::vector<Owned> held;
+    std::vector<Owned> held, tapped;
     for (const ProgramParts::Tap& tap : parts.taps) {
         Owned wanted(PyTuple_New(Py_ssize_t(tap.arguments.size())));
         if (!wanted) return Owned();
@@ -128,8 +129,17 @@ Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
             operands[tap.arguments[i]] = PyTuple_GET_ITEM(identities.get(), Py_ssize_t(i));
         }
         held.push_back(std::move(identities));
+        tapped.push_back(std::move(wanted));
     }
-    return Owned(call.original_with(operands));
+    Owned returned(call.original_with(operands));
+    for (size_t i = 0; returned && i < held.size(); ++i) {
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(held[i].get()); ++j) {
+            if (PyTuple_GET_ITEM(held[i].get(), j) == returned.get()) {
+                return Owned(Py_NewRef(PyTuple_GET_ITEM(tapped[i].get(), j)));
+            }
+        }
+    }
+    return returned;
 }
 
 // Whether the arguments lie as they did when it was found where their gradients meet.

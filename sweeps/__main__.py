@@ -1,0 +1,101 @@
+"""The command line: `python -m sweeps operators --sample 40 --seed 0`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from .results import Part
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "sweep_results"
+
+
+def main() -> int:
+    """Run a part, write its results, and tell by the exit status whether all is explained."""
+    parser = argparse.ArgumentParser(prog="python -m sweeps", description=__doc__)
+    parser.add_argument("part", choices=["operators", "faults", "models", "report"])
+    parser.add_argument("--sample", type=int, help="this many cases, chosen at random")
+    parser.add_argument("--seed", type=int, default=0, help="what the choices start from")
+    parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, from 0")
+    parser.add_argument("--inputs", type=int, help="at most this many sample inputs for each case")
+    parser.add_argument("--only", help="cases whose name contains this")
+    parser.add_argument("--seconds", type=float, help="begin no case after this time")
+    parser.add_argument("--framework", default="torch", help="whose faults: torch, tensorflow")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
+    options = parser.parse_args()
+    if options.part == "report":
+        from .report import write
+
+        return write(options.output)
+    part = {"operators": _operators, "faults": _faults, "models": _models}[options.part](options)
+    part.options.append(" ".join(_again(sys.argv[1:])))
+    shard = options.shard.replace("/", "-of-")
+    what = f"{options.part}-{options.framework}" if options.part == "faults" else options.part
+    if options.sample is not None:
+        what = f"{what}-{options.sample}-seed-{options.seed}"
+    part.write(options.output / f"{what}-{shard}.json")
+    part.counts["comparisons"] = part.cases.total()
+    for name, number in sorted(part.counts.items()):
+        print(f"{number:>9} {name}")
+    for failure in part.unexplained:
+        print(f"FAILED {failure.case}: {failure.how} ({failure.times} times): {failure.what}")
+    return 1 if part.unexplained else 0
+
+
+def _again(arguments: list[str]) -> Iterator[str]:
+    """The arguments that say what was run, without those that say how."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument in ("--output", "--seconds"):
+            next(rest, None)
+        elif argument != "--verbose":
+            yield shlex.quote(argument)
+
+
+def _operators(options: argparse.Namespace) -> Part:
+    from . import operators
+
+    every = operators.cases()
+    total = len(every)
+    if options.only:
+        every = [case for case in every if options.only in operators.name_of(case)]
+    part = operators.sweep(
+        operators.chosen(every, options.sample, options.seed, _shard(options)),
+        seed=options.seed,
+        inputs=options.inputs,
+        seconds=options.seconds,
+        verbose=options.verbose,
+    )
+    part.totals["operators, each with each dtype"] = total
+    return part
+
+
+def _faults(options: argparse.Namespace) -> Part:
+    from . import faults, frameworks
+
+    names = faults.chosen(options.only, options.sample, options.seed)
+    return faults.sweep(frameworks.FRAMEWORKS[options.framework], names)
+
+
+def _models(options: argparse.Namespace) -> Part:
+    from . import models
+
+    return models.sweep(
+        models.chosen(options.only, options.sample, options.seed, _shard(options)),
+        seconds=options.seconds,
+        verbose=options.verbose,
+    )
+
+
+def _shard(options: argparse.Namespace) -> tuple[int, int]:
+    index, count = map(int, options.shard.split("/"))
+    return index, count
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,342 @@
+"""Everything that can go wrong, made to go wrong: afterwards the framework is as it was before.
+
+Framework-free: what is done to whom stands in `frameworks`.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import amanda
+from amanda_core.errors import ThreadError, UnsupportedError
+
+from .fingerprints import changed
+from .frameworks import Framework
+from .results import Failure, Part, versions
+
+
+class Told(Exception):
+    """An ordinary exception."""
+
+
+ERRORS: tuple[type[BaseException], ...] = (Told, KeyboardInterrupt, SystemExit, MemoryError)
+
+
+def nothing(*values: Any) -> None:
+    """A routine that changes nothing."""
+
+
+#: Makes a tool out of a routine that is called at one kind of point.
+Point = Callable[[Callable[..., Any]], amanda.Tool]
+
+
+def _analysis(backward: bool, late: bool) -> Point:
+    def make(routine: Callable[..., Any]) -> amanda.Tool:
+        tool = amanda.Tool()
+        tool.add_inst_for_op(lambda _: routine(), backward, late)
+        return tool
+
+    return make
+
+
+def _routine(method: str, *, backward: bool = False, late: bool = False) -> Point:
+    def make(routine: Callable[..., Any]) -> amanda.Tool:
+        tool = amanda.Tool()
+        tool.add_inst_for_op(lambda context: getattr(context, method)(routine), backward, late)
+        return tool
+
+    return make
+
+
+#: Point -> the tool, and whether it is one of backward.
+POINTS: dict[str, tuple[Point, bool]] = {
+    "analysis before an op": (_analysis(False, False), False),
+    "analysis after an op": (_analysis(False, True), False),
+    "analysis before a backward op": (_analysis(True, False), True),
+    "analysis after a backward op": (_analysis(True, True), True),
+    "before an op": (_routine("insert_before_op"), False),
+    "after an op": (_routine("insert_after_op"), False),
+    "in the place of an op": (_routine("replace_op"), False),
+    "at gradients of outputs": (_routine("insert_before_backward_op"), True),
+    "at gradients of inputs": (_routine("insert_after_backward_op"), True),
+    "in the place of a backward": (_routine("replace_backward_op"), True),
+    "before a backward op": (_routine("insert_before_backward_op", backward=True), True),
+    "after a backward op": (_routine("insert_after_backward_op", backward=True), True),
+    "in the place of a backward op": (_routine("replace_backward_op", backward=True), True),
+}
+#: In the place of something a routine that does nothing is an error of its own.
+REPLACING = "in the place of"
+
+
+def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
+    """Names of kinds of faults: those of `POINTS` and `FAULTS`, or a random sample of them."""
+    every = [name for name in [*POINTS, *FAULTS] if only is None or only in name]
+    if sample is not None and sample < len(every):
+        every = random.Random(seed).sample(every, sample)
+    return every
+
+
+def sweep(framework: Framework, names: list[str]) -> Part:
+    """Make faults of these kinds in one framework, with each of its settings."""
+    part = Part("faults", versions=versions())
+    for settings in framework.settings:
+        os.environ.update(settings)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                check = _Check(framework, part, " ".join([framework.name, *settings.values()]))
+                for name in names:
+                    if name in POINTS:
+                        _raised(check, name)
+                    else:
+                        FAULTS[name](check)
+        finally:
+            for name in settings:
+                del os.environ[name]
+    return part
+
+
+class _Check:
+    """Compares the framework and what the program computes with how they were at the start."""
+
+    def __init__(self, framework: Framework, part: Part, name: str) -> None:
+        self.framework, self.part, self.name = framework, part, name
+        self.program = framework.program()
+        self.program()
+        with amanda.apply(self.watching()):  # What is set up lazily is there then.
+            self.program()
+        self.found = framework.fingerprint()
+        self.result = self.program()
+        self.ops = self.seen()
+
+    def watching(self) -> amanda.Tool:
+        """A tool that has something to do everywhere."""
+
+        def forward(context: amanda.OpContext) -> None:
+            context.insert_before_op(nothing)
+            context.insert_after_op(nothing)
+            if self.framework.backward:
+                context.insert_before_backward_op(nothing)
+                context.insert_after_backward_op(nothing)
+
+        tool = amanda.Tool()
+        tool.add_inst_for_op(forward)
+        return tool
+
+    def seen(self) -> int:
+        """How many operators a fresh tool sees."""
+        count = itertools.count()
+        tool = amanda.Tool()
+        tool.add_inst_for_op(lambda c: c.insert_before_op(lambda *values: _ignore(next(count))))
+        with amanda.apply(tool):
+            self.program()
+        return next(count)
+
+    def all_is_well(self, case: str, how: str, *, complaint: str = "") -> None:
+        """After a fault: nothing is left, the program computes what it did, tools work again."""
+        self.part.cases[f"{self.name}: {case}"] += 1
+        wrong = [complaint] if complaint else []
+        wrong += [f"left: {n}" for n in changed(self.found, self.framework.fingerprint())]
+        try:
+            if self.program() != self.result:
+                wrong.append("the program computes something else")
+            if self.seen() != self.ops:
+                wrong.append("a tool does not see the same operators")
+        except BaseException as error:
+            wrong.append(f"the program raises {error!r}")
+        if wrong:
+            self.part.failures.append(Failure(f"{self.name}: {case}", how, wrong[:8]))
+
+
+def _ignore(_: int) -> None:
+    """A routine's result: nothing."""
+
+
+def _raised(check: _Check, name: str) -> None:
+    """Raise at the first, second, ... call at one kind of point, as long as there is one."""
+    make, backward = POINTS[name]
+    if backward and not check.framework.backward:
+        return
+    for error in ERRORS:
+        for number in itertools.count():
+            fault = _Fault(error, number)
+            complaint = ""
+            try:
+                with amanda.apply(check.watching(), make(fault)):
+                    check.program()
+            except error:
+                complaint = "" if fault.raised else f"{error.__name__} before it was raised"
+            except UnsupportedError as refusal:
+                check.part.left_out[f"{check.name}: {name}"] = str(refusal)
+                return
+            except Exception as other:
+                if fault.raised or not name.startswith(REPLACING):
+                    complaint = f"raised {other!r} instead"
+            else:
+                complaint = "the exception was swallowed" if fault.raised else ""
+            check.all_is_well(name, f"{error.__name__} at call {number}", complaint=complaint)
+            if not fault.raised:
+                if number == 0 and not name.startswith(REPLACING):
+                    check.part.left_out[f"{check.name}: {name}"] = "never called"
+                break
+
+
+class _Fault:
+    """A routine that raises at its n-th call."""
+
+    def __init__(self, error: type[BaseException], number: int) -> None:
+        self.error, self.left, self.raised = error, number, False
+
+    def __call__(self, *values: Any) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self.raised = True
+            raise self.error("told to")
+
+
+def _generators(check: _Check) -> None:
+    """Generators with `apply` open: closed, collected, thrown into, run to their end, crossed."""
+
+    def generator() -> Iterator[None]:
+        with amanda.apply(check.watching()):
+            check.program()
+            yield
+            check.program()
+
+    def thrown() -> None:
+        left = generator()
+        next(left)
+        try:
+            left.throw(Told())  # type: ignore[attr-defined]
+        except Told:
+            return
+
+    def crossed() -> None:
+        first, second = generator(), generator()
+        next(first)
+        next(second)
+        for rest in (first, second):
+            for _ in rest:
+                pass
+
+    def collected() -> None:
+        left = generator()
+        next(left)
+        del left
+        gc.collect()
+
+    def closed() -> None:
+        left = generator()
+        next(left)
+        left.close()  # type: ignore[attr-defined]
+
+    for way in (thrown, crossed, collected, closed):
+        way()
+        check.all_is_well("a generator left half-way", way.__name__)
+
+
+def _in_thread(function: Callable[[], Any]) -> list[BaseException]:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return raised
+
+
+def _threads(check: _Check) -> None:
+    """`apply` entered in one thread and left in another is an error, and nothing else."""
+    applied = amanda.apply(check.watching())
+    applied.__enter__()
+    raised = _in_thread(lambda: applied.__exit__(None, None, None))
+    complaint = "" if [type(error) for error in raised] == [ThreadError] else f"raised {raised}"
+    applied.__exit__(None, None, None)
+    check.all_is_well("left in another thread", "apply", complaint=complaint)
+    handles: list[Any] = []
+    _in_thread(lambda: handles.append(amanda.attach(check.watching())))
+    gc.collect()
+    check.all_is_well("a thread ends with tools applied", "attach")
+    try:
+        handles.pop().remove()
+    except ThreadError:
+        check.all_is_well("a thread ends with tools applied", "removed by another")
+
+
+def _collected(check: _Check) -> None:
+    """Sessions, tools and handles are garbage once they are left."""
+    for way in ("left", "raised"):
+        tool = check.watching()
+        handle = amanda.attach(tool)
+        refs = [weakref.ref(thing) for thing in (tool, handle, handle.session)]
+        try:
+            check.program()
+            if way == "raised":
+                raise Told
+        except Told:
+            pass
+        handle.remove()
+        del tool, handle
+        gc.collect()
+        alive = [repr(ref()) for ref in refs if ref() is not None]
+        check.all_is_well("garbage", way, complaint=f"still alive: {alive}" if alive else "")
+
+
+def _interleaved(check: _Check) -> None:
+    """Handles removed in every order, with the program in between."""
+    for order in itertools.permutations(range(3)):
+        handles = [amanda.attach(check.watching()) for _ in order]
+        for index in order:
+            check.program()
+            handles[index].remove()
+            handles[index].remove()
+        check.all_is_well("handles out of order", f"{order}")
+
+
+def _of_the_program(check: _Check) -> None:
+    """The program itself raises, with tools applied once or nested."""
+    for error, depth in itertools.product(ERRORS, (1, 2)):
+        try:
+            with amanda.apply(check.watching()):
+                if depth == 2:
+                    with amanda.apply(check.watching()):
+                        check.program()
+                        raise error
+                check.program()
+                raise error
+        except error:
+            pass
+        check.all_is_well("an exception of the program", f"{error.__name__}, {depth} deep")
+
+
+def _again(check: _Check) -> None:
+    """One `apply` entered again, also within itself."""
+    applied = amanda.apply(check.watching())
+    with applied:
+        check.program()
+    with applied, applied:
+        check.program()
+    check.all_is_well("applied again, and within itself", "apply")
+
+
+FAULTS: dict[str, Callable[[_Check], None]] = {
+    "generators": _generators,
+    "threads": _threads,
+    "garbage": _collected,
+    "handles": _interleaved,
+    "the program": _of_the_program,
+    "again": _again,
+}

@@ -1,0 +1,127 @@
+"""Tools that see every operator, forward and backward, and change nothing.
+
+Three ways to change nothing: to return nothing, to return the very objects, and to return fresh
+copies. A copy is a change as far as Amanda can know, so it goes the whole way of an edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+import amanda
+
+Routine = Callable[..., Any]
+
+
+def nothing(*values: Any) -> None:
+    """Return None."""
+
+
+def same(*values: Any) -> Any:
+    """Return the very objects."""
+    return values
+
+
+def movable(tensor: torch.Tensor) -> bool:
+    """Whether another tensor can be made over a copy of its storage."""
+    return (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor._is_zerotensor()
+    )
+
+
+def twin(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides and alignment, also of views with gaps or overlaps.
+
+    `clone` alone would make such views dense, for which torch has other kernels, which round
+    otherwise.
+    """
+    if not movable(tensor):
+        return tensor.detach().clone()
+    storage: Any = tensor.untyped_storage()
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    return tensor.detach().new_empty(0).set_(storage.clone(), *place)
+
+
+def copied(value: Any) -> Any:
+    """A copy of a tensor, or of the tensors in a list; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        return twin(value)
+    if isinstance(value, (list, tuple)):
+        return [copied(item) for item in value]
+    return value
+
+
+def clones(*values: Any) -> Any:
+    """Return copies of the same layout."""
+    return tuple(copied(value) for value in values)
+
+
+ROUTINES: dict[str, Routine] = {"none": nothing, "same": same, "clones": clones}
+
+
+#: In-place ops that change the shape of their own input: their result cannot be edited, which is a
+#: documented error; the other five points are.
+RESHAPE_THEMSELVES = frozenset(
+    {
+        *("squeeze_", "unsqueeze_", "as_strided_", "transpose_", "t_"),
+        *("swapaxes_", "swapdims_", "resize_", "resize_as_"),
+    }
+)
+
+
+class Identity(amanda.Tool):
+    """`routine` at all six points: forward, backward aligned and backward raw.
+
+    Attributes:
+        called: How often a routine ran.
+    """
+
+    def __init__(
+        self,
+        routine: Routine,
+        refused: Collection[tuple[str, str]] = (),
+        left_alone: Collection[str] = (),
+    ) -> None:
+        """Make the tool.
+
+        Args:
+            routine: What to return.
+            refused: Gradients to leave out: (type of op, "inputs" or "outputs").
+            left_alone: Types of ops whose values are not copied, but returned as they are.
+        """
+        super().__init__()
+        self.routine, self.refused, self.left_alone = routine, refused, left_alone
+        self.called = 0
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        """Insert at the points of a forward op."""
+        copies = self.routine is clones
+        kept = copies and context.op_type in self.left_alone
+        reshapes = copies and context.op_type in RESHAPE_THEMSELVES
+        context.insert_before_op(same if kept else self.run)
+        context.insert_after_op(same if kept or reshapes else self.run)
+        if (context.op_type, "outputs") not in self.refused:
+            context.insert_before_backward_op(self.run)
+        if (context.op_type, "inputs") not in self.refused:
+            context.insert_after_backward_op(self.run)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        """Insert at the points of a backward op."""
+        context.insert_before_backward_op(self.run)
+        context.insert_after_backward_op(self.run)
+
+    def run(self, *values: Any) -> Any:
+        """The routine, counted."""
+        self.called += 1
+        return self.routine(*values)

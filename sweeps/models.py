@@ -1,0 +1,194 @@
+"""Models of transformers from small configurations, plain against instrumented at every operator.
+
+A configuration is made small by one rule for all (`SMALL`): each setting that a configuration has.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from typing import Any
+
+import torch
+
+import amanda
+
+from .identity import ROUTINES, Identity, clones
+from .model_list import MODELS
+from .observations import Facts, different, random_states, tensors, value
+from .operators import INTERCEPTORS, VARIABLE, quiet
+from .results import Failure, Part, versions
+
+SMALL: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim"), 16),
+    **dict.fromkeys(
+        ("embedding_size", "encoder_hidden_size", "d_embed", "word_embed_proj_dim"), 16
+    ),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "d_ff", "hidden_dim"), 24),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "moe_intermediate_size"), 24),
+    **dict.fromkeys(("ffn_hidden_size", "d_inner", "shared_expert_intermediate_size"), 24),
+    **dict.fromkeys(("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim", "kv_channels"), 8),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_head_dim", "d_head", "rotary_dim"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 8),
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_top_k"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "max_length"), 64),
+    **dict.fromkeys(("vocab_size", "vocab_size_or_config_json_file"), 64),
+    **dict.fromkeys(("image_size", "img_size"), 32),
+    "patch_size": 8,
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "decoder_start_token_id"), 0),
+    **dict.fromkeys(("eos_token_id", "sep_token_id", "cls_token_id"), 1),
+}
+#: Ops whose values are not copied in models, and why; the other points of these ops are the same.
+LEFT_ALONE = dict.fromkeys(
+    ("to", "contiguous", "type_as", "float", "reshape", "view_as", "expand_as", "dropout"),
+    "may hand its input back, so that `y` is `x` and the users of both add up their gradients in "
+    "one place; copied, `y` has a sum of its own, as after `y = y.clone()` in the program",
+)
+#: Given where nothing differs any more once `x[i]` is left alone.
+VIEW_WRITTEN = (
+    "the program writes into `x[i]`, and a copied view is no view of its base any more, as after "
+    "`y = y.clone()` in the program; with `x[i]` left alone nothing differs"
+)
+#: Parameters that a model may have; those that the rule does not make small are not in the list.
+MOST = 3_000_000
+
+
+def build(name: str) -> torch.nn.Module:
+    """A model by the name of its class, with random weights."""
+    # Nothing is downloaded.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+
+    cls = getattr(transformers, name)
+    known = cls.config_class()
+    small = {key: setting for key, setting in SMALL.items() if hasattr(known, key)}
+    config = cls.config_class(**small)
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in cls(config).parameters())
+    if size > MOST:
+        raise ValueError(f"{name} has {size} parameters")
+    model = cls(config)
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def feed(task: str, model: Any) -> dict[str, Any]:
+    """The arguments of one call."""
+    if task == "image classification":
+        side = getattr(model.config, "image_size", 32)
+        labels = torch.randint(0, 2, (2,))
+        return {"pixel_values": torch.randn(2, 3, side, side), "labels": labels}
+    ids = torch.randint(2, 60, (2, 6))
+    if task == "sequence classification":
+        return {"input_ids": ids, "labels": torch.randint(0, 2, (2,))}
+    return {"input_ids": ids, "labels": ids.roll(1, dims=1)}
+
+
+def run(name: str, task: str, tool: amanda.Tool | None) -> Facts:
+    """Train for two steps, look once without gradients, generate; everything that came of it."""
+    torch.manual_seed(5)
+    model: Any = build(name)
+    model.train()
+    found: Facts = {}
+
+    def note(part: str, things: Any) -> None:
+        with amanda.disabled():
+            for number, tensor in enumerate(tensors(things)):
+                found[f"{part} {number}: value"] = value(tensor)
+
+    with amanda.apply(tool) if tool is not None else amanda.disabled():
+        for step in range(2):
+            given = feed(task, model)
+            model.zero_grad()
+            output = model(**given)
+            output.loss.backward()
+            note(f"step {step}, output", tuple(output.to_tuple()))
+            note(f"step {step}, gradient", [p.grad for p in model.parameters()])
+            with amanda.disabled(), torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.grad is not None:
+                        parameter -= 0.01 * parameter.grad
+        model.eval()
+        given = feed(task, model)
+        with torch.no_grad():
+            note("evaluation", model(**given).logits)
+        if task in ("causal language", "sequence to sequence"):
+            note("generation", generate(model, given["input_ids"]))
+    note("buffer", list(model.buffers()))
+    found["random state"] = random_states()
+    return found
+
+
+def generate(model: Any, ids: torch.Tensor) -> Any:
+    """A few tokens, sampled."""
+    return model.generate(
+        ids, max_new_tokens=3, min_new_tokens=3, do_sample=True, pad_token_id=0, eos_token_id=None
+    )
+
+
+def chosen(
+    only: str | None, sample: int | None, seed: int, shard: tuple[int, int]
+) -> list[tuple[str, str]]:
+    """The models of one run, as (class, task)."""
+    every = [(name, task) for task, names in MODELS.items() for name in names]
+    every = [pair for pair in every if only is None or only in pair[0]]
+    if sample is not None and sample < len(every):
+        every = random.Random(seed).sample(every, sample)
+    return every[shard[0] :: shard[1]]
+
+
+def sweep(
+    these: list[tuple[str, str]], *, seconds: float | None = None, verbose: bool = False
+) -> Part:
+    """Run the models."""
+    part = Part("models", versions=versions())
+    start = time.monotonic()
+    for op, reason in LEFT_ALONE.items():
+        part.left_out[f"the values of `{op}` under copies"] = f"it {reason}"
+    part.totals["classes in the list"] = len({n for names in MODELS.values() for n in names})
+    with quiet():
+        for number, (name, task) in enumerate(these):
+            if seconds is not None and time.monotonic() - start > seconds:
+                part.counts["classes not reached"] += len(these) - number
+                break
+            if verbose:
+                sys.stderr.write(f"{number}/{len(these)} {name}\n")
+            _model(part, name, task)
+    return part
+
+
+def _model(part: Part, name: str, task: str) -> None:
+    plain = run(name, task, None)
+    if different(plain, run(name, task, None), results_only=False):
+        part.left_out[name] = "two plain runs differ from one another"
+        return
+    part.counts[f"classes of {task}"] += 1
+    for interceptor in INTERCEPTORS:
+        os.environ[VARIABLE] = interceptor
+        for routine, function in ROUTINES.items():
+            tool = Identity(function, left_alone=LEFT_ALONE)
+            part.cases[name] += 1
+            names, why = _differences(plain, name, task, tool), ""
+            if names and function is clones:
+                kept = Identity(function, left_alone=[*LEFT_ALONE, "__getitem__"])
+                why = "" if _differences(plain, name, task, kept) else VIEW_WRITTEN
+            part.counts["values compared"] += len(plain)
+            part.counts["routines called"] += tool.called
+            if names:
+                part.failures.append(Failure(name, f"{interceptor}, {routine}", names[:10], why))
+
+
+def _differences(plain: Facts, name: str, task: str, tool: Identity) -> list[str]:
+    try:
+        return different(plain, run(name, task, tool), results_only=False)
+    except Exception as error:
+        return [f"raised {type(error).__name__}: {error}"]

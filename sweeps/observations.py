@@ -1,0 +1,145 @@
+"""What can be told of tensors from outside, to the bit: what two runs left is compared by it.
+
+Values and layout are facts of the result; identity, aliasing and the graph's shape are facts of how
+it came about, which a copy in its place changes and a routine that returns nothing must not.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+#: Name of a fact -> the fact; comparable by `==`.
+Facts = dict[str, Any]
+
+
+def bits(tensor: torch.Tensor) -> Any:
+    """The values of a tensor of whatever layout, as bytes."""
+    tensor = tensor.detach()
+    if tensor.layout == torch.sparse_coo:
+        # Not coalesced: the order of entries is a fact too.
+        return bits(tensor._indices()), bits(tensor._values()), tensor.is_coalesced()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return bits(tensor.crow_indices()), bits(tensor.col_indices()), bits(tensor.values())
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return bits(tensor.ccol_indices()), bits(tensor.row_indices()), bits(tensor.values())
+    if tensor.is_nested:
+        return tuple(bits(part) for part in tensor.unbind())
+    if tensor.is_mkldnn:
+        return bits(tensor.to_dense())
+    if tensor.is_quantized:
+        return bits(tensor.int_repr()), str(tensor.qscheme())
+    if tensor.device.type == "meta":
+        return None
+    # `contiguous` keeps odd strides of dimensions of one element.
+    dense = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return dense.view(torch.uint8).numpy().tobytes()
+
+
+def value(tensor: torch.Tensor) -> Any:
+    """Class, dtype, shape and bits."""
+    shape = "nested" if tensor.is_nested else tuple(tensor.shape)
+    return type(tensor).__name__, str(tensor.dtype), shape, bits(tensor)
+
+
+def storage(tensor: torch.Tensor) -> int | None:
+    """The address of what a tensor lies in; None where it has no storage, or an empty one."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor._is_zerotensor():
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors in a result, in order."""
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def others(tree: Any) -> tuple[str, ...]:
+    """What in a result is not a tensor: its structure and plain numbers."""
+    leaves, structure = tree_flatten(tree)
+    kinds = [f"{leaf!r}" for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    return (str(structure), *kinds)
+
+
+def facts(
+    name: str, tensor: torch.Tensor, known: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, Any]]:
+    """All that is compared of one tensor; `known` are those whose storage it may share."""
+    yield f"{name}: value", value(tensor)
+    if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_mkldnn:
+        yield f"{name}: strides", tensor.stride()
+        yield f"{name}: offset", tensor.storage_offset()
+    place = storage(tensor)
+    known = list(known)
+    yield f"{name}: requires grad", tensor.requires_grad
+    yield f"{name}: is", [other for other, t in known if t is tensor]
+    yield f"{name}: aliases", [other for other, t in known if place and storage(t) == place]
+    if not tensor.is_inference():
+        yield f"{name}: version", tensor._version
+    yield f"{name}: view", tensor._is_view()
+    yield f"{name}: leaf", tensor.is_leaf
+    yield f"{name}: node", _node(tensor)
+    yield f"{name}: conjugate, negative", (tensor.is_conj(), tensor.is_neg())
+
+
+def _node(tensor: torch.Tensor) -> str | None:
+    """The name of what made a tensor, behind the identity where several gradients meet."""
+    node, number = tensor.grad_fn, tensor.output_nr
+    while node is not None and node.name().startswith("Amanda"):
+        node, number = node.next_functions[number]
+    return None if node is None else node.name()
+
+
+#: Facts that hold although a copy came in the place of a value: what is about the result.
+OF_RESULTS = ("value", "strides", "requires grad", "error", "others", "random state")
+
+
+def kind(name: str) -> str:
+    """What a fact is about: the last part of its name."""
+    return name.rsplit(": ", 1)[-1]
+
+
+def random_states() -> tuple[int, int]:
+    """The states of torch's and of Python's generator, by checksum."""
+    state = torch.get_rng_state().numpy().tobytes()
+    return zlib.crc32(state), hash(random.getstate())
+
+
+def different(plain: Facts, other: Facts, *, results_only: bool) -> list[str]:
+    """Names of the facts that are not the same in both."""
+    names = list(plain) + [name for name in other if name not in plain]
+    missing = object()
+    return [
+        name
+        for name in names
+        if (not results_only or kind(name) in OF_RESULTS)
+        and plain.get(name, missing) != other.get(name, missing)
+    ]
+
+
+#: How many units in the last place sums of another order may differ by, of the largest element.
+UNITS = 64
+
+
+def rounded(plain: Facts, other: Facts, names: Iterable[str]) -> bool:
+    """Whether values that differ do so as sums of another order do."""
+    for name in names:
+        one, two = plain.get(name), other.get(name)
+        if kind(name) != "value" or one is None or two is None or one[:3] != two[:3]:
+            return False
+        if not isinstance(one[3], bytes):
+            return False
+        dtype = getattr(torch, one[1].removeprefix("torch."))
+        first, second = (torch.frombuffer(bytearray(v[3]), dtype=dtype) for v in (one, two))
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return False
+        bound = UNITS * torch.finfo(dtype).eps * first.abs().nan_to_num().max()
+        apart = torch.where(first.isnan() & second.isnan(), 0, (first - second).abs())
+        if not bool((apart <= bound).all()):
+            return False
+    return True

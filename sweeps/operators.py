@@ -1,0 +1,244 @@
+"""Every operator of torch's own database on its own sample inputs: plain against instrumented."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import re
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+import amanda
+
+from . import exceptions
+from .identity import ROUTINES, Identity
+from .observations import Facts, different, kind, rounded
+from .programs import Program, Ran, programs
+from .results import Failure, Part, versions
+
+VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
+INTERCEPTORS = ("native", "function_mode")
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
+#: The errors that the driver refuses a point of an op with.
+REFUSED = (
+    r"The gradients of these (inputs|outputs) (come from|go to) several backward ops of this op"
+)
+#: Runs of a program under one `apply`: it analyses first, then caches, then runs from the cache.
+ITERATIONS = 3
+
+Case = tuple[Any, torch.dtype]
+
+
+def cases() -> list[Case]:
+    """All operators of the database with the dtypes that they support, in a fixed order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        name = "torch.testing._internal.common_methods_invocations"
+        op_db = importlib.import_module(name).op_db
+    return [
+        (op, dtype)
+        for op in sorted(op_db, key=lambda op: str(op.formatted_name))
+        for dtype in DTYPES
+        if dtype in op.supported_dtypes("cpu")
+    ]
+
+
+def name_of(case: Case) -> str:
+    """`linalg_svd float32`; a variant of an operator after a dot."""
+    op, dtype = case
+    variant = f".{op.variant_test_name}" if op.variant_test_name else ""
+    return f"{op.name}{variant} {str(dtype).removeprefix('torch.')}"
+
+
+def chosen(every: list[Case], sample: int | None, seed: int, shard: tuple[int, int]) -> list[Case]:
+    """The cases of one run: a random sample of fixed size, or all; of these a shard."""
+    if sample is not None and sample < len(every):
+        every = random.Random(seed).sample(every, sample)
+    return every[shard[0] :: shard[1]]
+
+
+def sweep(
+    these: list[Case],
+    *,
+    seed: int = 0,
+    inputs: int | None = None,
+    interceptors: tuple[str, ...] = INTERCEPTORS,
+    routines: tuple[str, ...] = tuple(ROUTINES),
+    seconds: float | None = None,
+    verbose: bool = False,
+) -> Part:
+    """Run the cases, with at most `inputs` sample inputs each.
+
+    With `seconds`, no case is begun after that time; those that are missing are counted.
+    """
+    part = Part("operators", versions=versions())
+    start = time.monotonic()
+    with quiet():
+        for number, case in enumerate(these):
+            if seconds is not None and time.monotonic() - start > seconds:
+                part.counts["cases not reached"] += len(these) - number
+                break
+            if verbose:
+                sys.stderr.write(f"{number}/{len(these)} {name_of(case)}\n")
+            begin = len(part.failures)
+            _case(part, case, seed, inputs, interceptors, routines)
+            for failure in part.failures[begin:] if verbose else ():
+                sys.stderr.write(f"  {failure}\n")
+    return part
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """One thread, no warnings, and the choice of interceptor as it was."""
+    threads, before = torch.get_num_threads(), os.environ.get(VARIABLE)
+    torch.set_num_threads(1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def _samples(case: Case, seed: int, inputs: int | None) -> list[Any]:
+    op, dtype = case
+    torch.manual_seed(seed + zlib.crc32(name_of(case).encode()))
+    gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    found = list(op.sample_inputs("cpu", dtype, requires_grad=gradients))
+    if inputs is not None and inputs < len(found):
+        found = random.Random(seed).sample(found, inputs)
+    return found
+
+
+def _case(
+    part: Part,
+    case: Case,
+    seed: int,
+    inputs: int | None,
+    interceptors: tuple[str, ...],
+    routines: tuple[str, ...],
+) -> None:
+    name, (op, dtype) = name_of(case), case
+    try:
+        samples = _samples(case, seed, inputs)
+    except Exception as error:
+        part.left_out[name] = f"torch cannot make its sample inputs: {error}"
+        return
+    part.cases[name] += 0
+    for number, sample in enumerate(samples):
+        part.counts["sample inputs"] += 1
+        for program in programs(op, sample, dtype):
+            facts = _plain(program)
+            if facts is None:
+                unstable = exceptions.reason(op.name, program.form, "none", ["value"])
+                reason = unstable or "two plain runs differ from one another"
+                part.left_out[f"{name}, {program.form}"] = reason
+                continue
+            part.counts["programs"] += 1
+            part.counts["programs that raise, plain and instrumented"] += bool(facts["error"])
+            for interceptor in interceptors:
+                os.environ[VARIABLE] = interceptor
+                for routine in routines:
+                    how = f"{program.form}, {interceptor}, {routine}"
+                    _instrumented(part, name, how, f"input {number}", program, facts, routine)
+
+
+def _plain(program: Program) -> Facts | None:
+    """The facts of a plain run; None where another plain run has others."""
+    if program.form == "out":
+        # What the function returns says what to write to.
+        program.destinations = _destinations(program)
+    first = program.run(program.inputs()).facts()
+    second = program.run(program.inputs()).facts()
+    return None if different(first, second, results_only=False) else first
+
+
+def _unstable(program: Program, plain: Facts, names: list[str]) -> bool:
+    """Whether these facts also differ between many plain runs; two may agree by chance."""
+    seen = set()
+    for _ in range(30):
+        now = program.run(program.inputs()).facts()
+        seen |= set(different(plain, now, results_only=False))
+    return set(names) <= seen
+
+
+def _destinations(program: Program) -> Any:
+    once = Program(program.op, program.sample, "function", False, False)
+    result = once.run(once.inputs()).result
+    return tree_map_only(torch.Tensor, lambda tensor: torch.zeros_like(tensor.detach()), result)
+
+
+def _instrumented(
+    part: Part, name: str, how: str, which: str, program: Program, plain: Facts, routine: str
+) -> None:
+    refused: set[tuple[str, str]] = set()
+    while True:
+        given = [program.inputs() for _ in range(ITERATIONS)]
+        tool = Identity(ROUTINES[routine], refused)
+        error = ""
+        runs = []
+        try:
+            with amanda.apply(tool):
+                runs = [program.run(inputs) for inputs in given]
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        refusal = next((found for found in map(_refusal, runs) if found), None)
+        if refusal is None or refusal in refused:
+            break
+        # Refused with a named reason: the other points of this op are tried.
+        refused.add(refusal)
+        part.refused[f"{refusal[0]}, gradients of {refusal[1]} together"] += 1
+    part.counts["instrumented runs"] += len(runs)
+    part.counts["routines called"] += tool.called
+    part.counts["programs with no routine called"] += not tool.called and not plain["error"]
+    for iteration, ran in enumerate(runs):
+        part.cases[name] += 1
+        facts = ran.facts()
+        names = different(plain, facts, results_only=routine == "clones")
+        if plain["error"] and routine == "clones":
+            # How far a backward pass gets that torch ends with an error depends on its order.
+            names = [name for name in names if not name.startswith(("second-order", "accumulated"))]
+        if names:
+            why = exceptions.reason(
+                program.op.name,
+                program.form,
+                routine,
+                names,
+                rounding=rounded(plain, facts, names),
+            )
+            if not why and _unstable(program, plain, names):
+                why = exceptions.UNSTABLE
+            if "error" in names:
+                names.append(f"raised {facts['error']!r} for {plain['error']!r}")
+            _fail(part, name, how, f"{which}, iteration {iteration}", names, why)
+    if error:
+        _fail(part, name, how, which, [f"leaving raised: {error}"], "")
+
+
+def _refusal(ran: Ran) -> tuple[str, str] | None:
+    """An op, by type, whose gradients of inputs or of outputs cannot be had together."""
+    found = re.match(rf"UnsupportedError: {REFUSED}.* op '(?:[^'/]*/)?([^'#]+)", ran.error)
+    return (found[3], found[1]) if found else None
+
+
+def _fail(part: Part, case: str, how: str, which: str, names: list[str], why: str) -> None:
+    """Note a difference; the same one of another input or iteration is only counted."""
+    kinds = {kind(name) for name in names}
+    for failure in part.failures:
+        same = failure.case == case and failure.how.startswith(how + ";") and failure.reason == why
+        if same and {kind(name) for name in failure.what} == kinds:
+            failure.times += 1
+            return
+    part.failures.append(Failure(case, f"{how}; {which}", names, why))

@@ -1,0 +1,124 @@
+"""Makes docs/trust.md of the results that are there, and says what is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from .results import Failure, Part, merged, read
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
+
+INTRODUCTION = """\
+# What the claim of trust rests on
+
+Written by `python -m sweeps report` from the results of the sweep; not edited by hand. A tool
+that changes nothing must not change a bit, and nothing may be left behind, whatever fails. This
+page says what was run to see whether that holds, how often, and what was found.
+"""
+
+#: Part -> its heading, and what was done.
+PARTS = {
+    "operators": (
+        "Operators",
+        """\
+Each operator of PyTorch's own database
+(`torch.testing._internal.common_methods_invocations.op_db`) on its own sample inputs, in
+float32, bfloat16, int64, complex64 and bool where it supports them, in each form that it has
+(function, method, operator, in place, `out=`), with gradients and gradients of gradients where
+it has them. One thread. Each program runs twice plain, which have to agree, and then three
+times under one `apply` (the first analyses, the last runs from the caches), with both
+interceptors and three routines at all six points of every op: one that returns None, one that
+returns the same objects, one that returns fresh copies of the same layout. Compared byte for
+byte: outputs, arguments after the call, gradients, accumulated gradients, errors, random state;
+and, except where a copy has by definition come in their place: identity and aliasing of outputs
+and inputs, strides, offsets, versions, views, leaves, backward nodes.""",
+    ),
+    "models": (
+        "Models",
+        """\
+Classes of `transformers`, built from small configurations with random weights: forward, loss,
+backward, and generation where the class has it; plain against instrumented at every op, as
+above.""",
+    ),
+    "faults": (
+        "Faults",
+        """\
+Each fault is made on purpose at each point where it can happen, and afterwards a fingerprint of
+the framework is compared with the one taken before: every attribute and code object of its
+modules that a driver might touch, stacks of modes, hooks, redirected pointers, import hooks.""",
+    ),
+}
+
+
+def write(folder: Path) -> int:
+    """Write the page from the JSON files in `folder`; 1 where something is unexplained."""
+    found = merged(read(path) for path in sorted(folder.glob("*.json")))
+    PAGE.write_text("\n".join(_page(found)).rstrip() + "\n")
+    sys.stderr.write(f"Written to {PAGE}\n")
+    return int(any(part.unexplained for part in found.values()))
+
+
+def _page(found: dict[str, Part]) -> Iterator[str]:
+    yield INTRODUCTION
+    yield "| part | comparisons | explained differences | unexplained |"
+    yield "|---|---|---|---|"
+    for name, (heading, _) in PARTS.items():
+        part = found.get(name)
+        if part is None:
+            yield f"| {heading} | not run | | |"
+            continue
+        explained = len(part.failures) - len(part.unexplained)
+        yield f"| {heading} | {part.cases.total():,} | {explained} | {len(part.unexplained)} |"
+    yield ""
+    for name, (heading, what) in PARTS.items():
+        if name in found:
+            yield f"## {heading}\n\n{what}\n"
+            yield from _part(found[name])
+
+
+def _part(part: Part) -> Iterator[str]:
+    yield f"Run on {', '.join(f'{name} {of}' for name, of in sorted(part.versions.items()))}."
+    yield "Again with:\n\n```"
+    yield from (f"python -m sweeps {option}" for option in part.options)
+    yield "```\n\n| what | how many |\n|---|---|"
+    yield from (f"| {name}, in all | {number:,} |" for name, number in part.totals.items())
+    compared = [name for name, count in part.cases.items() if count]
+    yield f"| cases compared | {len(compared):,} |"
+    if part.name == "operators":
+        yield f"| operators among them | {len({name.split(' ')[0] for name in compared}):,} |"
+    yield from (f"| {name} | {number:,} |" for name, number in sorted(part.counts.items()))
+    yield ""
+    if part.unexplained:
+        yield "### Unexplained\n"
+        for failure in part.unexplained:
+            facts = ", ".join(failure.what[:4])
+            yield f"- {failure.case} ({failure.how}; {failure.times} times): {facts}"
+        yield ""
+    if part.failures:
+        yield from _explained(part.failures)
+    if part.refused:
+        yield "### Refused with a named error\n\nThe other points of these ops are compared.\n"
+        yield from (f"- {what} ({times:,} times)" for what, times in sorted(part.refused.items()))
+        yield ""
+    if part.left_out:
+        yield "### Not compared\n"
+        reasons = defaultdict(list)
+        for case, reason in sorted(part.left_out.items()):
+            reasons[reason.splitlines()[0]].append(case)
+        yield from (f"- {reason}: {', '.join(cases)}" for reason, cases in reasons.items())
+        yield ""
+
+
+def _explained(failures: list[Failure]) -> Iterator[str]:
+    reasons = defaultdict(set)
+    for failure in failures:
+        if failure.reason:
+            reasons[failure.reason].add(failure.case)
+    if reasons:
+        yield "### Differences that are explained\n"
+        for reason, cases in sorted(reasons.items()):
+            yield f"- {reason}: {', '.join(sorted(cases))}"
+        yield ""

@@ -1,0 +1,116 @@
+"""What the parts of the sweep find out, as it is written to JSON and merged from shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "tensorflow-cpu", "numpy", "amanda-core")
+
+
+@dataclasses.dataclass
+class Failure:
+    """One difference between a plain run and an instrumented one.
+
+    Attributes:
+        case: What ran: an operator and dtype, a model, a fault.
+        how: The way it was instrumented: sample, form, interceptor, routine, iteration.
+        what: The facts that differ.
+        reason: Why this is upstream's and not Amanda's; empty: nobody knows yet.
+        times: In how many runs it was seen.
+    """
+
+    case: str
+    how: str
+    what: list[str]
+    reason: str = ""
+    times: int = 1
+
+
+@dataclasses.dataclass
+class Part:
+    """The results of one part of the sweep, or of a shard of one.
+
+    Attributes:
+        name: Which part.
+        counts: How many of what was run, by name.
+        totals: How many there are in all, also of what was not run.
+        cases: How many comparisons each case had.
+        failures: What differed, explained or not.
+        refused: What Amanda refused with a named error -> how often.
+        left_out: Case -> why it could not be compared at all.
+        options: What of the part was asked for.
+        when: When it began, in seconds since the epoch.
+    """
+
+    name: str
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    totals: dict[str, int] = dataclasses.field(default_factory=dict)
+    cases: Counter[str] = dataclasses.field(default_factory=Counter)
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+    refused: Counter[str] = dataclasses.field(default_factory=Counter)
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    options: list[str] = dataclasses.field(default_factory=list)
+    when: float = dataclasses.field(default_factory=time.time)
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def unexplained(self) -> list[Failure]:
+        """Failures that no exception explains."""
+        return [failure for failure in self.failures if not failure.reason]
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # `asdict` would make another Counter of the items of a Counter.
+        found = {**vars(self), "failures": [vars(failure) for failure in self.failures]}
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def read(path: Path) -> Part:
+    """Read what `write` wrote."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    for name in ("counts", "cases", "refused"):
+        found[name] = Counter(found[name])
+    found["failures"] = [Failure(**failure) for failure in found["failures"]]
+    return Part(**found)
+
+
+def merged(parts: Iterable[Part]) -> dict[str, Part]:
+    """The parts by name, shards of one part put together.
+
+    Where a case was run again, what the last run found of it counts.
+    """
+    whole: dict[str, Part] = {}
+    for part in sorted(parts, key=lambda part: part.when):
+        into = whole.setdefault(part.name, Part(part.name))
+        into.failures = [f for f in into.failures if f.case not in part.cases]
+        into.counts += part.counts
+        into.totals |= part.totals
+        into.cases += part.cases
+        into.refused += part.refused
+        into.failures += part.failures
+        into.left_out |= part.left_out
+        into.options += [option for option in part.options if option not in into.options]
+        into.versions |= part.versions
+    return whole
+
+
+def versions() -> dict[str, str]:
+    """What this runs on."""
+    machine = f"{sys.platform} {platform.machine()}"
+    found = {"Python": platform.python_version(), "platform": machine}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
