@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 from amanda_core import OpContext, Tool
-from amanda_core.vocabulary import OP_TYPES
+from amanda_core.vocabulary import OP_TYPES, backward_word
 from amanda_tools.flops_result import CountedOp, FlopsResult
-from amanda_tools.formulas import Formula, formula_of, size_of
-from amanda_tools.operators import FORMULA, rules
+from amanda_tools.formulas import Formula, formula_of
+from amanda_tools.operators import APART, FORMULA, rules
+from amanda_tools.sizes import size_of
 
 __all__ = ["Flops"]
 
@@ -67,6 +68,8 @@ class Flops(Tool):
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: OpContext) -> None:
         """Find the formula of an op and have the sizes of its inputs noted."""
@@ -83,7 +86,7 @@ class Flops(Tool):
                 context.insert_before_op(self.enter, inputs=formula.inputs, op=op)
             if not formula.inputs:
                 op.known = ()
-            if self.backward:
+            if self.backward and not _is_apart(context, formula):
                 context.insert_after_backward_op(
                     self.gradients, grad_inputs=formula.operands, op=op
                 )
@@ -106,8 +109,21 @@ class Flops(Tool):
             fixed = None
             if op.known is not None and "/eager" not in context.namespace:
                 fixed = _sizes(outputs, range(len(outputs)))
+                op.static = None if fixed is None else (op.known, fixed)
             positions = [] if fixed is not None else None
             context.insert_after_op(self.leave, outputs=positions, op=op, fixed=fixed)
+
+    def analyse_backward(self, context: OpContext) -> None:
+        """Have the executions of a backward operator counted, where each is a product."""
+        forward = context.forward
+        if forward is None or not forward.get(APART):
+            return
+        op = self._ops.get(_key(forward))
+        word = forward["type"]
+        if op is None or op.formula is None or not isinstance(word, str):
+            return
+        if op.formula.kind == "matmul" and context["backward_type"] == backward_word(word):
+            context.insert_after_backward_op(self.product, grad_inputs=[], op=op)
 
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Note the sizes of the inputs of one execution."""
@@ -130,6 +146,11 @@ class Flops(Tool):
         with self._clock, self._lock:
             op.backward(gradients)
 
+    def product(self, op: _Op) -> None:
+        """Count one execution of a backward operator that is a product."""
+        with self._clock, self._lock:
+            op.backward(())
+
     def uncounted(self, op: _Op) -> None:
         """Note one execution of what has no formula."""
         with self._lock:
@@ -138,7 +159,9 @@ class Flops(Tool):
     def result(self) -> FlopsResult:
         """What was counted so far."""
         with self._lock:
-            ops = [op.facts for op in self._ops.values() if op.facts.calls]
+            ops = [
+                op.facts for op in self._ops.values() if op.facts.calls or op.facts.backward_calls
+            ]
             return FlopsResult(
                 sorted(self.include),
                 self.causal,
@@ -189,6 +212,8 @@ class _Op:
         self.eager = "/eager" in facts.namespace
         #: Sizes of the inputs where all executions have the same.
         self.known: tuple[Any, ...] | None = None
+        #: Sizes of inputs and outputs where a graph has them fixed.
+        self.static: tuple[Any, Any] | None = None
         #: Thread -> sizes of the inputs of the execution that it is in.
         self.entered: dict[int, tuple[Any, ...] | None] = {}
         #: The last sizes of inputs and outputs, each once; the newest is the last.
@@ -212,26 +237,31 @@ class _Op:
     def backward(self, gradients: Sequence[Any]) -> None:
         formula = self.formula
         assert formula is not None
+        """Count gradients, or one backward operator that is a product if there are none."""
         present = sum(_tensors(gradient) for gradient in gradients)
-        if not present:
+        if gradients and not present:
             return
         self.facts.backward_calls += 1
-        if not self.seen:
+        execution = self._execution_of(gradients)
+        if execution is None:
             self.facts.problem = self.facts.problem or "a gradient came before the operator ran"
             return
-        inputs, outputs = self._execution_of(gradients)
-        if formula.backward is not None:
-            number = self._number(formula.backward, inputs, outputs, gradients)
+        if gradients and formula.backward is not None:
+            number = self._number(formula.backward, *execution, gradients)
         else:
-            number = self._number(formula.count, inputs, outputs)
-            number = None if number is None else number * present
+            number = self._number(formula.count, *execution)
+            times = present if gradients else formula.each
+            number = None if number is None else number * times
         if number is not None:
             self._add(number, "backward_")
 
-    def _execution_of(self, gradients: Sequence[Any]) -> tuple[Any, Any]:
+    def _execution_of(self, gradients: Sequence[Any]) -> tuple[Any, Any] | None:
         """The sizes of the execution that gradients belong to: the newest that they fit."""
+        if not self.seen:
+            # A graph may compute a gradient and leave the operator itself out.
+            return self.static
         newest = next(reversed(self.seen.values()))
-        if len(self.seen) == 1 or self.formula is None:
+        if len(self.seen) == 1 or self.formula is None or not gradients:
             return newest
         if self.formula.operands != self.formula.inputs:
             return newest
@@ -289,6 +319,10 @@ class _Clock:
     @property
     def wall(self) -> int:
         return 0 if self.first is None else self.last - self.first
+
+
+def _is_apart(context: OpContext, formula: Formula) -> bool:
+    return formula.kind == "matmul" and bool(context.get(APART))
 
 
 def _key(context: OpContext) -> tuple[object, ...]:

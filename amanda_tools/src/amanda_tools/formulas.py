@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amanda_core import OpContext
+from amanda_tools.sizes import Size
 
 __all__ = [
     "FREE",
@@ -20,31 +21,12 @@ __all__ = [
     "REDUCTIONS",
     "UNCOUNTED",
     "Formula",
-    "Size",
     "contraction",
     "formula_of",
-    "size_of",
     "words",
 ]
 
 
-class Size(tuple[int, ...]):
-    """The shape of one tensor.
-
-    Attributes:
-        stored: Elements that are stored, of a sparse tensor; else None.
-    """
-
-    stored: int | None = None
-
-    @property
-    def elements(self) -> int:
-        """How many elements a dense tensor of this shape has."""
-        return math.prod(self)
-
-
-#: One position: a tensor's size, those of a list of tensors, or None for what is no tensor.
-Sizes = Size | tuple["Size | None", ...] | None
 Count = Callable[[Sequence[Any], Sequence[Any]], int]
 
 
@@ -60,6 +42,8 @@ class Formula:
         operands: Positions whose gradients cost something each; None for all.
         backward: ``(sizes of the inputs, of the outputs, gradients) -> number``; a gradient is
             None where it was not computed. Without it each costs what the operator does.
+        each: What a single backward operator costs, in executions of the operator, where a
+            framework has one for each gradient.
     """
 
     kind: str
@@ -67,6 +51,7 @@ class Formula:
     count: Count
     operands: tuple[int, ...] | None
     backward: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], int] | None = None
+    each: int = 1
 
 
 def words(text: str) -> frozenset[str]:
@@ -95,7 +80,8 @@ REDUCTIONS = words(
 #: No arithmetic on values: they are moved, picked, ordered, made of nothing or typed anew.
 FREE = words(
     "embedding unfold reshape transpose concat stack split slice assign_slice assign gather "
-    "scatter expand tile repeat squeeze unsqueeze flip roll tril triu diag pad cast bitcast identity "
+    "scatter expand tile repeat squeeze unsqueeze flip roll tril triu diag pad cast bitcast "
+    "identity "
     "depth_to_space space_to_depth channel_shuffle one_hot constant full empty range eye meshgrid "
     "random topk sort argsort nonzero unique histogram where masked_fill real imag complex conj "
     "accumulate_grad"
@@ -126,28 +112,6 @@ def formula_of(word: str, context: OpContext) -> Formula | str | None:
     if word.startswith("conv"):
         return _convolution(context, transposed=False)
     return _FORMULAS[word](context)
-
-
-def size_of(value: Any) -> Any:
-    """The `Size` of a tensor, a tuple of them for a list; None where there is no tensor.
-
-    Raises:
-        ValueError: A tensor whose shape is not known, or not known yet.
-    """
-    if isinstance(value, (list, tuple)) and not hasattr(value, "dtype"):
-        return tuple(size_of(item) for item in value)
-    shape = getattr(value, "shape", None)
-    if shape is None or not hasattr(value, "dtype"):
-        return None
-    try:
-        size = Size(int(length) for length in shape)
-    except Exception as error:  # Frameworks raise what they like, NotImplementedError among it.
-        raise ValueError("a shape is not known") from error
-    if getattr(value, "is_sparse", False) is True:
-        size.stored = int(value._nnz())
-    elif "sparse" in str(getattr(value, "layout", "")):
-        size.stored = int(value.values().shape.numel())
-    return size
 
 
 def _of_input(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:

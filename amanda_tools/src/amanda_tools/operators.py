@@ -13,10 +13,13 @@ from amanda_core import OpContext
 from amanda_tools.formulas import Formula, words
 from amanda_tools.mapping import MappingTool
 
-__all__ = ["FORMULA", "rules"]
+__all__ = ["APART", "FORMULA", "rules"]
 
 #: Key of a context: the `Formula` of an operator, or None where it costs nothing.
 FORMULA = "flops.formula"
+#: Key of a context: whether each gradient of a product has a backward operator of its own, so that
+#: these can be counted. In a graph, asking for a gradient would have it computed.
+APART = "flops.apart"
 
 
 def rules() -> MappingTool:
@@ -25,6 +28,8 @@ def rules() -> MappingTool:
 
 
 def _torch(context: OpContext) -> None:
+    if context.is_backward():
+        return
     name = context.op_type
     if name in _TORCH_FREE:
         context[FORMULA] = None
@@ -33,7 +38,10 @@ def _torch(context: OpContext) -> None:
 
 
 def _tensorflow(context: OpContext) -> None:
+    if context.is_backward():
+        return
     name = context.op_type
+    context[APART] = not context.namespace.endswith("/eager")
     if name in _TENSORFLOW_FREE:
         context[FORMULA] = None
     elif name in _TENSORFLOW:
@@ -149,7 +157,7 @@ def _recurrent_block(*positions: int) -> Callable[[OpContext], Formula]:
             # One operator computes the gradients of states and input, and with these the weights'.
             return 2 * count(inputs, outputs) * any(gradient is not None for gradient in gradients)
 
-        return Formula("matmul", positions, count, positions, backward)
+        return Formula("matmul", positions, count, positions, backward, each=2)
 
     return formula
 
