@@ -34,12 +34,11 @@ def size_of(value: Any) -> Any:
     """
     if isinstance(value, (list, tuple)) and not hasattr(value, "dtype"):
         return tuple(size_of(item) for item in value)
-    shape = getattr(value, "shape", None)
-    if shape is None or not hasattr(value, "dtype"):
+    if not hasattr(value, "dtype"):
         return None
     try:
-        size = Size(int(length) for length in shape)
-    except Exception as error:  # Frameworks raise what they like, NotImplementedError among it.
+        size = Size(int(length) for length in value.shape)
+    except Exception as error:  # Frameworks raise what they like where a shape is not known.
         raise ValueError("a shape is not known") from error
     if getattr(value, "is_sparse", False) is True:
         size.stored = int(value._nnz())
