@@ -30,7 +30,8 @@ def count(program: Program, **options: Any) -> FlopsResult:
         output = program()
         output = output[0] if isinstance(output, tuple) else output
         if isinstance(output, torch.Tensor) and output.requires_grad:
-            output.sum().backward()
+            total: Any = output.sum()
+            total.backward()
     return tool.result()
 
 
@@ -115,7 +116,7 @@ def test_closed_forms(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("learns", [True, False])
-def test_recurrent_layers(kind: type[nn.RNNBase], learns: bool) -> None:
+def test_recurrent_layers(kind: Any, learns: bool) -> None:
     layer: nn.Module = kind(4, 5, num_layers=2, bidirectional=True)
     gates = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}[kind]
     first, second = gates * 5 * (4 + 5), gates * 5 * (10 + 5)
@@ -234,7 +235,7 @@ def test_each_execution_counts_with_its_own_shapes() -> None:
     layer = nn.Linear(3, 4)
     tool = Flops()
     with amanda.apply(tool):
-        outputs = []
+        outputs: list[Any] = []
         for rows in (2, 5, 7):
             outputs = [layer(p(rows, 3)), *outputs]
         for output in outputs:
@@ -288,7 +289,8 @@ def test_what_is_unknown_is_listed() -> None:
         x = torch.fft.fft(x).real @ c(3, 2)
         x = torch.linalg.multi_dot([x, c(2, 4), c(4, 5)])
         x.shape, x.argmax(), x.long(), x.is_contiguous()
-        return torch.special.i0(torch.special.i0(x))
+        twice: torch.Tensor = torch.special.i0(torch.special.i0(x))
+        return twice
 
     found = count(program)
     assert found.macs == 18

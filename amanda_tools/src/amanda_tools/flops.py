@@ -110,7 +110,7 @@ class Flops(Tool):
             if op.known is not None and "/eager" not in context.namespace:
                 fixed = _sizes(outputs, range(len(outputs)))
                 op.static = None if fixed is None else (op.known, fixed)
-            positions = [] if fixed is not None else None
+            positions: list[int] | None = [] if fixed is not None else None
             context.insert_after_op(self.leave, outputs=positions, op=op, fixed=fixed)
 
     def analyse_backward(self, context: OpContext) -> None:

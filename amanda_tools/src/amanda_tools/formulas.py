@@ -155,9 +155,9 @@ def _matmul(context: OpContext) -> Formula | str:
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
         left, right = inputs
         if left.stored is not None:
-            return left.stored * (right[-1] if len(right) > 1 else 1)
+            return int(left.stored * (right[-1] if len(right) > 1 else 1))
         if right.stored is not None:
-            return right.stored * (left[-2] if len(left) > 1 else 1)
+            return int(right.stored * (left[-2] if len(left) > 1 else 1))
         if len(left) == len(right) == 2 and len(outputs[0]) == 3:
             return int(left.elements * right[-1])  # Grouped by what is summed over.
         # How long the sums are; one for each element of the output.
@@ -279,10 +279,10 @@ def contraction(equation: str, sizes: Sequence[Size]) -> list[int]:
     else:
         kept = {name for name in every if every.count(name) == 1 or name[0] == "."}
     costs, done = [], set(terms[0])
-    for index, term in enumerate(terms[1:], 1):
+    for index, names in enumerate(terms[1:], 1):
         later = kept.union(*terms[index + 1 :])
         # An axis of one operand alone that nobody needs is summed before.
-        axes = (done & set(term)) | ((done | set(term)) & later)
+        axes = (done & set(names)) | ((done | set(names)) & later)
         costs.append(math.prod(lengths[axis] for axis in axes))
         done = axes & later
     return costs
@@ -294,13 +294,14 @@ def contraction(equation: str, sizes: Sequence[Size]) -> list[int]:
 def _recurrent(context: OpContext) -> Formula | str:
     names = context.input_names
     cell = "w_ih" in names
-    weights = (names.index("w_ih"), names.index("w_hh")) if cell else ()
-    if not cell:
-        if "params" not in names:
-            return "the weights of the recurrent layer are not known"
-        weights = (names.index("params"),)
+    if not cell and "params" not in names:
+        return "the weights of the recurrent layer are not known"
+    weights = ("w_ih", "w_hh") if cell else ("params",)
     packed = "batch_sizes" in names
-    used = (0, *weights)
+    values = context.get_inputs() or ()
+    both = "bidirectional" in names and bool(values and values[names.index("bidirectional")])
+    directions = 2 if both else 1
+    used = (0, *map(names.index, weights))
 
     def matrices(inputs: Sequence[Any]) -> list[Size]:
         found = inputs[1:] if cell else inputs[1]
@@ -320,18 +321,10 @@ def _recurrent(context: OpContext) -> Formula | str:
         if gradients[0] is None:  # The gradient of the first layer's input is left out.
             width = inputs[0][-1]
             first = matrices(inputs)[0]
-            twice = not cell and bool(names) and _bidirectional(context_inputs, names)
-            by_states -= steps(inputs) * first[0] * width * (2 if twice else 1)
+            by_states -= steps(inputs) * first[0] * width * directions
         return by_states + whole * by_weights
 
-    context_inputs = tuple(
-        value if isinstance(value, bool) else None for value in context.get_inputs() or ()
-    )
     return Formula("matmul", used, count, used, backward)
-
-
-def _bidirectional(values: Sequence[Any], names: Sequence[str]) -> bool:
-    return "bidirectional" in names and bool(values[names.index("bidirectional")])
 
 
 def _present(gradient: Any) -> bool:
