@@ -86,7 +86,7 @@ class Flops(Tool):
                 context.insert_before_op(self.enter, inputs=formula.inputs, op=op)
             if not formula.inputs:
                 op.known = ()
-            if self.backward and not _is_apart(context, formula):
+            if self.backward and not context.get(APART):
                 context.insert_after_backward_op(
                     self.gradients, grad_inputs=formula.operands, op=op
                 )
@@ -114,7 +114,7 @@ class Flops(Tool):
             context.insert_after_op(self.leave, outputs=positions, op=op, fixed=fixed)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Have the executions of a backward operator counted, where each is a product."""
+        """Have a backward operator counted, where each gradient has one of its own."""
         forward = context.forward
         if forward is None or not forward.get(APART):
             return
@@ -122,8 +122,8 @@ class Flops(Tool):
         word = forward["type"]
         if op is None or op.formula is None or not isinstance(word, str):
             return
-        if op.formula.kind == "matmul" and context["backward_type"] == backward_word(word):
-            context.insert_after_backward_op(self.product, grad_inputs=[], op=op)
+        if context["backward_type"] == backward_word(word):
+            context.insert_after_backward_op(self.gradient, grad_inputs=[], op=op)
 
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Note the sizes of the inputs of one execution."""
@@ -146,8 +146,8 @@ class Flops(Tool):
         with self._clock, self._lock:
             op.backward(gradients)
 
-    def product(self, op: _Op) -> None:
-        """Count one execution of a backward operator that is a product."""
+    def gradient(self, op: _Op) -> None:
+        """Count one execution of a backward operator that computes one gradient."""
         with self._clock, self._lock:
             op.backward(())
 
@@ -237,7 +237,7 @@ class _Op:
     def backward(self, gradients: Sequence[Any]) -> None:
         formula = self.formula
         assert formula is not None
-        """Count gradients, or one backward operator that is a product if there are none."""
+        """Count gradients, or one backward operator if there are none."""
         present = sum(_tensors(gradient) for gradient in gradients)
         if gradients and not present:
             return
@@ -319,10 +319,6 @@ class _Clock:
     @property
     def wall(self) -> int:
         return 0 if self.first is None else self.last - self.first
-
-
-def _is_apart(context: OpContext, formula: Formula) -> bool:
-    return formula.kind == "matmul" and bool(context.get(APART))
 
 
 def _key(context: OpContext) -> tuple[object, ...]:

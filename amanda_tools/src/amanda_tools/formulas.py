@@ -102,7 +102,8 @@ def formula_of(word: str, context: OpContext) -> Formula | str | None:
     if word in UNCOUNTED:
         return f"no formula for {word}"
     if word in NORM:
-        return Formula("norm", (_role(context, "input", 0),), _of_input, None)
+        # A backward operator gives the gradients of input, scale and shift.
+        return Formula("norm", (_role(context, "input", 0),), _of_input, None, each=3)
     if word not in MATMUL:
         if word in REDUCTIONS:
             return Formula("elementwise", (0,), _of_input, None)

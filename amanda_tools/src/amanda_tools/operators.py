@@ -17,8 +17,8 @@ __all__ = ["APART", "FORMULA", "rules"]
 
 #: Key of a context: the `Formula` of an operator, or None where it costs nothing.
 FORMULA = "flops.formula"
-#: Key of a context: whether each gradient of a product has a backward operator of its own, so that
-#: these can be counted. In a graph, asking for a gradient would have it computed.
+#: Key of a context: whether each gradient has a backward operator of its own, so that these can be
+#: counted. In a graph, asking for a gradient would have it computed.
 APART = "flops.apart"
 
 
