@@ -146,6 +146,26 @@ def test_closed_forms(graph: bool) -> None:
     assert macs(lambda: attention(y, y)) == 2 * (4 * 3 * 64 + 2 * 2 * 9 * 4)
 
 
+def test_the_figure_of_tensorflow_s_own_profiler() -> None:
+    # It counts two operations a product, those of biases as well; so there are none here.
+    model = keras.Sequential(
+        [
+            keras.Input((16, 16, 3), batch_size=2),
+            keras.layers.Conv2D(8, 3, 2, use_bias=False, padding="same"),
+            keras.layers.DepthwiseConv2D(3, use_bias=False),
+            keras.layers.Flatten(),
+            keras.layers.Dense(7, use_bias=False),
+        ]
+    )
+    x = tf.ones((2, 16, 16, 3))
+    graph = tf.function(model).get_concrete_function(x).graph
+    v1 = tf.compat.v1
+    options = v1.profiler.ProfileOptionBuilder.float_operation()
+    quiet = v1.profiler.ProfileOptionBuilder(options).with_empty_output().build()
+    profile = v1.profiler.profile(graph, options=quiet)
+    assert count(lambda: model(x)).flops == profile.total_float_ops
+
+
 @pytest.mark.filterwarnings("ignore:Functions that were to be compiled by XLA")
 def test_recurrence_in_a_loop() -> None:
     layer = keras.layers.LSTM(5)

@@ -22,6 +22,7 @@ __all__ = [
     "UNCOUNTED",
     "Formula",
     "contraction",
+    "elementwise",
     "formula_of",
     "words",
 ]
@@ -107,12 +108,17 @@ def formula_of(word: str, context: OpContext) -> Formula | str | None:
     if word not in MATMUL:
         if word in REDUCTIONS:
             return Formula("elementwise", (0,), _of_input, None)
-        return Formula("elementwise", (), _of_output, None)
+        return elementwise()
     if word.startswith("conv_transpose"):
         return _convolution(context, transposed=True)
     if word.startswith("conv"):
         return _convolution(context, transposed=False)
     return _FORMULAS[word](context)
+
+
+def elementwise() -> Formula:
+    """One operation for each element of the output."""
+    return Formula("elementwise", (), _of_output, None)
 
 
 def _of_input(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_tools.formulas import Formula, words
+from amanda_tools.formulas import Formula, elementwise, words
 from amanda_tools.mapping import MappingTool
 
 __all__ = ["APART", "FORMULA", "rules"]
@@ -33,6 +33,8 @@ def _torch(context: OpContext) -> None:
     name = context.op_type
     if name in _TORCH_FREE:
         context[FORMULA] = None
+    elif name.removesuffix("_") in _TORCH_ELEMENTWISE:
+        context[FORMULA] = elementwise()
     elif name in _TORCH:
         context[FORMULA] = _TORCH[name](context)
 
@@ -44,6 +46,8 @@ def _tensorflow(context: OpContext) -> None:
     context[APART] = not context.namespace.endswith("/eager")
     if name in _TENSORFLOW_FREE:
         context[FORMULA] = None
+    elif name in _TENSORFLOW_ELEMENTWISE:
+        context[FORMULA] = elementwise()
     elif name in _TENSORFLOW:
         context[FORMULA] = _TENSORFLOW[name](context)
 
@@ -61,6 +65,12 @@ _TORCH_FREE = words(
     "sparse_compressed_tensor sparse_mask _nested_tensor_from_mask to_padded_tensor "
     "native_channel_shuffle view_as_real_copy nan_to_num combinations cartesian_prod "
     "tril_indices triu_indices searchsorted bucketize kthvalue median mode"
+)
+_TORCH_ELEMENTWISE = words(
+    "addcmul addcdiv asinh acosh atanh arcsinh arccosh arctanh copysign deg2rad rad2deg digamma "
+    "lgamma erfinv exp2 special_exp2 float_power frac heaviside hypot i0 ldexp logaddexp "
+    "logaddexp2 logit special_logit sinc xlogy special_xlogy nextafter softsign tanhshrink angle "
+    "polar"
 )
 
 
@@ -140,6 +150,10 @@ _TENSORFLOW_FREE = words(
     "TensorArrayGatherV3 TensorArrayConcatV3 TensorArrayV3 TensorArrayWriteV3 TensorArrayScatterV3 "
     "TensorArraySplitV3 StackPop StackPopV2 FIFOQueueV2 QueueDequeueV2 QueueDequeueManyV2 "
     "DecodeRaw RestoreV2 ParseExampleV2"
+)
+_TENSORFLOW_ELEMENTWISE = words(
+    "SquaredDifference Softsign Xlogy Xlog1py Lgamma Digamma Erfinv Ndtri Asinh Acosh Atanh "
+    "NextAfter LogicalXor"
 )
 
 
