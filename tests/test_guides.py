@@ -1,4 +1,4 @@
-"""The guides: their files are written, their programs and commands run, in their order.
+"""The guides and the pages of tools: their files are written, programs and commands run, in order.
 
 A block of Python is executed, all of a page in one namespace. One behind ``<!-- file: NAME -->`` is
 written to that file instead. Of a block `console` each ``$`` line is run; the lines below it have
@@ -24,7 +24,9 @@ from amanda_core import hookspecs
 from amanda_core.testing import CAPABILITIES
 
 ROOT = Path(__file__).parents[1]
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+GUIDES = sorted(
+    page for part in ("guides", "tools") for page in (ROOT / "docs" / part).glob("*.md")
+)
 _BLOCK = re.compile(
     r"^(?:<!-- file: (?P<file>\S+) -->\n)?(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,

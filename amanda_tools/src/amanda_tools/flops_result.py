@@ -1,0 +1,278 @@
+"""What the FLOPs profiler found: by operator, by type, and by module with what is inside of it.
+
+Owns the sums and their forms.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from amanda_core.results import Table
+
+__all__ = ["CountedOp", "FlopsResult", "Sum"]
+
+By = Literal["module", "type", "op", "unknown"]
+
+
+@dataclass
+class CountedOp:
+    """One operator.
+
+    Attributes:
+        id: Op id, the same in each run of the same program.
+        type: The backend's name of the operator.
+        word: The common word for it, or None.
+        name: Readable name.
+        module: Path of the module that it ran in.
+        source: ``file:line`` of the call, or None.
+        namespace: ``framework/version/mode``.
+        problem: Why some or all of its executions are not counted, or None.
+        calls: How often it ran.
+        macs: Multiply-accumulates of all executions.
+        flops: Floating-point operations of all executions: twice the multiply-accumulates, plus
+            single operations.
+        backward_calls: How often gradients of it were computed.
+        backward_macs: Multiply-accumulates of its gradients.
+        backward_flops: Floating-point operations of its gradients.
+    """
+
+    id: int
+    type: str
+    word: str | None
+    name: str
+    module: str
+    source: str | None
+    namespace: str
+    problem: str | None = None
+    calls: int = 0
+    macs: int = 0
+    flops: int = 0
+    backward_calls: int = 0
+    backward_macs: int = 0
+    backward_flops: int = 0
+
+
+@dataclass
+class Sum:
+    """What several operators cost together; the numbers are those of `CountedOp`."""
+
+    calls: int = 0
+    macs: int = 0
+    flops: int = 0
+    backward_macs: int = 0
+    backward_flops: int = 0
+    unknown: int = 0
+
+    def add(self, op: CountedOp) -> None:
+        """Add one operator."""
+        self.calls += op.calls
+        self.macs += op.macs
+        self.flops += op.flops
+        self.backward_macs += op.backward_macs
+        self.backward_flops += op.backward_flops
+        self.unknown += op.problem is not None
+
+
+@dataclass
+class FlopsResult:
+    """What was counted.
+
+    Attributes:
+        include: The kinds that are counted: ``matmul``, ``norm``, ``elementwise``.
+        causal: Whether a causal attention counts in ``full`` or ``half``.
+        ops: The operators that are counted or have a problem, in the order of their first
+            execution.
+        tool_seconds: Time that the counting itself took, of `wall_seconds`. What the driver adds
+            to reach the operators is not in it.
+        wall_seconds: Time from the first to the last operator that was looked at.
+    """
+
+    include: list[str]
+    causal: str
+    ops: list[CountedOp] = field(default_factory=list)
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def total(self) -> Sum:
+        """All of it."""
+        return _sum(self.ops)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, forward."""
+        return self.total.macs
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, forward."""
+        return self.total.flops
+
+    @property
+    def backward_macs(self) -> int:
+        """Multiply-accumulates of the gradients."""
+        return self.total.backward_macs
+
+    @property
+    def unknown(self) -> list[CountedOp]:
+        """Operators of which some or all executions are not counted, and why: `problem`."""
+        return [op for op in self.ops if op.problem is not None]
+
+    def by_type(self) -> dict[str, Sum]:
+        """Common word, or the backend's name where there is none -> sum; the largest first."""
+        found: dict[str, Sum] = {}
+        for op in self.ops:
+            found.setdefault(op.word or op.type, Sum()).add(op)
+        return dict(sorted(found.items(), key=lambda item: -item[1].flops))
+
+    def by_module(self) -> dict[str, Sum]:
+        """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
+        found: dict[str, Sum] = {"": Sum()}
+        for op in self.ops:
+            for path in _with_parents(op.module):
+                found.setdefault(path, Sum()).add(op)
+        return found
+
+    def table(self, by: By = "module", depth: int | None = 3) -> Table:
+        """A table for people.
+
+        Args:
+            by: One row for each ``module``, ``type``, ``op``, or ``unknown`` operator.
+            depth: Of modules: how deep, counted in parts of the path; None for all.
+
+        Raises:
+            ValueError: `by` is something else.
+        """
+        if by == "unknown":
+            problems = [
+                (op.name, op.word or op.type, op.calls, op.problem, op.source or "")
+                for op in self.unknown
+            ]
+            return Table("Not counted", ("op", "type", "calls", "why", "source"), problems)
+        if by == "op":
+            rows = [(op.name, op.word or op.type, *_cells(_sum([op]))) for op in self.ops]
+            return Table(self._title(), ("op", "type", *_HEADINGS), rows)
+        if by == "type":
+            sums = self.by_type()
+        elif by == "module":
+            sums = {
+                path: found
+                for path, found in self.by_module().items()
+                if depth is None or len(_with_parents(path)) - 1 <= depth
+            }
+        else:
+            raise ValueError(f"by must be module, type, op or unknown, and is {by!r}")
+        named = [(name or "(all)", *_cells(found)) for name, found in sums.items()]
+        return Table(self._title(), (by, *_HEADINGS), named)
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps(
+            {
+                "format": "amanda.flops/1",
+                "flops_per_mac": 2,
+                **asdict(self),
+                "total": asdict(self.total),
+                "by_type": {name: asdict(found) for name, found in self.by_type().items()},
+                "by_module": {name: asdict(found) for name, found in self.by_module().items()},
+            },
+            indent=1,
+        )
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        columns = list(CountedOp.__dataclass_fields__)
+        return pandas.DataFrame([asdict(op) for op in self.ops], columns=columns)
+
+    def _repr_html_(self) -> str:
+        tables = [self.table(), self.table("type")]
+        if self.unknown:
+            tables.append(self.table("unknown"))
+        return "\n".join(map(_html, tables))
+
+    def _title(self) -> str:
+        total = self.total
+        parts = [f"{_scaled(total.macs, 'MACs')} ({_scaled(total.flops, 'FLOPs')}) forward"]
+        if total.backward_macs or total.backward_flops:
+            macs, flops = total.backward_macs, total.backward_flops
+            parts.append(f"{_scaled(macs, 'MACs')} ({_scaled(flops, 'FLOPs')}) backward")
+        parts.append(f"1 MAC = 2 FLOPs; counted: {', '.join(self.include)}")
+        if self.causal == "half":
+            parts.append("causal attention by half")
+        if self.unknown:
+            types = list(dict.fromkeys(op.word or op.type for op in self.unknown))
+            more = ", ..." if len(types) > _TYPES else ""
+            parts.append(
+                f"NOT counted: {len(self.unknown)} operators ({', '.join(types[:_TYPES])}{more})"
+            )
+        if self.wall_seconds:
+            parts.append(
+                f"counting took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
+                f"({self.tool_seconds / self.wall_seconds:.1%})"
+            )
+        return "; ".join(parts)
+
+
+_HEADINGS = ("calls", "MACs", "FLOPs", "backward MACs", "backward FLOPs", "not counted")
+#: Types of operators that a title names.
+_TYPES = 8
+
+
+def _sum(ops: Iterable[CountedOp]) -> Sum:
+    found = Sum()
+    for op in ops:
+        found.add(op)
+    return found
+
+
+def _cells(found: Sum) -> tuple[int, ...]:
+    return (
+        found.calls,
+        found.macs,
+        found.flops,
+        found.backward_macs,
+        found.backward_flops,
+        found.unknown,
+    )
+
+
+def _with_parents(path: str) -> list[str]:
+    """A module path and those of the modules around it, from the outside; ``""`` is the first.
+
+    >>> _with_parents("encoder.0")
+    ['', 'encoder', 'encoder.0']
+    """
+    # Frameworks separate by a point or a stroke.
+    ends = [index for index, letter in enumerate(path) if letter in "./"]
+    return ["", *(path[:end] for end in ends), *([path] if path else [])]
+
+
+def _scaled(number: int, unit: str) -> str:
+    """A number with a prefix of its unit.
+
+    >>> _scaled(4_089_000_000, "MACs")
+    '4.089 GMACs'
+    """
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power:
+            return f"{number / 10**power:.3f} {prefix}{unit}"
+    return f"{number} {unit}"
+
+
+def _html(table: Table) -> str:
+    def row(cells: Iterable[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    lines = [row(map(str, table.columns), "th"), *(row(cells, "td") for cells in table.text())]
+    caption = html.escape(table.title)
+    return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"
