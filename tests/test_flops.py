@@ -263,6 +263,14 @@ def test_what_a_checkpoint_runs_again_counts_again() -> None:
     assert found.backward_macs == 2 * 24
 
 
+def test_a_gradient_that_nobody_asks_for_is_not_computed() -> None:
+    layer, x = nn.Linear(3, 4), p(2, 3)
+    tool = Flops()
+    with amanda.apply(tool):
+        torch.autograd.grad(layer(x).sum(), x)
+    assert tool.result().backward_macs == 24
+
+
 def test_without_gradients() -> None:
     found = count(lambda: p(2, 3) @ p(3, 4), backward=False)
     assert (found.macs, found.backward_macs) == (24, 0)

@@ -87,9 +87,14 @@ class Flops(Tool):
             if not formula.inputs:
                 op.known = ()
             if self.backward and not context.get(APART):
-                context.insert_after_backward_op(
-                    self.gradients, grad_inputs=formula.operands, op=op
-                )
+                inputs = context.get_inputs() or ()
+                context.insert_before_backward_op(self.arrival, grad_outputs=[0], op=op)
+                for position in formula.operands or range(len(inputs)):
+                    if _is_floating(inputs[position]):
+                        # One by one: asked for together, all of them would be computed.
+                        context.insert_after_backward_op(
+                            self.operand, grad_inputs=[position], op=op, position=position
+                        )
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Have the executions of an op counted."""
@@ -141,15 +146,21 @@ class Flops(Tool):
             found = _sizes(outputs, range(len(outputs))) if fixed is None else fixed
             op.forward(inputs, found)
 
-    def gradients(self, *gradients: Any, op: _Op) -> None:
-        """Count the gradients of one execution."""
+    def arrival(self, gradient: Any, op: _Op) -> None:
+        """Note which execution is being differentiated."""
         with self._clock, self._lock:
-            op.backward(gradients)
+            op.begin(gradient)
+
+    def operand(self, gradient: Any, op: _Op, position: int) -> None:
+        """Count the gradient of one operand."""
+        with self._clock, self._lock:
+            if _tensors(gradient):
+                op.backward(position, gradient)
 
     def gradient(self, op: _Op) -> None:
         """Count one execution of a backward operator that computes one gradient."""
         with self._clock, self._lock:
-            op.backward(())
+            op.backward_operator()
 
     def uncounted(self, op: _Op) -> None:
         """Note one execution of what has no formula."""
@@ -216,6 +227,9 @@ class _Op:
         self.static: tuple[Any, Any] | None = None
         #: Thread -> sizes of the inputs of the execution that it is in.
         self.entered: dict[int, tuple[Any, ...] | None] = {}
+        #: Gradients of the execution whose backward is on its way, by position.
+        self.arrived: dict[int, Any] = {}
+        self.execution: tuple[Any, Any] | None = None
         #: The last sizes of inputs and outputs, each once; the newest is the last.
         self.seen: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
@@ -234,46 +248,61 @@ class _Op:
             del self.seen[next(iter(self.seen))]
         self._add(number, "")
 
-    def backward(self, gradients: Sequence[Any]) -> None:
+    def backward_operator(self) -> None:
+        """Count one backward operator."""
+        assert self.formula is not None
+        self.facts.backward_calls += 1
+        execution = self._execution_of(None)
+        if execution is not None:
+            self._add(self._number(self.formula.count, *execution), "backward_", self.formula.each)
+
+    def begin(self, gradient: Any) -> None:
+        """The gradient of the first output has arrived, if it has one."""
+        self.arrived, self.execution = {}, self._execution_of(gradient)
+
+    def backward(self, position: int, gradient: Any) -> None:
+        """Count the gradient of one operand; those of one execution come one after another."""
         formula = self.formula
         assert formula is not None
-        """Count gradients, or one backward operator if there are none."""
-        present = sum(_tensors(gradient) for gradient in gradients)
-        if gradients and not present:
-            return
-        self.facts.backward_calls += 1
-        execution = self._execution_of(gradients)
+        execution = self.execution or self._execution_of(None)
         if execution is None:
-            self.facts.problem = self.facts.problem or "a gradient came before the operator ran"
             return
-        if gradients and formula.backward is not None:
-            number = self._number(formula.backward, *execution, gradients)
-        else:
+        if not self.arrived:
+            self.facts.backward_calls += 1
+        before = dict(self.arrived)
+        self.arrived[position] = (
+            [None if item is None else True for item in gradient]
+            if isinstance(gradient, (list, tuple))
+            else True
+        )
+        if formula.backward is None or formula.operands is None:
             number = self._number(formula.count, *execution)
-            times = present if gradients else formula.each
-            number = None if number is None else number * times
-        if number is not None:
-            self._add(number, "backward_")
+            self._add(number, "backward_", _tensors(gradient))
+            return
+        # What the gradients cost together, less what was counted of them already.
+        costs = [
+            self._number(formula.backward, *execution, [given.get(p) for p in formula.operands])
+            for given in (self.arrived, *([before] if before else []))
+        ]
+        if None not in costs:
+            self._add((costs[0] or 0) - sum(cost or 0 for cost in costs[1:]), "backward_")
 
-    def _execution_of(self, gradients: Sequence[Any]) -> tuple[Any, Any] | None:
-        """The sizes of the execution that gradients belong to: the newest that they fit."""
+    def _execution_of(self, gradient: Any) -> tuple[Any, Any] | None:
+        """Sizes of the newest execution that the gradient of an output fits."""
         if not self.seen:
             # A graph may compute a gradient and leave the operator itself out.
+            if self.static is None:
+                self.facts.problem = self.facts.problem or "a gradient came before the operator ran"
             return self.static
         newest = next(reversed(self.seen.values()))
-        if len(self.seen) == 1 or self.formula is None or not gradients:
-            return newest
-        if self.formula.operands != self.formula.inputs:
+        if len(self.seen) == 1 or gradient is None:
             return newest
         try:
-            sizes = [size_of(gradient) for gradient in gradients]
+            size = size_of(gradient)
         except ValueError:
             return newest
-        for inputs, outputs in reversed(self.seen.values()):
-            pairs = zip(sizes, inputs, strict=True)
-            if all(size is None or size == given for size, given in pairs):
-                return inputs, outputs
-        return newest
+        fitting = (pair for pair in reversed(self.seen.values()) if pair[1][0] == size)
+        return next(fitting, newest)
 
     def _number(self, count: Callable[..., int], *given: Any) -> int | None:
         try:
@@ -284,8 +313,11 @@ class _Op:
             return None
         return number // 2 if self.halved else number
 
-    def _add(self, number: int, prefix: str) -> None:
+    def _add(self, number: int | None, prefix: str, times: int = 1) -> None:
+        if number is None:
+            return
         assert self.formula is not None
+        number *= times
         single = self.formula.kind == "elementwise"
         facts = cast("Any", self.facts)
         if not single:
