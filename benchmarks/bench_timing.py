@@ -19,8 +19,10 @@ __all__ = ["Comparison", "Timing", "Way", "interleaved"]
 #: a microsecond.
 SHORTEST_SAMPLE = 0.001
 MOST_SAMPLES = 40
-#: Runs at the begin of a turn that are not timed, where one is short; else one is not.
+#: Runs at the begin of a turn that are not timed: the first ones after entering an extent may find
+#: out what later ones know. Where they would take longer than so many seconds, one is not timed.
 WARMING = 4
+LONGEST_WARMING = 3.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Comparison:
 class _Record:
     way: Way
     first: float
+    #: Runs before the timed ones.
+    warming: int
     #: Runs in one sample, and samples in one turn.
     inner: int
     samples: int
@@ -143,7 +147,8 @@ def _calibrate(way: Way, turn: float) -> _Record:
         once = max(perf_counter() - start, 1e-7)
     inner = max(1, round(SHORTEST_SAMPLE / once))
     samples = min(MOST_SAMPLES, max(1, round(turn / (once * inner))))
-    return _Record(way, first, inner, samples, spent=perf_counter() - begin)
+    warming = WARMING if WARMING * once <= LONGEST_WARMING else 1
+    return _Record(way, first, warming, inner, samples, spent=perf_counter() - begin)
 
 
 def _take_turn(record: _Record, number: int) -> None:
@@ -151,7 +156,7 @@ def _take_turn(record: _Record, number: int) -> None:
     begin = perf_counter()
     cpu: list[float] = []
     with record.way.enter():
-        for _ in range(WARMING if record.samples >= WARMING else 1):
+        for _ in range(record.warming):
             run()
         gc.collect()
         gc.disable()
