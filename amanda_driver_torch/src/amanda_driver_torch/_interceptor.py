@@ -5,13 +5,13 @@ Owns the contract of interceptors and the choice among those that this installat
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from amanda_core import Blind
-from amanda_core.errors import UnsupportedError
+from amanda_core import choice as core_choice
+from amanda_core.choice import NATIVE, Choice
 from amanda_driver_torch import _build
 from amanda_driver_torch._function_mode import FunctionModeInterceptor
 
@@ -26,7 +26,7 @@ __all__ = ["VARIABLE", "Choice", "Interceptor", "choice", "choose"]
 #: Environment variable that names an interceptor.
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 
-NAMES = ("native", "function_mode")
+NAMES = (NATIVE, "function_mode")
 
 
 class Interceptor(Protocol):
@@ -67,42 +67,20 @@ class Interceptor(Protocol):
         """What this interceptor cannot see, and why."""
 
 
-class Choice(NamedTuple):
-    """Which interceptor new sessions use.
-
-    Attributes:
-        name: ``native`` or ``function_mode``.
-        why: A sentence that says why this one.
-    """
-
-    name: str
-    why: str
-
-
 def choice() -> Choice:
     """Which interceptor a session would use now, and why.
 
     Raises:
         UnsupportedError: The one that `AMANDA_TORCH_INTERCEPTOR` asks for is not available.
     """
-    asked = os.environ.get(VARIABLE)
-    if asked and asked not in NAMES:
-        raise UnsupportedError(
-            f"{VARIABLE}={asked} names no interceptor",
-            where="amanda-driver-torch",
-            fix=f"Use one of: {', '.join(NAMES)}",
-        )
-    if asked == "native" and _build.native is None:
-        raise UnsupportedError(
-            f"{VARIABLE}=native, but {_build.missing}",
-            where="amanda-driver-torch",
-            fix="Install a C++ compiler and then amanda-driver-torch anew, or unset the variable",
-        )
-    if asked:
-        return Choice(asked, f"{VARIABLE} asks for it")
-    if _build.native is None:
-        return Choice("function_mode", f"There is no native one: {_build.missing}")
-    return Choice("native", f"The extension is there; it reads {_build.native.FRAMES}")
+    native = _build.native
+    return core_choice.choose(
+        VARIABLE,
+        NAMES,
+        _build.missing if native is None else None,
+        distribution="amanda-driver-torch",
+        built=f"The extension is there; it reads {native.FRAMES}" if native is not None else "",
+    )
 
 
 def choose(attachment: TorchAttachment, sites: Sites[OpRecord]) -> Interceptor:
@@ -111,7 +89,7 @@ def choose(attachment: TorchAttachment, sites: Sites[OpRecord]) -> Interceptor:
     Raises:
         UnsupportedError: The one asked for is not available.
     """
-    if choice().name == "native":
+    if choice().name == NATIVE:
         from amanda_driver_torch._native_interceptor import NativeInterceptor
 
         return NativeInterceptor(attachment, sites)

@@ -97,7 +97,7 @@ PyType_Spec plans_spec = {"amanda_driver_torch._native.NodePlans", sizeof(NodePl
 bool may_serve(PyObject* object, const Watch* watch) {
     NodePlans* plans = plans_of(object);
     return plans != nullptr && plans->hooks != nullptr && plans->epoch == watch->epoch &&
-           !watch->second_order && !watch->identity->in_function_modes();
+           !watch->second_order;
 }
 
 bool serves(PyObject* object, const Watch* watch, uint64_t made) {

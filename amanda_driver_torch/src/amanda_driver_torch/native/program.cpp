@@ -218,16 +218,16 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
     const ProgramParts& parts = *program->parts;
     const Operands& operands = call.operands();
     if (parts.epoch.get() != watch->epoch) return false;
-    if (gradients && (!can_set_gradients() ||
-                      (watch->wants_backward && parts.nodes < 0 && !may_hook(watch, record)))) {
-        return false;
-    }
-    if (gradients && !parts.taps.empty() && !call.takes_others()) return false;
-    if (gradients && !parts.with_gradients) return false;
-    // The user's own modes are not to hear of hooks.
-    if (gradients && !(parts.taps.empty() && parts.arrivals.empty() && parts.meetings.empty()) &&
-        watch->identity->in_function_modes()) {
-        return false;
+    if (gradients) {
+        bool tracked = watch->wants_backward && parts.nodes < 0;
+        bool hooks = !(parts.taps.empty() && parts.arrivals.empty() && parts.meetings.empty());
+        if (!can_set_gradients() || !parts.with_gradients ||
+            (tracked && !may_hook(watch, record)) ||
+            (!parts.taps.empty() && !call.takes_others())) {
+            return false;
+        }
+        // The user's own modes are not to hear of hooks.
+        if ((tracked || hooks) && watch->identity->in_function_modes()) return false;
     }
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     size_t named = size_t(operands.named());

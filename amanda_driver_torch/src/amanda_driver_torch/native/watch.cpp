@@ -91,7 +91,9 @@ namespace {
 PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& call,
                  PyObject* result, uint64_t start) {
     if (watch->settle == nullptr) return result;  // The tools were left in the operator.
-    int hooked = hook_record(watch, record, result, start);
+    // The user's own modes are not to hear of hooks.
+    int hooked = watch->identity->in_function_modes() ? 0
+                                                      : hook_record(watch, record, result, start);
     if (hooked != 0) {
         if (hooked < 0) Py_CLEAR(result);
         return result;

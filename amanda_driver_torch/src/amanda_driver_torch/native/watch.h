@@ -64,7 +64,7 @@ int watch_of(PyObject* attachment, Watch** watch);
 PyObject* operate(Thread* thread, Definition* definition, Call& call);
 
 // Hooks the nodes that an op has just made, by the plans of its record: 1, or 0 where Python has to,
-// or -1 with an exception.
+// or -1 with an exception. Not where modes of the user's would hear of it.
 int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start);
 // Whether that may be possible.
 bool may_hook(const Watch* watch, PyObject* record);
