@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from amanda_core import bounded
 from amanda_core.errors import OutputError, ResultError
 
 __all__ = ["LIMIT", "HasResult", "Output", "Result", "Table", "load", "printable"]
@@ -240,16 +240,9 @@ def load(path: Path, limit: int = LIMIT) -> Any:
         ResultError: It cannot be read, is no regular file, larger than `limit` bytes, or not JSON.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ResultError("Not a file", where=str(path))
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ResultError):
-            raise
-        raise ResultError(f"Cannot be read: {error}", where=printable(path)) from error
-    if len(content) > limit:
-        raise ResultError(f"Larger than {limit} bytes", where=str(path))
+        content = bounded.read(path, limit)
+    except bounded.Unreadable as error:
+        raise ResultError(str(error), where=printable(path)) from error
     try:
         return json.loads(content.decode("utf-8"), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

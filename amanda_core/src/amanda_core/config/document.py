@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from amanda_core import bounded
 from amanda_core.errors import ConfigError
 
 __all__ = ["LIMIT", "Document", "find"]
@@ -112,20 +113,12 @@ def find(start: Path) -> Document | None:
 
 
 def _read(path: Path) -> str:
+    if not path.is_file():
+        raise ConfigError("Not a file", where=str(path), fix="Name a TOML file")
     try:
-        # A pipe or a device would never end; opening one may wait for ever.
-        if not path.is_file():
-            raise ConfigError("Not a file", where=str(path), fix="Name a TOML file")
-        with path.open("rb") as file:
-            content = file.read(LIMIT + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"Cannot be read: {error}", where=str(path)) from error
-    if len(content) > LIMIT:
-        raise ConfigError(
-            f"Larger than {LIMIT} bytes", where=str(path), fix="Move what is not configuration"
-        )
+        content = bounded.read(path, LIMIT)
+    except bounded.Unreadable as error:
+        raise ConfigError(str(error), where=str(path), fix="Name a TOML file") from error
     try:
         return content.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
