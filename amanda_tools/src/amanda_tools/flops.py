@@ -7,12 +7,13 @@ Owns what is counted when. What an operator costs is in `formulas` and `operator
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 from amanda_core import OpContext, Tool
 from amanda_core.vocabulary import OP_TYPES, backward_word
+from amanda_tools.clock import Clock
+from amanda_tools.facts import key_of
 from amanda_tools.flops_result import CountedOp, FlopsResult
 from amanda_tools.formulas import Formula, formula_of
 from amanda_tools.operators import APART, FORMULA, rules
@@ -64,7 +65,7 @@ class Flops(Tool):
         self._ops: dict[tuple[object, ...], _Op] = {}
         # Graphs run routines on threads of the framework's.
         self._lock = threading.Lock()
-        self._clock = _Clock()
+        self._clock = Clock()
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -98,7 +99,7 @@ class Flops(Tool):
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Have the executions of an op counted."""
-        op = self._ops.get(_key(context))
+        op = self._ops.get(key_of(context))
         if op is None:
             return
         with self._clock:
@@ -109,7 +110,7 @@ class Flops(Tool):
                     context.insert_after_op(self.uncounted, outputs=[], op=op)
                 else:
                     with self._lock:
-                        del self._ops[_key(context)]
+                        del self._ops[key_of(context)]
                 return
             fixed = None
             if op.known is not None and "/eager" not in context.namespace:
@@ -123,7 +124,7 @@ class Flops(Tool):
         forward = context.forward
         if forward is None or not forward.get(APART):
             return
-        op = self._ops.get(_key(forward))
+        op = self._ops.get(key_of(forward))
         word = forward["type"]
         if op is None or op.formula is None or not isinstance(word, str):
             return
@@ -196,19 +197,10 @@ class Flops(Tool):
             formula, problem = None, formula
         elif formula is None or formula.kind not in self.include:
             return None
-        facts = CountedOp(
-            context.get_op_id(),
-            context.op_type,
-            word if isinstance(word, str) else None,
-            context.name,
-            context.module_path,
-            context.source,
-            context.namespace,
-            problem=problem,
-        )
+        facts = CountedOp.of(context, problem=problem)
         halved = self.causal == "half" and word == "attention" and _is_causal(context)
         with self._lock:
-            op = self._ops.setdefault(_key(context), _Op(facts))
+            op = self._ops.setdefault(key_of(context), _Op(facts))
             op.formula, op.halved, op.known = formula, halved, None
         return op
 
@@ -328,40 +320,6 @@ class _Op:
 
 #: Kinds of execution that one operator remembers for its gradients.
 _SEEN = 64
-
-
-class _Clock:
-    """Time spent in the tool, and since its first work, in nanoseconds."""
-
-    def __init__(self) -> None:
-        self.spent = 0
-        self.first: int | None = None
-        self.last = 0
-        self._local = threading.local()
-
-    def __enter__(self) -> None:
-        self._local.start = now = time.perf_counter_ns()
-        if self.first is None:
-            self.first = now
-
-    def __exit__(self, *error: object) -> None:
-        self.last = time.perf_counter_ns()
-        self.spent += self.last - self._local.start
-
-    @property
-    def wall(self) -> int:
-        return 0 if self.first is None else self.last - self.first
-
-
-def _key(context: OpContext) -> tuple[object, ...]:
-    # One tool may see several programs, whose ids are not each other's.
-    return (
-        context.namespace,
-        context.get_op_id(),
-        context.op_type,
-        context.name,
-        context.source,
-    )
 
 
 def _sizes(values: Sequence[Any] | None, positions: Sequence[int]) -> tuple[Any, ...] | None:

@@ -5,13 +5,14 @@ Owns the sums and their forms.
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import Table
+from amanda_tools.facts import OpFacts, with_parents
+from amanda_tools.rendering import dataframe, html_of, scaled
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
 
@@ -19,17 +20,10 @@ By = Literal["module", "type", "op", "unknown"]
 
 
 @dataclass
-class CountedOp:
-    """One operator.
+class CountedOp(OpFacts):
+    """One operator: the facts, and what it cost.
 
     Attributes:
-        id: Op id, the same in each run of the same program.
-        type: The backend's name of the operator.
-        word: The common word for it, or None.
-        name: Readable name.
-        module: Path of the module that it ran in.
-        source: ``file:line`` of the call, or None.
-        namespace: ``framework/version/mode``.
         problem: Why some or all of its executions are not counted, or None.
         calls: How often it ran.
         macs: Multiply-accumulates of all executions.
@@ -40,13 +34,6 @@ class CountedOp:
         backward_flops: Floating-point operations of its gradients.
     """
 
-    id: int
-    type: str
-    word: str | None
-    name: str
-    module: str
-    source: str | None
-    namespace: str
     problem: str | None = None
     calls: int = 0
     macs: int = 0
@@ -133,7 +120,7 @@ class FlopsResult:
         """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
         found: dict[str, Sum] = {"": Sum()}
         for op in self.ops:
-            for path in _with_parents(op.module):
+            for path in with_parents(op.module):
                 found.setdefault(path, Sum()).add(op)
         return found
 
@@ -162,7 +149,7 @@ class FlopsResult:
             sums = {
                 path: found
                 for path, found in self.by_module().items()
-                if depth is None or len(_with_parents(path)) - 1 <= depth
+                if depth is None or len(with_parents(path)) - 1 <= depth
             }
         else:
             raise ValueError(f"by must be module, type, op or unknown, and is {by!r}")
@@ -189,23 +176,20 @@ class FlopsResult:
         Raises:
             ImportError: pandas is not installed.
         """
-        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-        columns = list(CountedOp.__dataclass_fields__)
-        return pandas.DataFrame([asdict(op) for op in self.ops], columns=columns)
+        return dataframe(CountedOp, self.ops)
 
     def _repr_html_(self) -> str:
         tables = [self.table(), self.table("type")]
         if self.unknown:
             tables.append(self.table("unknown"))
-        return "\n".join(map(_html, tables))
+        return html_of(tables)
 
     def _title(self) -> str:
         total = self.total
-        parts = [f"{_scaled(total.macs, 'MACs')} ({_scaled(total.flops, 'FLOPs')}) forward"]
+        parts = [f"{scaled(total.macs, 'MACs')} ({scaled(total.flops, 'FLOPs')}) forward"]
         if total.backward_macs or total.backward_flops:
             macs, flops = total.backward_macs, total.backward_flops
-            parts.append(f"{_scaled(macs, 'MACs')} ({_scaled(flops, 'FLOPs')}) backward")
+            parts.append(f"{scaled(macs, 'MACs')} ({scaled(flops, 'FLOPs')}) backward")
         parts.append(f"1 MAC = 2 FLOPs; counted: {', '.join(self.include)}")
         if self.causal == "half":
             parts.append("causal attention by half")
@@ -244,35 +228,3 @@ def _cells(found: Sum) -> tuple[int, ...]:
         found.backward_flops,
         found.unknown,
     )
-
-
-def _with_parents(path: str) -> list[str]:
-    """A module path and those of the modules around it, from the outside; ``""`` is the first.
-
-    >>> _with_parents("encoder.0")
-    ['', 'encoder', 'encoder.0']
-    """
-    # Frameworks separate by a point or a stroke.
-    ends = [index for index, letter in enumerate(path) if letter in "./"]
-    return ["", *(path[:end] for end in ends), *([path] if path else [])]
-
-
-def _scaled(number: int, unit: str) -> str:
-    """A number with a prefix of its unit.
-
-    >>> _scaled(4_089_000_000, "MACs")
-    '4.089 GMACs'
-    """
-    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if number >= 10**power:
-            return f"{number / 10**power:.3f} {prefix}{unit}"
-    return f"{number} {unit}"
-
-
-def _html(table: Table) -> str:
-    def row(cells: Iterable[str], tag: str) -> str:
-        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-    lines = [row(map(str, table.columns), "th"), *(row(cells, "td") for cells in table.text())]
-    caption = html.escape(table.title)
-    return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"

@@ -14,35 +14,22 @@ from typing import Any
 
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
+from amanda_tools.facts import OpFacts
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
 
 
 @dataclass
-class TracedOp:
+class TracedOp(OpFacts):
     """One operator, as it was at its first execution.
 
     Attributes:
-        id: Op id, the same in each run of the same program.
-        type: The backend's name of the operator.
-        word: The common word for it, or None.
-        name: Readable name.
-        module: Path of the module that it ran in.
-        source: ``file:line`` of the call, or None.
-        namespace: ``framework/version/mode``.
         inputs: Shape and dtype of each input, such as ``float32[8,3,32,32]``; None for what is no
             tensor. A dimension that is not known yet is ``?``.
         outputs: The same of each output.
         calls: How often it ran.
     """
 
-    id: int
-    type: str
-    word: str | None
-    name: str
-    module: str
-    source: str | None
-    namespace: str
     inputs: list[str | None]
     outputs: list[str | None]
     calls: int = 0
@@ -120,16 +107,10 @@ class Trace(Tool):
             index = self._known.setdefault(key, len(self._ops))
             if index == len(self._ops):
                 self._ops.append(
-                    TracedOp(
-                        context.get_op_id(),
-                        context.op_type,
-                        context["type"],
-                        context.name,
-                        context.module_path,
-                        context.source,
-                        context.namespace,
-                        _described(context.get_inputs()),
-                        _described(context.get_outputs()),
+                    TracedOp.of(
+                        context,
+                        inputs=_described(context.get_inputs()),
+                        outputs=_described(context.get_outputs()),
                     )
                 )
         context.insert_after_op(self.record, outputs=[], index=index)

@@ -1,0 +1,84 @@
+"""What every tool's result says of an operator: which one it is, and where it stands.
+
+Owns these facts, what tells one operator from another, and paths of modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amanda_core import OpContext
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["OpFacts", "key_of", "with_parents"]
+
+
+@dataclass
+class OpFacts:
+    """One operator.
+
+    Attributes:
+        id: Op id, the same in each run of the same program.
+        type: The backend's name of the operator.
+        word: The common word for it, or None.
+        name: Readable name.
+        module: Path of the module that it ran in.
+        source: ``file:line`` of the call, or None.
+        namespace: ``framework/version/mode``.
+    """
+
+    id: int
+    type: str
+    word: str | None
+    name: str
+    module: str
+    source: str | None
+    namespace: str
+
+    @classmethod
+    def of(cls, context: OpContext, **more: Any) -> Self:
+        """The facts of a context's op.
+
+        Args:
+            context: Context of the op.
+            **more: Attributes of the subclass.
+        """
+        word = context["type"]
+        return cls(
+            id=context.get_op_id(),
+            type=context.op_type,
+            word=word if isinstance(word, str) else None,
+            name=context.name,
+            module=context.module_path,
+            source=context.source,
+            namespace=context.namespace,
+            **more,
+        )
+
+
+def key_of(context: OpContext) -> tuple[object, ...]:
+    """What tells an op from the others.
+
+    One tool may see several programs, whose ids are not each other's.
+    """
+    return (
+        context.namespace,
+        context.get_op_id(),
+        context.op_type,
+        context.name,
+        context.source,
+    )
+
+
+def with_parents(path: str) -> list[str]:
+    """A module path and those of the modules around it, from the outside; ``""`` is the first.
+
+    >>> with_parents("encoder.0")
+    ['', 'encoder', 'encoder.0']
+    """
+    # Frameworks separate by a point or a stroke.
+    ends = [index for index, letter in enumerate(path) if letter in "./"]
+    return ["", *(path[:end] for end in ends), *([path] if path else [])]
