@@ -18,8 +18,9 @@ import torch.nn.functional as F
 
 import amanda
 from amanda_core.errors import AmandaWarning
+from amanda_core.testing.tools import tool
 
-from .making import close, equal, leaf, tool
+from .making import close, equal, leaf
 from .repeating import TIMES, Arriving, Given, Raw, RawResult, data, product
 
 PLACES = [Arriving, Given, Raw, RawResult]

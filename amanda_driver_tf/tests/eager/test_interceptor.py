@@ -19,6 +19,7 @@ import tensorflow as tf
 import amanda
 import amanda_driver_tf
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import after, idle, watching
 from amanda_driver_tf import _build
 from amanda_driver_tf._eager import intercept
 from amanda_driver_tf._eager.symbols import execute, pywrap_tfe
@@ -26,7 +27,7 @@ from amanda_driver_tf._interceptor import VARIABLE
 from amanda_driver_tf._state import STATE
 from amanda_driver_tf.plugin import amanda_preflight
 
-from .making import after, idle, normal, variable, watching
+from .making import normal, variable
 
 X = normal(2, 3)
 W = variable(3, 3)
