@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda_core import Blind, Session
+from amanda_core import Blind, Session, Step
 from amanda_core.errors import is_annotated
 from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._checkpoint import is_foreign_rerun
+from amanda_driver_torch._edits import edited
 from amanda_driver_torch._execute import Execution
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import in_users_modes, laid_aside
@@ -173,6 +174,13 @@ class TorchAttachment:
     ) -> Any:
         """Go on with a call that the native interceptor began; see `Execution.resume`."""
         return self._execution.resume(record, operator, call, args, kwargs, *done)
+
+    def edit(self, step: Step, values: list[Any], result: Any) -> None:
+        """Let what a routine returned take effect in `values`; for the native interceptor."""
+        changes = step.changes(values, result)
+        self.edits += len(changes)
+        for position, new in changes:
+            values[position] = edited(values[position], new, step)
 
     @property
     def settle(self) -> Callable[..., Any]:

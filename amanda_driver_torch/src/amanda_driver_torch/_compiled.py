@@ -131,6 +131,7 @@ def compiled(
         arrivals,
         met,
         context.remember,
+        not bound.signature.mutated,
     )
 
 

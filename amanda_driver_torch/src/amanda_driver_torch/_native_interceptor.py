@@ -59,6 +59,7 @@ class NativeInterceptor:
             module_failed=attachment.module_failed,
             scopes=attachment.scopes,
             resume=_unheard(attachment.resume),
+            edit=attachment.edit,
             raise_pending=attachment.session.raise_pending,
             pending=attachment.session._pending,
             annotate=_annotate,

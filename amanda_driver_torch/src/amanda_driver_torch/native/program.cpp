@@ -1,7 +1,8 @@
 // The running of programs.
 #include <algorithm>
 
-#include "program_parts.h"
+#include "edits.h"
+#include "program_gradients.h"
 #include "redirect.h"
 #include "thread.h"
 #include "torch_symbols.h"
@@ -11,8 +12,7 @@ namespace amanda {
 
 namespace {
 
-PyObject *released, *inputs_name, *outputs_name, *constant_name, *requires_grad, *ndim,
-    *dtype_name, *is_contiguous, *shape_name;
+PyObject *released, *inputs_name, *outputs_name, *constant_name;
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
                 const Owned& before, const Owned& after, PyObject* returned, uint64_t start,
@@ -75,140 +75,34 @@ bool stood_in(const Watch* watch) {
     return false;
 }
 
-// Whether the arguments that require a gradient are those that the program knows.
-bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
-    for (size_t i = 0; i < parts.required.size(); ++i) {
-        if (parts.required[i] < 0) continue;
-        Owned answer(PyObject_GetAttr(values[i], requires_grad));
-        if (!answer) PyErr_Clear();
-        if (answer.get() != (parts.required[i] ? Py_True : Py_False)) return false;
-    }
-    return true;
-}
-
-// The operands one after the other.
-size_t flatten(const Operands& operands, PyObject** values) {
-    size_t count = 0;
-    if (operands.first != nullptr) values[count++] = operands.first;
-    for (Py_ssize_t i = 0; i < operands.count; ++i) values[count++] = operands.items[i];
-    for (Py_ssize_t i = 0; operands.names != nullptr && i < operands.named(); ++i) {
-        values[count++] = operands.items[operands.count + i];
-    }
-    if (operands.kwargs != nullptr) {
-        PyObject *name, *value;
-        for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
-            values[count++] = value;
-        }
-    }
-    return count;
-}
-
-// The original on identities of those operands whose gradients are wanted. Where it hands one of
-// them back, it has done nothing: the operand itself comes back.
-Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
+// The original on what stands in `inputs`, by position, now.
+Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
     PyObject* values[MOST_OPERANDS + 1];
     values[0] = nullptr;  // The place before the first is the callee's to use.
-    PyObject** operands = values + 1;
-    flatten(call.operands(), operands);
-    std::vector<Owned> held, tapped;
-    for (const ProgramParts::Tap& tap : parts.taps) {
-        Owned wanted(PyTuple_New(Py_ssize_t(tap.arguments.size())));
-        if (!wanted) return Owned();
-        for (size_t i = 0; i < tap.arguments.size(); ++i) {
-            PyTuple_SET_ITEM(wanted.get(), Py_ssize_t(i), Py_NewRef(operands[tap.arguments[i]]));
-        }
-        Owned identities(
-            PyObject_CallFunctionObjArgs(watch->tap, wanted.get(), tap.function.get(), nullptr));
-        if (!identities) return Owned();
-        if (!PyTuple_Check(identities.get()) ||
-            PyTuple_GET_SIZE(identities.get()) != Py_ssize_t(tap.arguments.size())) {
-            PyErr_SetString(PyExc_SystemError, "a tap returned something else");
-            return Owned();
-        }
-        for (size_t i = 0; i < tap.arguments.size(); ++i) {
-            operands[tap.arguments[i]] = PyTuple_GET_ITEM(identities.get(), Py_ssize_t(i));
-        }
-        held.push_back(std::move(identities));
-        tapped.push_back(std::move(wanted));
-    }
-    Owned returned(call.original_with(operands));
-    for (size_t i = 0; returned && i < held.size(); ++i) {
-        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(held[i].get()); ++j) {
-            if (PyTuple_GET_ITEM(held[i].get(), j) == returned.get()) {
-                return Owned(Py_NewRef(PyTuple_GET_ITEM(tapped[i].get(), j)));
-            }
+    flatten(call.operands(), values + 1);
+    for (size_t j = 0; j < parts.sources.size(); ++j) {
+        if (parts.sources[j] >= 0) {
+            values[1 + parts.sources[j]] = PyList_GET_ITEM(inputs, Py_ssize_t(j));
         }
     }
-    return returned;
+    return Owned(call.original_with(values + 1));
 }
 
-// Whether the arguments lie as they did when it was found where their gradients meet.
-bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
-    Owned cast(PyObject_CallNoArgs(parts.autocast.get()));
-    if (cast.get() != Py_False) {
-        PyErr_Clear();
-        return false;
-    }
-    for (const ProgramParts::Laid& laid : parts.laid) {
-        PyObject* value = values[laid.argument];
-        Owned dimensions(PyObject_GetAttr(value, ndim)), dtype(PyObject_GetAttr(value, dtype_name)),
-            contiguous(PyObject_CallMethodNoArgs(value, is_contiguous));
-        if (!dimensions || !dtype || !contiguous ||
-            PyLong_AsLong(dimensions.get()) != laid.dimensions ||
-            dtype.get() != laid.dtype.get() ||
-            (contiguous.get() == Py_True) != laid.contiguous) {
-            PyErr_Clear();
-            return false;
-        }
-    }
-    return true;
+// Whether what routines return can take effect here. Where gradients of the op are hooked, or modes
+// of the user's would hear of it, Python knows how.
+bool may_edit(const ProgramParts& parts, const Watch* watch, bool gradients) {
+    return parts.editable && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
+           !watch->identity->in_function_modes();
 }
 
-// Hooks the nodes where the gradients of inputs meet: 1, or 0 if these are not where they were, or
-// -1 with an exception.
-int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned,
-                  uint64_t start) {
-    if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
-    std::vector<Owned> nodes;
-    for (const Hooking& meeting : parts.meetings) {
-        nodes.push_back(meeting.route.follow(returned, start));
-        if (!nodes.back()) return PyErr_Occurred() ? -1 : 0;
+// Whether all that a routine may change is among the arguments that are given.
+bool are_given(const ProgramParts& parts, const ProgramStep& step) {
+    if (step.all) {
+        return std::all_of(parts.sources.begin(), parts.sources.end(),
+                           [](int source) { return source >= 0; });
     }
-    PyObject* values[MOST_OPERANDS];
-    flatten(call.operands(), values);
-    for (size_t i = 0; i < nodes.size(); ++i) {
-        const std::vector<int>& arguments = parts.shaped[i];
-        Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
-        if (!shapes) return -1;
-        for (size_t k = 0; k < arguments.size(); ++k) {
-            PyObject* shape = PyObject_GetAttr(values[arguments[k]], shape_name);
-            if (shape == nullptr) return -1;
-            PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
-        }
-        Owned hook = parts.meetings[i].make(shapes.get());
-        if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return -1;
-    }
-    return 1;
-}
-
-// Whether `value` is what a call was made with.
-bool is_operand(const Operands& operands, PyObject* value) {
-    PyObject* values[MOST_OPERANDS];
-    size_t count = flatten(operands, values);
-    return std::find(values, values + count, value) != values + count;
-}
-
-// Hooks the gradient that will arrive at what the op returned. False with an exception.
-bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* returned) {
-    if (parts.arrivals.empty()) return true;
-    Owned required(PyObject_GetAttr(returned, requires_grad));
-    if (!required) return false;
-    // An op that returns its own input has made no node.
-    if (required.get() != Py_True || is_operand(call.operands(), returned)) return true;
-    for (const Hooking& arrival : parts.arrivals) {
-        if (!hook_tensor(returned, arrival.hook.get())) return false;
-    }
-    return true;
+    return std::all_of(step.positions.begin(), step.positions.end(),
+                       [&](int position) { return parts.sources[size_t(position)] >= 0; });
 }
 
 }  // namespace
@@ -220,14 +114,15 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
     if (parts.epoch.get() != watch->epoch) return false;
     if (gradients) {
         bool tracked = watch->wants_backward && parts.nodes < 0;
-        bool hooks = !(parts.taps.empty() && parts.arrivals.empty() && parts.meetings.empty());
         if (!can_set_gradients() || !parts.with_gradients ||
             (tracked && !may_hook(watch, record)) ||
             (!parts.taps.empty() && !call.takes_others())) {
             return false;
         }
         // The user's own modes are not to hear of hooks.
-        if ((tracked || hooks) && watch->identity->in_function_modes()) return false;
+        if ((tracked || parts.hooks_gradients()) && watch->identity->in_function_modes()) {
+            return false;
+        }
     }
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
     size_t named = size_t(operands.named());
@@ -291,22 +186,32 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         PyDict_SetItem(parts->state.get(), constant_name, parts->constant.get()) < 0) {
         return nullptr;
     }
-    for (size_t i = 0; i < parts->before.size(); ++i) {
-        Owned result = call_step(parts->before[i], inputs.get(), thread, watch, gradients);
+    Edits before, after;
+    auto go_on_from = [&](const Owned& done_before, const Owned& done_after, PyObject* returned,
+                          uint64_t start, bool tapped = true) {
+        return go_on(record, watch, definition, call, done_before, done_after, returned, start,
+                     tapped);
+    };
+    size_t all = parts->before.size();
+    for (size_t i = 0; i < all; ++i) {
+        const ProgramStep& step = parts->before[i];
+        Owned result = call_step(step, inputs.get(), thread, watch, gradients);
         if (!result) return nullptr;
-        if (result.get() != Py_None) {
-            return go_on(record, watch, definition, call, results(i, result.get()), results(0, nullptr),
-                         nullptr, 0);
+        if (result.get() == Py_None) continue;
+        if (!may_edit(*parts, watch, gradients) || !are_given(*parts, step) ||
+            !call.takes_others()) {
+            return go_on_from(before.so_far(i, result.get()), after.so_far(0), nullptr, 0);
         }
+        if (!before.make(watch, step, i, inputs.get(), result.get())) return nullptr;
     }
     uint64_t start = gradients ? next_sequence_number() : 0;
     Owned returned = gradients && !parts->taps.empty() ? call_tapped(*parts, watch, call)
+                     : before.any()                    ? call_edited(*parts, call, inputs.get())
                                                        : Owned(call.original());
     if (!returned || returned.get() == Py_NotImplemented) return returned.release();
+    bool tensor = reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
     PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
     if (gradients) {
-        bool tensor =
-            reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
         // What needs more, Python does: all of it, or all but the gradients of inputs.
         int met = parts->meetings.empty() ? 1
                   : tensor                ? hook_meetings(*parts, call, returned.get(), start)
@@ -316,8 +221,8 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             unhooked = record;
         }
         if (met == 0 || !(tensor || (parts->arrivals.empty() && unhooked == nullptr))) {
-            return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
-                         results(0, nullptr), returned.get(), start, met == 1);
+            return go_on_from(before.so_far(all), after.so_far(0), returned.get(), start,
+                              met == 1);
         }
     }
     auto finish = [&]() -> PyObject* {
@@ -325,9 +230,8 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             int hooked = hook_record(watch, unhooked, returned.get(), start);
             if (hooked < 0) return nullptr;
             if (hooked == 0) {
-                return go_on(record, watch, definition, call,
-                             results(parts->before.size(), nullptr),
-                             results(parts->after.size(), nullptr), returned.get(), start);
+                return go_on_from(before.so_far(all), after.so_far(parts->after.size()),
+                                  returned.get(), start);
             }
         }
         if (gradients && !hook_arrivals(*parts, call, returned.get())) return nullptr;
@@ -342,18 +246,20 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     }
     if (!outputs || !lend(parts, outputs_name, outputs.get())) return nullptr;
     for (size_t i = 0; i < parts->after.size(); ++i) {
-        if (!parts->after[i].reaches(outputs.get())) {
-            return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
-                         results(i, nullptr), returned.get(), start);
+        const ProgramStep& step = parts->after[i];
+        if (!step.reaches(outputs.get())) {
+            return go_on_from(before.so_far(all), after.so_far(i), returned.get(), start);
         }
-        Owned result = call_step(parts->after[i], outputs.get(), thread, watch, gradients);
+        Owned result = call_step(step, outputs.get(), thread, watch, gradients);
         if (!result) return nullptr;
-        if (result.get() != Py_None) {
-            return go_on(record, watch, definition, call, results(parts->before.size(), nullptr),
-                         results(i, result.get()), returned.get(), start);
+        if (result.get() == Py_None) continue;
+        if (!may_edit(*parts, watch, gradients) || !tensor || unhooked != nullptr) {
+            return go_on_from(before.so_far(all), after.so_far(i, result.get()), returned.get(),
+                              start);
         }
+        if (!after.make(watch, step, i, outputs.get(), result.get())) return nullptr;
     }
-    return finish();
+    return after.any() ? Py_NewRef(PyList_GET_ITEM(outputs.get(), 0)) : finish();
 }
 
 void name_strings() {
@@ -361,11 +267,7 @@ void name_strings() {
     inputs_name = PyUnicode_InternFromString("inputs");
     outputs_name = PyUnicode_InternFromString("outputs");
     constant_name = PyUnicode_InternFromString("_constant");
-    requires_grad = PyUnicode_InternFromString("requires_grad");
-    ndim = PyUnicode_InternFromString("ndim");
-    dtype_name = PyUnicode_InternFromString("dtype");
-    is_contiguous = PyUnicode_InternFromString("is_contiguous");
-    shape_name = PyUnicode_InternFromString("shape");
+    name_gradient_strings();
 }
 
 }  // namespace amanda

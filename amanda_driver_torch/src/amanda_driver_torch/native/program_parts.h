@@ -11,6 +11,11 @@ namespace amanda {
 struct ProgramParts {
     ~ProgramParts();
 
+    // Whether something is to be done at gradients of the op as a whole.
+    bool hooks_gradients() const {
+        return !(taps.empty() && arrivals.empty() && meetings.empty());
+    }
+
     Owned epoch;
     std::vector<PyTypeObject*> types;  // of the arguments; held by `kinds`
     std::vector<Owned> kinds;
@@ -43,6 +48,7 @@ struct ProgramParts {
     std::vector<Laid> laid;
     Owned autocast;  // () -> whether values are cast on the way
     bool with_gradients = true;  // whether it serves calls with gradients, too
+    bool editable = false;       // whether the op writes none of its arguments
     std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
 };
 

@@ -50,13 +50,13 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *state, *values,
         *constant, *taps, *required, *watch, *arrivals, *meetings, *remember;
     long nodes;
-    int with_gradients;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!pOO!OO", &epoch, &PyTuple_Type, &types,
+    int with_gradients, editable;
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!OlO!O!pOO!OOp", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &state, &PyDict_Type, &values, &constant, &nodes, &PyList_Type, &taps,
                           &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
-                          &arrivals, &meetings, &remember)) {
+                          &arrivals, &meetings, &remember, &editable)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -82,6 +82,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     parts->remember = Owned::share(remember);
     parts->nodes = nodes;
     parts->with_gradients = with_gradients != 0;
+    parts->editable = editable != 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(taps); ++i) {
         PyObject *function, *arguments;
         if (!PyArg_ParseTuple(PyList_GET_ITEM(taps, i), "OO!", &function, &PyTuple_Type,

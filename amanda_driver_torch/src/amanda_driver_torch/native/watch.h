@@ -44,7 +44,7 @@ struct Watch {
     bool second_order;  // gradients of gradients are watched, which Python does
     PyObject* get_control;  // () -> the calling thread's `Control`
     PyObject *execute, *settle, *call_module, *enter_module, *module_failed,
-        *resume, *annotate, *scopes, *raise_pending,
+        *resume, *edit, *annotate, *scopes, *raise_pending,
         *pending;  // of the attachment
     PyObject* tap;        // (values, function) -> identities of the values
     PyObject* stand_ins;  // callables that answer with something true while values are stand-ins

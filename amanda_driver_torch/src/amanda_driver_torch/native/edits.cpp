@@ -1,0 +1,27 @@
+// The changing of values.
+#include "edits.h"
+
+#include "watch.h"
+
+namespace amanda {
+
+bool Edits::make(Watch* watch, const ProgramStep& step, size_t number, PyObject* values,
+                 PyObject* result) {
+    results_.resize(number + 1);
+    results_[number] = Owned::share(result);
+    Owned edit = Owned::share(watch->edit);
+    PyObject* args[] = {step.step.get(), values, result};
+    return bool(Owned(PyObject_Vectorcall(edit.get(), args, 3, nullptr)));
+}
+
+Owned Edits::so_far(size_t count, PyObject* last) const {
+    Owned tuple(results(count, last));
+    for (size_t i = 0; tuple && i < results_.size(); ++i) {
+        if (results_[i]) {
+            PyTuple_SetItem(tuple.get(), Py_ssize_t(i), Py_NewRef(results_[i].get()));
+        }
+    }
+    return tuple;
+}
+
+}  // namespace amanda

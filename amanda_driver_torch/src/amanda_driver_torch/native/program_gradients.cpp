@@ -1,0 +1,153 @@
+// The gradients of an op that a program runs.
+#include "program_gradients.h"
+
+#include <algorithm>
+
+#include "torch_symbols.h"
+#include "watch.h"
+
+namespace amanda {
+
+namespace {
+
+PyObject *requires_grad, *ndim, *dtype_name, *is_contiguous, *shape_name;
+
+// Whether `value` is what a call was made with.
+bool is_operand(const Operands& operands, PyObject* value) {
+    PyObject* values[MOST_OPERANDS];
+    size_t count = flatten(operands, values);
+    return std::find(values, values + count, value) != values + count;
+}
+
+}  // namespace
+
+size_t flatten(const Operands& operands, PyObject** values) {
+    size_t count = 0;
+    if (operands.first != nullptr) values[count++] = operands.first;
+    for (Py_ssize_t i = 0; i < operands.count; ++i) values[count++] = operands.items[i];
+    for (Py_ssize_t i = 0; operands.names != nullptr && i < operands.named(); ++i) {
+        values[count++] = operands.items[operands.count + i];
+    }
+    if (operands.kwargs != nullptr) {
+        PyObject *name, *value;
+        for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
+            values[count++] = value;
+        }
+    }
+    return count;
+}
+
+bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
+    for (size_t i = 0; i < parts.required.size(); ++i) {
+        if (parts.required[i] < 0) continue;
+        Owned answer(PyObject_GetAttr(values[i], requires_grad));
+        if (!answer) PyErr_Clear();
+        if (answer.get() != (parts.required[i] ? Py_True : Py_False)) return false;
+    }
+    return true;
+}
+
+Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
+    PyObject* values[MOST_OPERANDS + 1];
+    values[0] = nullptr;  // The place before the first is the callee's to use.
+    PyObject** operands = values + 1;
+    flatten(call.operands(), operands);
+    std::vector<Owned> held, tapped;
+    for (const ProgramParts::Tap& tap : parts.taps) {
+        Owned wanted(PyTuple_New(Py_ssize_t(tap.arguments.size())));
+        if (!wanted) return Owned();
+        for (size_t i = 0; i < tap.arguments.size(); ++i) {
+            PyTuple_SET_ITEM(wanted.get(), Py_ssize_t(i), Py_NewRef(operands[tap.arguments[i]]));
+        }
+        Owned identities(
+            PyObject_CallFunctionObjArgs(watch->tap, wanted.get(), tap.function.get(), nullptr));
+        if (!identities) return Owned();
+        if (!PyTuple_Check(identities.get()) ||
+            PyTuple_GET_SIZE(identities.get()) != Py_ssize_t(tap.arguments.size())) {
+            PyErr_SetString(PyExc_SystemError, "a tap returned something else");
+            return Owned();
+        }
+        for (size_t i = 0; i < tap.arguments.size(); ++i) {
+            operands[tap.arguments[i]] = PyTuple_GET_ITEM(identities.get(), Py_ssize_t(i));
+        }
+        held.push_back(std::move(identities));
+        tapped.push_back(std::move(wanted));
+    }
+    Owned returned(call.original_with(operands));
+    for (size_t i = 0; returned && i < held.size(); ++i) {
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(held[i].get()); ++j) {
+            if (PyTuple_GET_ITEM(held[i].get(), j) == returned.get()) {
+                return Owned(Py_NewRef(PyTuple_GET_ITEM(tapped[i].get(), j)));
+            }
+        }
+    }
+    return returned;
+}
+
+bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
+    Owned cast(PyObject_CallNoArgs(parts.autocast.get()));
+    if (cast.get() != Py_False) {
+        PyErr_Clear();
+        return false;
+    }
+    for (const ProgramParts::Laid& laid : parts.laid) {
+        PyObject* value = values[laid.argument];
+        Owned dimensions(PyObject_GetAttr(value, ndim)), dtype(PyObject_GetAttr(value, dtype_name)),
+            contiguous(PyObject_CallMethodNoArgs(value, is_contiguous));
+        if (!dimensions || !dtype || !contiguous ||
+            PyLong_AsLong(dimensions.get()) != laid.dimensions ||
+            dtype.get() != laid.dtype.get() ||
+            (contiguous.get() == Py_True) != laid.contiguous) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return true;
+}
+
+int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned,
+                  uint64_t start) {
+    if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
+    std::vector<Owned> nodes;
+    for (const Hooking& meeting : parts.meetings) {
+        nodes.push_back(meeting.route.follow(returned, start));
+        if (!nodes.back()) return PyErr_Occurred() ? -1 : 0;
+    }
+    PyObject* values[MOST_OPERANDS];
+    flatten(call.operands(), values);
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        const std::vector<int>& arguments = parts.shaped[i];
+        Owned shapes(PyTuple_New(Py_ssize_t(arguments.size())));
+        if (!shapes) return -1;
+        for (size_t k = 0; k < arguments.size(); ++k) {
+            PyObject* shape = PyObject_GetAttr(values[arguments[k]], shape_name);
+            if (shape == nullptr) return -1;
+            PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
+        }
+        Owned hook = parts.meetings[i].make(shapes.get());
+        if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return -1;
+    }
+    return 1;
+}
+
+bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* returned) {
+    if (parts.arrivals.empty()) return true;
+    Owned required(PyObject_GetAttr(returned, requires_grad));
+    if (!required) return false;
+    // An op that returns its own input has made no node.
+    if (required.get() != Py_True || is_operand(call.operands(), returned)) return true;
+    for (const Hooking& arrival : parts.arrivals) {
+        if (!hook_tensor(returned, arrival.hook.get())) return false;
+    }
+    return true;
+}
+
+void name_gradient_strings() {
+    requires_grad = PyUnicode_InternFromString("requires_grad");
+    ndim = PyUnicode_InternFromString("ndim");
+    dtype_name = PyUnicode_InternFromString("dtype");
+    is_contiguous = PyUnicode_InternFromString("is_contiguous");
+    shape_name = PyUnicode_InternFromString("shape");
+}
+
+}  // namespace amanda
