@@ -9,6 +9,7 @@ The oracle is the plain program, with what a tool changes written into it by han
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -225,3 +226,26 @@ def test_values_die_after_the_execution() -> None:
             product(x, w)
             gc.collect()
             assert made[-1]() is None
+
+
+def test_edits_leave_no_reference_behind() -> None:
+    x, w = data()
+
+    def grow(value: torch.Tensor) -> torch.Tensor:
+        return value + 1
+
+    watched = [x, w, grow]
+    tools = [before("linear", grow, [1]), after("linear", grow), before("linear", lambda *v: None)]
+    with amanda.apply(*tools):
+        for switch in (torch.no_grad, torch.enable_grad):
+            with switch():
+                for _ in range(30):
+                    product(x, w)
+                gc.collect()
+                counts = [sys.getrefcount(thing) for thing in watched]
+                objects = len(gc.get_objects())
+                for _ in range(100):
+                    product(x, w)
+                gc.collect()
+            assert [sys.getrefcount(thing) for thing in watched] == counts
+            assert len(gc.get_objects()) - objects < 50
