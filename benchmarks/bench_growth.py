@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import MethodType
@@ -30,6 +31,9 @@ def operators(
         lengths: Numbers of operators, multiples of 100.
         seconds: For each length.
     """
+    # What else has been made here is not to be looked through while an op is analysed.
+    gc.collect()
+    gc.freeze()
     results = {}
     for length in lengths:
         program = Program(Chain(length), torch.zeros(1), training=False)
@@ -41,6 +45,7 @@ def operators(
                 Way(f"amanda {name}: every op, empty routine", program, applied(name, every)),
             ]
         results[length] = interleaved(ways, seconds)
+    gc.unfreeze()
     return results
 
 
