@@ -253,7 +253,8 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         Owned result = call_step(step, outputs.get(), thread, watch, gradients);
         if (!result) return nullptr;
         if (result.get() == Py_None) continue;
-        if (!may_edit(*parts, watch, gradients) || !tensor || unhooked != nullptr) {
+        if (!may_edit(*parts, watch, gradients) || !tensor || unhooked != nullptr ||
+            collects(returned.get())) {
             return go_on_from(before.so_far(all), after.so_far(i, result.get()), returned.get(),
                               start);
         }

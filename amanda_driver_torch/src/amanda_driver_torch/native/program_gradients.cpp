@@ -10,7 +10,7 @@ namespace amanda {
 
 namespace {
 
-PyObject *requires_grad, *ndim, *dtype_name, *is_contiguous, *shape_name;
+PyObject *requires_grad, *is_leaf, *ndim, *dtype_name, *is_contiguous, *shape_name;
 
 // Whether `value` is what a call was made with.
 bool is_operand(const Operands& operands, PyObject* value) {
@@ -142,7 +142,15 @@ bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* return
     return true;
 }
 
+bool collects(PyObject* tensor) {
+    Owned required(PyObject_GetAttr(tensor, requires_grad));
+    Owned leaf(required.get() == Py_True ? PyObject_GetAttr(tensor, is_leaf) : nullptr);
+    if (PyErr_Occurred()) PyErr_Clear();
+    return leaf.get() == Py_True;
+}
+
 void name_gradient_strings() {
+    is_leaf = PyUnicode_InternFromString("is_leaf");
     requires_grad = PyUnicode_InternFromString("requires_grad");
     ndim = PyUnicode_InternFromString("ndim");
     dtype_name = PyUnicode_InternFromString("dtype");

@@ -25,6 +25,9 @@ int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returne
 // Hooks the gradient that will arrive at what the op returned. False with an exception.
 bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* returned);
 
+// Whether a tensor is a leaf that collects its gradient.
+bool collects(PyObject* tensor);
+
 // Makes the names of the attributes that are read.
 void name_gradient_strings();
 
