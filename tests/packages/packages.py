@@ -98,6 +98,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
 
     environment.install("amanda-tool-mine[test]", "amanda-tools")
     assert environment.names("tools") == [
+        "dump",
         "flops",
         "mapping",
         "mine",

@@ -5,6 +5,7 @@ Owns these figures. They are those of the finite elements; what is not finite is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from amanda_tools.tensors import HostTensor, numbers
@@ -59,8 +60,8 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
         return Statistics(values.size, nan, inf, zeros, None, None, None, None, None, [])
     finite = (numpy.abs(finite) if finite.dtype.kind == "c" else finite).astype(numpy.float64)
     low, high = float(finite.min()), float(finite.max())
-    # Divided by a power of two, so that squares of large numbers do not overflow; exact otherwise.
-    scale = 2.0 ** (numpy.frexp(max(abs(low), abs(high)))[1] - 1) or 1.0
+    # Divided by a power of two, which is exact, so that squares do not overflow.
+    scale = 2.0 ** (math.frexp(max(abs(low), abs(high)))[1] - 1)
     scaled = finite / scale
     histogram: list[int] = []
     if bins:

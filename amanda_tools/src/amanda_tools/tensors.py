@@ -72,7 +72,7 @@ def host(tensor: Any) -> HostTensor:
     if hasattr(tensor, "detach"):
         return _of_torch(tensor, name)
     try:
-        array = numpy.array(tensor, copy=True, order="C")
+        array = numpy.array(numpy.asarray(tensor), order="C")
     except Exception as error:  # Frameworks raise what they like for what has no values.
         raise NotReadableError(f"no values: {type(error).__name__}") from error
     if name in _SMALL:
