@@ -23,7 +23,7 @@ forms = pytest.mark.parametrize("form", ["npz", "safetensors"])
 
 def write(folder: Path, form: Form = "npz") -> dict[str, Any]:
     """Write a dump of one tensor; returns its index."""
-    op = DumpedOp(1, "relu", "relu", "relu", "", None, "toy/1/eager", [], None, None, 1)
+    op = DumpedOp(1, "relu", "relu", "relu", "", None, "toy/1/eager", [], [], None, None, 1)
     tensor = DumpedTensor(0, 0, 0, "output", "0", "", "float32", [2])
     writer = Writer(folder, form, 9)
     writer.add(tensor, HostTensor(np.asarray([1, 2], np.float32), "float32"), "relu")

@@ -24,7 +24,14 @@ from amanda_tools.dump_index import INDEX, DumpedOp, DumpedTensor, DumpIndex, Le
 from amanda_tools.facts import key_of
 from amanda_tools.rendering import dataframe, html_of, scaled
 from amanda_tools.statistics import statistics_of
-from amanda_tools.tensors import HostTensor, NotReadableError, dtype_name, host, tensors_in
+from amanda_tools.tensors import (
+    HostTensor,
+    NotReadableError,
+    described,
+    dtype_name,
+    host,
+    tensors_in,
+)
 
 __all__ = ["Dump", "DumpResult"]
 
@@ -360,6 +367,7 @@ class _Op:
         self.names = context.input_names
         self.facts = DumpedOp.of(
             context,
+            inputs=described(context.get_inputs()),
             input_roles=list(context.get("input_roles", ())),
             layout=context.get("layout"),
             weight_layout=context.get("weight_layout"),

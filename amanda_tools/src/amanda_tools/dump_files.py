@@ -127,6 +127,7 @@ class Dumped:
         self.index = index
         self.folder = folder
         self._owner = owner
+        self._archive: zipfile.ZipFile | None = None
 
     def read(self, tensor: DumpedTensor) -> HostTensor:
         """The values of a tensor.
@@ -155,7 +156,10 @@ class Dumped:
         import numpy
 
         try:
-            with zipfile.ZipFile(path) as archive, archive.open(f"{tensor.key}.npy") as member:
+            # Tensors are read in the order of the files as a rule.
+            if self._archive is None or self._archive.filename != str(path):
+                self._archive = zipfile.ZipFile(path)
+            with self._archive.open(f"{tensor.key}.npy") as member:
                 # The size is known before there is memory for it; nothing is compressed.
                 version = numpy.lib.format.read_magic(member)
                 if version != (1, 0):

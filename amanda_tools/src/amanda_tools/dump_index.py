@@ -36,12 +36,15 @@ class DumpedOp(OpFacts):
     """One operator that ran while it was dumped, or was about to.
 
     Attributes:
+        inputs: Dtype and shape of each input of the first execution, such as ``float32[8,3]``; None
+            for what is no tensor.
         input_roles: Roles of its leading inputs, such as ``weight``, as far as known.
         layout: Order of the axes of its data, such as ``NHWC``, where it is known.
         weight_layout: The same of its weight, such as ``OIHW``.
         calls: How often it ran while it was dumped.
     """
 
+    inputs: list[str | None]
     input_roles: list[str]
     layout: str | None
     weight_layout: str | None
@@ -179,6 +182,7 @@ def _op(item: Any, where: str) -> DumpedOp:
         **{name: _of(read, name, _is_text, where) for name in ("type", "name", "module")},
         **{name: _of(read, name, _is_text_or_none, where) for name in ("word", "source")},
         namespace=_of(read, "namespace", _is_text, where),
+        inputs=_of(read, "inputs", _is_texts_or_none, where),
         input_roles=_of(read, "input_roles", _is_texts, where),
         layout=_of(read, "layout", _is_text_or_none, where),
         weight_layout=_of(read, "weight_layout", _is_text_or_none, where),
@@ -265,6 +269,10 @@ def _is_text_or_none(value: Any) -> bool:
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_texts_or_none(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text_or_none, value))
 
 
 def _is_name_or_none(value: Any) -> bool:
