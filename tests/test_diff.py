@@ -50,6 +50,11 @@ def train(model: nn.Module, steps: int = 2) -> None:
         amanda.step()
 
 
+def both(*programs: Callable[[], Any], **options: Any) -> tuple[Dumped, Dumped]:
+    one, other = (dump(program, **options) for program in programs)
+    return one, other
+
+
 def dump(program: Callable[[], Any], **options: Any) -> Dumped:
     tool = Dump(**{"values": ALL} | options)
     with amanda.apply(tool):
@@ -58,7 +63,7 @@ def dump(program: Callable[[], Any], **options: Any) -> Dumped:
 
 
 def test_identical_runs_are_equal_bit_for_bit() -> None:
-    found = compare(*(dump(lambda: train(network())) for _ in range(2)), rtol=0, atol=0)
+    found = compare(*both(*[lambda: train(network())] * 2), rtol=0, atol=0)
     assert found.same
     assert found.first is None
     assert all(one.difference is not None and one.difference.equal for one in found.compared)
@@ -77,11 +82,8 @@ def test_a_changed_weight_is_named(layer: str, values: Any, stats: bool) -> None
     changed: Any = network()
     with torch.no_grad():
         changed.get_submodule(layer).weight.view(-1)[1] += 0.25
-    one, other = (
-        dump(lambda model=model: train(model), values=values, stats=stats)
-        for model in (network(), changed)
-    )
-    found = compare(one, other)
+    plain = network()
+    found = compare(*both(lambda: train(plain), lambda: train(changed), values=values, stats=stats))
     first = found.first
     assert first is not None
     assert first.a.module == layer
@@ -109,7 +111,7 @@ def test_dropout_of_another_seed_is_named() -> None:
         torch.manual_seed(seed)
         train(model, 1)
 
-    found = compare(*(dump(lambda seed=seed: program(seed)) for seed in (1, 2)))
+    found = compare(*both(lambda: program(1), lambda: program(2)))
     first = found.first
     assert first is not None
     assert (first.a.word, first.what, first.inputs_agree) == ("dropout", "output", True)
@@ -117,10 +119,8 @@ def test_dropout_of_another_seed_is_named() -> None:
 
 
 def test_float32_and_bfloat16() -> None:
-    one, other = (
-        dump(lambda model=model: train(model, 1), values=["outputs"])
-        for model in (network(), network().to(torch.bfloat16))
-    )
+    plain, small = network(), network().to(torch.bfloat16)
+    one, other = both(lambda: train(plain, 1), lambda: train(small, 1), values=["outputs"])
     assert compare(one, other, rtol=0.5, atol=0.1).same
     found = compare(one, other, rtol=1e-5, atol=1e-6)
     first = found.first
@@ -144,7 +144,7 @@ def test_an_operator_that_only_one_run_has() -> None:
 
 
 def test_shapes_that_do_not_fit() -> None:
-    found = compare(*(dump(lambda n=n: torch.relu(torch.ones(n))) for n in (2, 3)))
+    found = compare(*both(lambda: torch.relu(torch.ones(2)), lambda: torch.relu(torch.ones(3))))
     assert found.first is not None
     assert found.first.difference is None
     assert "shapes [2] and [3]" in str(found.first)

@@ -62,23 +62,25 @@ def test_a_dump_is_what_hooks_see(form: Form, tmp_path: Path) -> None:
     seen: dict[tuple[str, str], list[Any]] = {}
 
     def see(name: str, what: str, value: Any) -> None:
-        seen.setdefault((name, what), []).append(value.detach().clone().numpy())
+        if value is not None:
+            seen.setdefault((name, what), []).append(value.detach().clone().numpy())
+
+    def forward(name: str, given: Any, made: Any) -> None:
+        see(name, "input", given[0])
+        see(name, "output", made)
+
+    def backward(name: str, made: Any, given: Any) -> None:
+        see(name, "grad_output", given[0])
+        see(name, "grad_input", made[0])
 
     for name, layer in model.named_children():
-        layer.register_forward_hook(
-            lambda _, given, made, name=name: (
-                (see(name, "input", given[0]), None)[1] or see(name, "output", made)
-            )
-        )
-        layer.register_full_backward_hook(
-            lambda _, made, given, name=name: (
-                see(name, "grad_output", given[0])
-                or (see(name, "grad_input", made[0]) if made[0] is not None else None)
-            )
-        )
+        hooked: Any = layer
+        hooked.register_forward_hook(lambda _, x, y, name=name: forward(name, x, y))
+        hooked.register_full_backward_hook(lambda _, x, y, name=name: backward(name, x, y))
     # The sum of parameters' gradients is seen by hooks of theirs.
     for name, parameter in model.named_parameters():
-        parameter.register_hook(lambda g, name=name: see(name, "grad", g))
+        leaf: Any = parameter
+        leaf.register_hook(lambda gradient, name=name: see(name, "grad", gradient))
 
     def program() -> None:
         for seed in range(2):
@@ -273,13 +275,13 @@ def test_limits() -> None:
 
 @forms
 def test_names_lead_nowhere(form: Form, tmp_path: Path) -> None:
-    model = nn.Module()
+    model: Any = nn.Module()
     layers = {name: nn.Linear(1, 1) for name in ("a/../../b", "\x1b[31m", "con\n", "..", "ü" * 300)}
     for name, layer in layers.items():
         if "." not in name:
             model.add_module(name, layer)
         model._modules[name] = layer
-    model.forward = lambda x: [layer(x) for layer in layers.values()]  # type: ignore[assignment]
+    model.forward = lambda x: [layer(x) for layer in layers.values()]
     folder = tmp_path / "inside" / "dump"
     found = dump(lambda: model(torch.ones(1, 1)), form=form)
     found.write(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
@@ -21,6 +22,10 @@ from amanda_tools.nonfinite import NonFinite, NonFiniteError
 from amanda_tools.nonfinite_result import NonFiniteResult
 
 INF, NAN = math.inf, math.nan
+
+
+def backward(value: Any) -> None:
+    value.backward()
 
 
 def find(program: Callable[[], Any], **options: Any) -> NonFiniteResult:
@@ -78,7 +83,7 @@ def cast_overflow() -> int:
 def gradient_of_a_root() -> int:
     x = nn.Parameter(torch.arange(3.0))
     y, line = torch.sqrt(x), here()
-    (y * 3).sum().backward()
+    backward((y * 3).sum())
     return line
 
 
@@ -156,12 +161,8 @@ def test_what_is_said_of_a_fault() -> None:
     (entered,) = fault.inputs
     assert (output.dtype, output.shape, output.first) == ("float32", [2, 2], [1, 0])
     figures = output.statistics
-    assert (figures.nan, figures.inf, figures.min, figures.max) == (
-        1,
-        1,
-        0,
-        pytest.approx(math.log(4)),
-    )
+    assert (figures.nan, figures.inf, figures.min) == (1, 1, 0)
+    assert figures.max == pytest.approx(math.log(4))
     assert (entered.first, entered.statistics.min, entered.statistics.max) == (None, -1, 4)
     assert "float32[2, 2] with 1 nan and 1 inf, the first at [1, 0]" in str(fault)
 
@@ -242,7 +243,7 @@ def test_masks_of_infinities_are_no_fault() -> None:
         filled[torch.ones(4, 4, dtype=torch.bool).triu(1)] = -INF
         chosen = torch.where(torch.ones(4, 4).tril() > 0, scores, -INF)
         for masked in (scores + added, scores + filled, chosen):
-            torch.softmax(masked, -1).sum().backward()
+            backward(torch.softmax(masked, -1).sum())
         query = torch.rand(1, 1, 4, 8)
         nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=added)
 
@@ -310,7 +311,7 @@ def test_raising(wait: str) -> None:
 
 def test_raising_in_the_backward_pass() -> None:
     def program() -> None:
-        torch.sqrt(torch.zeros(2, requires_grad=True)).sum().backward()
+        backward(torch.sqrt(torch.zeros(2, requires_grad=True)).sum())
 
     with pytest.raises(NonFiniteError, match="by SqrtBackward0, has inf"):
         find(program, action="raise")
@@ -347,7 +348,8 @@ def test_dtypes_and_layouts() -> None:
         torch.tensor([[1.0, NAN]]).t()[1:],
         torch.tensor([1.0, NAN], dtype=torch.float64),
     ):
-        assert [f.origin for f in find(lambda value=value: value + value).faults] == ["data"]
+        doubled = functools.partial(torch.add, value, value)
+        assert [f.origin for f in find(doubled).faults] == ["data"]
     assert [f.origin for f in find(lambda: eight.float()).faults] == ["data"]
     assert find(lambda: torch.empty(0) * 2).faults == []
     # Its sum overflows, it does not.

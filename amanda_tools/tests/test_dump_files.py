@@ -150,7 +150,8 @@ def test_objects_are_not_unpickled(tmp_path: Path) -> None:
     index = write(tmp_path)
     key = index["tensors"][0]["key"]
     with (tmp_path / "00000.npz").open("wb") as file:
-        np.savez(file, **{key: np.asarray([{}, {}], object)})
+        arrays: Any = {key: np.asarray([{}, {}], object)}
+        np.savez(file, **arrays)
     index["tensors"][0]["stored"] = "object"
     (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(ResultError, match="no numbers"):

@@ -45,7 +45,12 @@ def named(found: DiffResult) -> set[str | None]:
 def trained(backend: str, **options: Any) -> Dumped:
     program = PROGRAMS[backend](Effect())
     program.build()
-    return dump(lambda: (program.step(0), program.finish()), **options)
+
+    def run() -> None:
+        program.step(0)
+        program.finish()
+
+    return dump(run, **options)
 
 
 @pytest.mark.parametrize("stats", [False, True])
@@ -175,6 +180,10 @@ _BIASES = {name: _random.normal(size=size).astype(np.float32) for name, size in 
 
 
 class TorchBlock(nn.Module):
+    out: nn.Module
+    up: nn.Module
+    down: nn.Module
+
     def __init__(self, fused: bool) -> None:
         super().__init__()
         self.fused = fused
