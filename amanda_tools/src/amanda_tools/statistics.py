@@ -27,8 +27,8 @@ class Statistics:
         mean: Mean.
         std: Standard deviation, that of the elements and not an estimate.
         norm: Root of the sum of squares.
-        histogram: How many finite elements lie in each of equal bins from `min` to `max`; empty if
-            not asked for.
+        histogram: How many finite elements lie in each of equal bins from `min` to `max`, or around
+            it where there is only one value; empty if not asked for.
     """
 
     count: int
@@ -63,11 +63,7 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
     # Divided by a power of two, which is exact, so that squares do not overflow.
     scale = 2.0 ** (math.frexp(max(abs(low), abs(high)))[1] - 1)
     scaled = finite / scale
-    histogram: list[int] = []
-    if bins:
-        edges = numpy.linspace(low / scale, high / scale, bins + 1)
-        found = numpy.searchsorted(edges[1:-1], scaled, side="right")
-        histogram = numpy.bincount(found, minlength=bins).tolist()
+    histogram = numpy.histogram(scaled, bins)[0].tolist() if bins else []
     return Statistics(
         values.size,
         nan,
