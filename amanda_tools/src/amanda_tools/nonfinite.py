@@ -28,9 +28,18 @@ from amanda_tools.nonfinite_probe import (
     pending,
     resolve,
 )
-from amanda_tools.nonfinite_record import Entered, Execution, Look, Op, looked, union, weak
+from amanda_tools.nonfinite_record import (
+    Entered,
+    Execution,
+    Look,
+    Made,
+    Op,
+    looked,
+    union,
+    version_of,
+    weak,
+)
 from amanda_tools.nonfinite_result import Fault, NonFiniteResult, Origin
-from amanda_tools.tensors import tensors_in
 
 __all__ = ["NonFinite", "NonFiniteError"]
 
@@ -117,7 +126,8 @@ class NonFinite(Tool):
         self._faults: dict[tuple[object, ...], Fault] = {}
         self._waiting: list[Execution] = []
         #: id -> a tensor that an operator made and that may be not finite.
-        self._made: dict[int, weakref.ref[Any]] = {}
+        self._made: dict[int, Made] = {}
+        self._ops: weakref.WeakSet[Op] = weakref.WeakSet()
         self._step = 0
         self._looks = True
         #: Whether there was a NaN in this step before.
@@ -137,6 +147,7 @@ class NonFinite(Tool):
         if context["type"] in _MOVES:
             return
         op = Op(context)
+        self._ops.add(op)
         # What has no values yet has any.
         op.allowed = context["type"] == "empty" or any(test(context) for test in self._allowed)
         context.insert_before_op(self.enter, op=op)
@@ -149,6 +160,7 @@ class NonFinite(Tool):
         if context["backward_type"] in ("accumulate_grad", *_MOVED):
             return
         op = Op(context, of=context.op_type)
+        self._ops.add(op)
         holder = context if context.forward is None else context.forward
         op.allowed = any(test(holder) for test in self._allowed)
         context.insert_before_backward_op(self.enter, op=op)
@@ -159,6 +171,8 @@ class NonFinite(Tool):
         with self._lock:
             self._step, self._seen = step, False
             self._looks = step % self.every == 0
+            for op in self._ops:
+                op.forget()
 
     def end(self, step: int) -> None:
         """Look at what waits."""
@@ -173,14 +187,17 @@ class NonFinite(Tool):
             waits = self._waits(inputs)
             # An op that writes its input is asked about it before.
             looks = self._probed(inputs, op, waits) if op.writes or waits else None
-            op.entered[op.thread] = Entered(inputs if looks is None else (), looks, waits)
+            op.enter(Entered(inputs if looks is None else (), looks, waits))
 
     def leave(self, *outputs: Any, op: Op) -> None:
         """Look at the results of one execution."""
-        entered = op.entered.pop(op.thread, None)
-        if entered is None:
+        if not self._looks:
             return
         with self._clock, self._lock:
+            entered = op.leave()
+            if entered is None:
+                self._unchecked(f"{op.facts.type} began in another step")
+                return
             self._result.checked += 1
             waits = self._waits(outputs)
             waiting = waits or entered.waits
@@ -190,7 +207,7 @@ class NonFinite(Tool):
                 entered.looks = self._probed(entered.inputs, op, False)
             looks = self._probed(outputs, op, waits)
             execution = Execution(op, self._step, entered.looks, looks)
-            self._note(outputs)
+            self._note(looks)
             if not waiting:
                 self._judge(execution)
                 return
@@ -203,6 +220,7 @@ class NonFinite(Tool):
         with self._lock:
             self._look(raises=False)
             found = NonFiniteResult(**vars(self._result))
+            found.unchecked = dict(found.unchecked)
             found.faults = [Fault(**vars(fault)) for fault in self._faults.values()]
             found.tool_seconds = self._clock.spent / 1e9
             found.wall_seconds = self._clock.wall / 1e9
@@ -226,45 +244,51 @@ class NonFinite(Tool):
         try:
             return bits_of(value, self.what == "inf") & self._counts
         except (NotImplementedError, RuntimeError, TypeError) as error:
-            self._unchecked(error, op)
+            self._unchecked(f"{type(error).__name__} at {op.facts.type}")
             return 0
 
-    def _unchecked(self, error: Exception, op: Op) -> None:
-        reason = f"{type(error).__name__} at {op.facts.type}"
+    def _unchecked(self, reason: str) -> None:
         with self._lock:
             self._result.unchecked[reason] = self._result.unchecked.get(reason, 0) + 1
 
     def _probed(self, values: Sequence[Any], op: Op, waits: bool) -> list[Look]:
         looks = []
         for position, value in candidates(values):
+            made = self._made.get(id(value))
+            known = made is not None and made.is_still(value)
             found: int | Pending
-            if waits:
+            if not waits:
+                found = self._bits(value, op)
+            elif made is not None and known:
+                found = made.found
+            else:
                 try:
                     found = pending(value)
                 except (NotImplementedError, RuntimeError, TypeError) as error:
-                    self._unchecked(error, op)
+                    self._unchecked(f"{type(error).__name__} at {op.facts.type}")
                     continue
-            else:
-                found = self._bits(value, op)
-            looks.append(Look(position, found, self._origin(value, op), weak(value)))
+            looks.append(Look(position, found, self._origin(value), weak(value)))
         return looks
 
-    def _origin(self, value: Any, op: Op) -> Origin | None:
+    def _origin(self, value: Any) -> Origin | None:
         """Where a value came from, None if an operator made it."""
         if isinstance(value, float):
             return "constant"
         made = self._made.get(id(value))
-        if made is not None and made() is value:
+        if made is not None and made.tensor() is value:
             return None
         if getattr(value, "is_leaf", False) and value.requires_grad:
             return "parameter"
         return "data"
 
-    def _note(self, values: Sequence[Any]) -> None:
+    def _note(self, looks: Sequence[Look]) -> None:
         """Remember that operators made these."""
-        for _, value in tensors_in(values):
-            forget = functools.partial(_forget, self._made, id(value))
-            self._made[id(value)] = weakref.ref(value, forget)
+        for look in looks:
+            value = look.tensor()
+            if value is not None:
+                forget = functools.partial(_forget, self._made, id(value))
+                tensor = weakref.ref(value, forget)
+                self._made[id(value)] = Made(tensor, version_of(value), look.found)
 
     def _look(self, raises: bool = True) -> None:
         """Judge what waits."""
@@ -331,5 +355,5 @@ class NonFinite(Tool):
             warnings.warn(str(fault), AmandaWarning, stacklevel=4)
 
 
-def _forget(made: dict[int, weakref.ref[Any]], number: int, _: object) -> None:
+def _forget(made: dict[int, Made], number: int, _: object) -> None:
     made.pop(number, None)

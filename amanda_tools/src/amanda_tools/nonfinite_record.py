@@ -18,7 +18,7 @@ from amanda_tools.nonfinite_result import Looked, Origin
 from amanda_tools.statistics import statistics_of
 from amanda_tools.tensors import NotReadableError, host, numbers
 
-__all__ = ["Entered", "Execution", "Look", "Op", "looked", "union", "weak"]
+__all__ = ["Entered", "Execution", "Look", "Made", "Op", "looked", "union", "version_of", "weak"]
 
 
 class Op:
@@ -38,12 +38,27 @@ class Op:
         )
         self.reads_variable = kind in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
         self._eager = "/eager" in context.namespace
-        #: Thread -> the execution that it is in.
-        self.entered: dict[int, Entered] = {}
+        #: Thread -> the executions that it is in; graphs have all of theirs at 0.
+        self._entered: dict[int, list[Entered]] = {}
+
+    def enter(self, entered: Entered) -> None:
+        """An execution begins."""
+        self._entered.setdefault(self._thread, []).append(entered)
+
+    def leave(self) -> Entered | None:
+        """What the execution that ends began with, None if it is not known."""
+        waiting = self._entered.get(self._thread)
+        if not waiting:
+            return None
+        # Those of a thread lie in one another; of a graph's, run at a time, the first is the next.
+        return waiting.pop() if self._eager else waiting.pop(0)
+
+    def forget(self) -> None:
+        """Let go of executions that have not ended: they were left by an exception."""
+        self._entered.clear()
 
     @property
-    def thread(self) -> int:
-        """The thread of an execution; graphs have one at a time, on any thread."""
+    def _thread(self) -> int:
         return threading.get_ident() if self._eager else 0
 
     def name_of(self, position: str) -> str:
@@ -74,6 +89,26 @@ class Look:
     tensor: Callable[[], Any]
 
 
+@dataclass(frozen=True)
+class Made:
+    """A tensor that an operator made, and what it looked like.
+
+    Attributes:
+        tensor: Gives it as long as it lives.
+        version: How often it was written then, None where that is not known.
+        found: Its bits, or the numbers that they will be made of.
+    """
+
+    tensor: Callable[[], Any]
+    version: int | None
+    found: int | Pending
+
+    def is_still(self, value: Any) -> bool:
+        """Whether it is this value, as it was."""
+        version = version_of(value)
+        return self.tensor() is value and version is not None and version == self.version
+
+
 @dataclass
 class Execution:
     """One execution."""
@@ -82,6 +117,15 @@ class Execution:
     step: int
     inputs: list[Look]
     outputs: list[Look]
+
+
+def version_of(value: Any) -> int | None:
+    """How often a tensor was written, None where nobody counts."""
+    try:
+        version: int | None = getattr(value, "_version", None)
+    except RuntimeError:  # Of tensors made in inference mode.
+        return None
+    return version
 
 
 def union(looks: Sequence[Look]) -> int:

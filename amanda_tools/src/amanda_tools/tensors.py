@@ -29,6 +29,9 @@ _SMALL = {
     "float8_e5m2fnuz": (5, 2, 16, False),
 }
 
+#: What TensorFlow calls a dtype and is none of numbers.
+_NO_NUMBERS = ("resource", "string", "variant")
+
 
 class NotReadableError(Exception):
     """A tensor whose values cannot be had as one array; the message says why."""
@@ -94,6 +97,8 @@ def host(tensor: Any) -> HostTensor:
     name = dtype_name(tensor)
     if hasattr(tensor, "detach"):
         return _of_torch(tensor, name)
+    if name in _NO_NUMBERS:
+        raise NotReadableError(f"dtype {name}")
     try:
         array = numpy.array(numpy.asarray(tensor), order="C")
     except Exception as error:  # Frameworks raise what they like for what has no values.
