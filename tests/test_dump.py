@@ -120,6 +120,15 @@ def test_inputs_are_those_before_an_operator_wrote_them() -> None:
     assert values == [[-1, 2], [-3, 6], [-3, 6], [0, 6]]
 
 
+def test_inputs_that_are_not_always_there() -> None:
+    def program() -> None:
+        for bias in (None, torch.ones(2)):
+            nn.functional.layer_norm(torch.arange(2.0), (2,), bias=bias)
+
+    read = dump(program, values=["weights"]).open()
+    assert [array.tolist() for _, array in named(read, type="layer_norm", name="bias")] == [[1, 1]]
+
+
 #: dtype -> what is stored in an npz and in safetensors.
 DTYPES = {
     torch.float64: ("float64", "float64"),
@@ -271,6 +280,8 @@ def test_limits() -> None:
 
     found = dump(steps, only, max_bytes=1000, last=2)
     assert ([t.step for t in found.index.tensors], found.index.left_out) == ([8, 9], [])
+    found = dump(steps, only, max_bytes=100, last=2)
+    assert (found.index.tensors, found.index.left_out[0].tensors) == ([], 10)
 
 
 @forms

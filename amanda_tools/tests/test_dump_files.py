@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -41,13 +43,12 @@ def read(folder: Path) -> Any:
 
 @forms
 def test_there_and_back(form: Form, tmp_path: Path) -> None:
-    write(tmp_path, form)
-    assert read(tmp_path) == [[1, 2]]
-    assert read(tmp_path / INDEX) == [[1, 2]]
+    folder = tmp_path / "dump"
+    write(folder, form)
     # As `amanda run` has it: the index beside the folder as well.
-    beside = tmp_path.parent / f"{tmp_path.name}.json"
-    beside.write_text((tmp_path / INDEX).read_text())
-    assert read(beside) == [[1, 2]]
+    (tmp_path / "dump.json").write_text((folder / INDEX).read_text())
+    for path in (folder, folder / INDEX, tmp_path / "dump.json", tmp_path):
+        assert read(path) == [[1, 2]]
 
 
 json_values = st.recursive(
@@ -170,3 +171,24 @@ def test_nothing_is_replaced(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(FileExistsError):
         write(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("missing", "call"),
+    [
+        ("numpy", "dump.Dump()"),
+        ("numpy", "nonfinite.NonFinite()"),
+        ("numpy", "diff.compare('a', 'b')"),
+        ("safetensors", "dump.Dump(form='safetensors')"),
+    ],
+)
+def test_what_is_not_installed_is_named_before_a_program_runs(missing: str, call: str) -> None:
+    # The modules themselves need neither.
+    start = f"import sys; sys.modules[{missing!r}] = None\n"
+    modules = "from amanda_tools import diff, dump, nonfinite\n"
+    done = subprocess.run(
+        [sys.executable, "-c", start + modules + call], capture_output=True, text=True, check=False
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert f"pip install 'amanda-tools[{missing}]'" in last

@@ -118,6 +118,26 @@ def test_dtypes(mode: str) -> None:
 
 
 @modes
+def test_weights_of_dense_layers(mode: str) -> None:
+    made: list[Any] = []
+
+    def program(x: Any) -> Any:
+        if not made:
+            initial = np.eye(2, dtype=np.float32)
+            made.append(v1.get_variable("w", initializer=initial, use_resource=True))
+            if mode == "session":
+                v1.get_default_session().run(made[0].initializer)
+        return tf.matmul(tf.matmul(x, made[0]), x)
+
+    x = np.asarray([[1, 2], [3, 4]], np.float32)
+    if mode != "session":
+        made.append(tf.Variable(np.eye(2, dtype=np.float32)))
+    read = dump(mode, program, x, values=["weights"])
+    (weight,) = values(read, type="MatMul")
+    assert weight.tolist() == [[1, 0], [0, 1]]
+
+
+@modes
 def test_executions(mode: str) -> None:
     def program(x: Any) -> Any:
         return tf.while_loop(lambda y: tf.reduce_sum(y) < 9.0, lambda y: (tf.square(y) + y,), (x,))

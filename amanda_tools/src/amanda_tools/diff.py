@@ -22,6 +22,7 @@ from amanda_tools.dump_index import DumpedOp, DumpedTensor
 from amanda_tools.facts import OpFacts
 from amanda_tools.rendering import dataframe, html_of
 from amanda_tools.statistics import Statistics, statistics_of
+from amanda_tools.tensors import need_numpy
 
 __all__ = ["Compared", "DiffResult", "compare"]
 
@@ -178,7 +179,9 @@ def compare(
     Raises:
         ResultError: A dump cannot be read, or they have no operator in common.
         ValueError: A tolerance is negative.
+        ImportError: NumPy is not installed, or safetensors where a dump is in that form.
     """
+    need_numpy()
     for name, number in (("rtol", rtol), ("atol", atol)):
         if number is not None and not number >= 0:
             raise ValueError(f"{name} must not be negative, and is {number}")

@@ -30,6 +30,7 @@ from amanda_tools.tensors import (
     described,
     dtype_name,
     host,
+    need_numpy,
     tensors_in,
 )
 
@@ -38,8 +39,6 @@ __all__ = ["Dump", "DumpResult"]
 _Kept = tuple[DumpedTensor, HostTensor, str]
 Values = Literal["inputs", "weights", "outputs", "gradients"]
 _VALUES = ("inputs", "weights", "outputs", "gradients")
-#: Roles of inputs that a model learns.
-_LEARNED = ("weight", "bias")
 
 
 @dataclass
@@ -139,7 +138,7 @@ class Dump(Tool):
 
     Raises:
         ValueError: An option has none of its values, or the folder has a dump already.
-        ImportError: safetensors is not installed.
+        ImportError: NumPy or safetensors is not installed.
 
     >>> tool = Dump(values=["inputs", "outputs"], first=1)
     """
@@ -165,11 +164,18 @@ class Dump(Tool):
                 raise ValueError(f"values must be of {', '.join(_VALUES)}, not {value!r}")
         if form not in ("npz", "safetensors"):
             raise ValueError(f"form must be npz or safetensors, and is {form!r}")
-        for name, number in (("bins", bins), ("last", last), ("max_bytes", max_bytes)):
-            if number < 0:
+        for name, number in (
+            ("bins", bins),
+            ("first", first),
+            ("last", last),
+            ("max_bytes", max_bytes),
+            ("max_files", max_files),
+        ):
+            if number is not None and number < 0:
                 raise ValueError(f"{name} must not be negative, and is {number}")
         if folder is not None and (folder / INDEX).exists():
             raise ValueError(f"folder must have no dump yet, and {str(folder)!r} has one")
+        need_numpy()
         if form == "safetensors":
             need_safetensors()
         self.values = frozenset(chosen)
@@ -208,14 +214,11 @@ class Dump(Tool):
             return
         with self._lock:
             op = self._ops.setdefault(key_of(context), _Op(context, len(self._ops)))
-        roles = context.get("input_roles", ())
         wanted = []
         for position, value in enumerate(context.get_inputs() or ()):
-            if not any(tensors_in([value])):
-                continue
-            learned = position < len(roles) and roles[position] in _LEARNED
-            if ("weights" if learned else "inputs") in self.values:
-                wanted.append((position, "weight" if learned else "input"))
+            what = "weight" if _is_learned(context, position) else "input"
+            if f"{what}s" in self.values:
+                wanted.append((position, what))
             if "gradients" in self.values and _is_floating(value):
                 # One by one: asked for together, all of them would be computed.
                 context.insert_after_backward_op(
@@ -338,7 +341,7 @@ class Dump(Tool):
         kept = self._kept
         if kept is None:
             return None
-        if not kept or kept[-1][0][0].step != self._step:
+        if not kept or (kept[-1] and kept[-1][0][0].step != self._step):
             if len(kept) == kept.maxlen:
                 self._bytes -= sum(self._size(values) for _, values, _ in kept[0])
             kept.append([])
@@ -374,6 +377,14 @@ class _Op:
         )
         #: Position and kind of a gradient -> how many arrived.
         self.gradients: dict[tuple[int, str], int] = {}
+
+
+def _is_learned(context: OpContext, position: int) -> bool:
+    roles = context.get("input_roles", ())
+    role = roles[position] if position < len(roles) else ""
+    if role == "right":  # Of a product that may be a dense layer's.
+        return bool(context.get("weight_layout")) and context.value(position) is not None
+    return role in ("weight", "bias")
 
 
 def _is_floating(value: Any) -> bool:

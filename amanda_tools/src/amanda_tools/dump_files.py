@@ -207,12 +207,15 @@ def load_dump(path: Path) -> Dumped:
     """Read a dump.
 
     Args:
-        path: Its folder, its index, or the file that `amanda run` wrote beside its folder.
+        path: Its folder, its index, the file that `amanda run` wrote beside its folder, or the
+            folder of that run's results, where the tool has its own name.
 
     Raises:
         ResultError: There is none, or it is malformed.
     """
     if path.is_dir():
-        return Dumped(read_index(path / INDEX), path)
+        inside = path / "dump"
+        folder = path if (path / INDEX).exists() or not (inside / INDEX).exists() else inside
+        return Dumped(read_index(folder / INDEX), folder)
     beside = path.with_suffix("")
     return Dumped(read_index(path), beside if beside.is_dir() else path.parent)

@@ -40,6 +40,7 @@ from amanda_tools.nonfinite_record import (
     weak,
 )
 from amanda_tools.nonfinite_result import Fault, NonFiniteResult, Origin
+from amanda_tools.tensors import need_numpy
 
 __all__ = ["NonFinite", "NonFiniteError"]
 
@@ -90,6 +91,7 @@ class NonFinite(Tool):
 
     Raises:
         ValueError: An option has none of its values.
+        ImportError: NumPy is not installed.
 
     >>> tool = NonFinite(what="nan", action="raise")
     """
@@ -114,6 +116,7 @@ class NonFinite(Tool):
             raise ValueError(f"wait must be auto, op or step, and is {wait!r}")
         if every < 1:
             raise ValueError(f"every must be 1 or more, and is {every}")
+        need_numpy()
         self.what = what
         self.action = action
         self.every = every

@@ -51,6 +51,18 @@ class HostTensor:
     dtype: str
 
 
+def need_numpy() -> None:
+    """Make sure that there is NumPy before a program runs, rather than in the middle of it.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import numpy  # noqa: F401  Whether it is there.
+    except ImportError as error:
+        raise ImportError("This needs NumPy: pip install 'amanda-tools[numpy]'") from error
+
+
 def dtype_name(tensor: Any) -> str:
     """Name of a tensor's dtype without that of the framework, such as ``float32``."""
     dtype = getattr(tensor, "dtype", None)

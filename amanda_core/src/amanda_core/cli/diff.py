@@ -34,9 +34,9 @@ def diff(
 ) -> int:
     """Compare two dumps, A and B, and name the first operator at which they differ.
 
-    A and B are folders that the tool `dump` wrote, or what `amanda run` wrote beside them
-    (dump.json). They may be of different frameworks. The exit status is 0 if all that is in both is
-    within the tolerance, 1 if not, and 2 if they cannot be compared.
+    A and B are folders of results with a dump, or folders that the tool `dump` wrote itself. They
+    may be of different frameworks. The exit status is 0 if all that is in both is within the
+    tolerance, 1 if not, and 2 if they cannot be compared.
     """
     try:
         from amanda_tools.diff import compare
