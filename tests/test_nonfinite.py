@@ -352,9 +352,20 @@ def test_dtypes_and_layouts() -> None:
         assert [f.origin for f in find(doubled).faults] == ["data"]
     assert [f.origin for f in find(lambda: eight.float()).faults] == ["data"]
     assert find(lambda: torch.empty(0) * 2).faults == []
+    large = torch.full((2,), 1e300, dtype=torch.float64)
+    assert find(lambda: large * 1, wait="step").faults == []
+    assert find(lambda: large * large, wait="step").faults[0].kind == "inf"
     # Its sum overflows, it does not.
     assert find(lambda: torch.full((9,), 3e38) * 1).faults == []
     assert find(lambda: torch.full((9,), 6e4, dtype=torch.float16) * 1).faults == []
+
+
+@pytest.mark.parametrize("wait", ["op", "step"])
+def test_what_cannot_be_looked_at_is_said(wait: str) -> None:
+    found = find(lambda: torch.ones(2, device="meta") * 2, wait=wait)
+    assert found.faults == []
+    assert found.unchecked == {"NotImplementedError at ones": 1, "NotImplementedError at mul": 2}
+    assert "3 tensors not checked" in found.title
 
 
 def test_forms_of_the_result() -> None:

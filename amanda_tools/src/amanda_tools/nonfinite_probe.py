@@ -46,7 +46,7 @@ def bits_of(value: Any, separate: bool = False) -> int:
         separate: Look for infinities beside NaN, too, which costs more.
 
     Raises:
-        TypeError: A tensor whose values cannot be looked at; or RuntimeError, as frameworks like.
+        Exception: The values cannot be looked at; frameworks raise what they like.
     """
     if isinstance(value, float):
         return _bits(value, value)
@@ -57,13 +57,19 @@ def bits_of(value: Any, separate: bool = False) -> int:
             return 0
         low, high = _extremes(values)
         return _bits(low.item(), high.item()) | (separate and _infinities(values))
-    return _of_array(_array(value), separate)
+    return _of_array(value, separate)
 
 
 def pending(value: Any) -> Pending:
-    """What `resolve` makes bits of: two numbers on the tensor's device, without waiting for it."""
+    """What `resolve` makes bits of: two numbers on the tensor's device, without waiting for it.
+
+    Raises:
+        Exception: The same.
+    """
     if isinstance(value, float):
         return value, value
+    if value.device.type == "meta":
+        raise NotImplementedError("a tensor without values")
     return _extremes(_of_torch(value))
 
 
@@ -128,18 +134,10 @@ def _infinities(values: Any) -> int:
     return NEGATIVE * bool(values.isneginf().any()) | POSITIVE * bool(values.isposinf().any())
 
 
-def _array(value: Any) -> Any:
+def _of_array(value: Any, separate: bool) -> int:
     import numpy
 
-    try:
-        return numpy.asarray(value)
-    except Exception as error:  # Frameworks raise what they like for what has no values.
-        raise TypeError(f"no values: {error}") from error
-
-
-def _of_array(array: Any, separate: bool) -> int:
-    import numpy
-
+    array = numpy.asarray(value)
     wide = numpy.float32 if array.itemsize <= 2 else None
     with numpy.errstate(all="ignore"):
         if cmath.isfinite(array.sum(dtype=wide)):
