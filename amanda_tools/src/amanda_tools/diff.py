@@ -40,8 +40,8 @@ class Compared:
         execution: Execution in the first.
         difference: How far they are apart; None where their shapes do not fit.
         shapes: The shapes.
-        inputs_agree: Whether what this execution read was within the tolerance, as far as it is in
-            both dumps; None where nothing of it is.
+        inputs_agree: Of an output, whether what its execution read was within the tolerance, as
+            far as it is in both dumps; None where nothing of it is.
     """
 
     a: OpFacts
@@ -66,12 +66,13 @@ class Compared:
             place += f" (there {self.b.name!r})"
         place += f", module {self.a.module!r}" if self.a.module else ""
         place += f", at {self.a.source}" if self.a.source else ""
-        told = {
-            True: "; its inputs agreed",
-            False: "; its inputs differed already",
-            None: "; its inputs are not in both dumps",
-        }[self.inputs_agree]
-        told = "" if self.what in ("input", "weight") or self.what.startswith("grad") else told
+        told = ""
+        if self.what == "output":
+            told = {
+                True: "; its inputs agreed",
+                False: "; its inputs differed already",
+                None: "; its inputs are not in both dumps",
+            }[self.inputs_agree]
         apart = (
             f"shapes {self.shapes[0]} and {self.shapes[1]}"
             if self.difference is None
@@ -177,7 +178,7 @@ def compare(
         atol: Absolute tolerance; the same.
 
     Raises:
-        ResultError: A dump cannot be read, or they have no operator in common.
+        ResultError: A dump cannot be read, or they have no tensor in common.
         ValueError: A tolerance is negative.
         ImportError: NumPy is not installed, or safetensors where a dump is in that form.
     """
@@ -248,7 +249,8 @@ class _Comparison:
                 read[execution] = read.get(execution, True) and compared.same
                 if self.across:
                     continue
-            compared.inputs_agree = read.get(execution)
+            if tensor.what == "output":
+                compared.inputs_agree = read.get(execution)
             yield compared
         if not self.across:
             matched = set(self.pairs.values())

@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from amanda_tools.dump_index import DumpedOp, DumpedTensor
+from amanda_tools.facts import REARRANGING
 from amanda_tools.statistics import Statistics
 
 __all__ = ["Outline", "align", "alike", "is_movement", "is_one_framework"]
 
 #: What only moves or makes values; frameworks do it in different places.
-_MOVES = {
-    *("reshape", "transpose", "slice", "split", "squeeze", "unsqueeze", "expand", "tile", "repeat"),
-    *("flip", "roll", "concat", "stack", "identity", "cast", "bitcast", "pad", "assign"),
-    *("constant", "full", "empty", "range", "eye", "meshgrid", "random", "assign_slice"),
+_MOVES = REARRANGING | {
+    *("cast", "bitcast", "pad", "assign", "assign_slice", "constant", "full", "empty", "range"),
+    *("eye", "meshgrid", "random"),
 }
 #: One word for operators that compute the same of other positions.
 _SAME = {"linear": "product", "matmul": "product", "grouped_matmul": "product", "outer": "product"}
@@ -46,8 +46,6 @@ _SEVERAL: dict[str, tuple[str, ...]] = {
 }
 #: Most pairs that are looked at; of longer programs, words in sequence decide alone.
 _MOST = 4_000_000
-
-
 #: What values that agree say for two operators being the same.
 _AGREE = 8.0
 

@@ -18,6 +18,7 @@ from amanda_core.errors import AmandaWarning
 from amanda_core.selection import select
 from amanda_core.vocabulary import backward_word
 from amanda_tools.clock import Clock
+from amanda_tools.facts import REARRANGING
 from amanda_tools.nonfinite_probe import (
     INF,
     NAN,
@@ -44,16 +45,10 @@ from amanda_tools.tensors import need_numpy
 
 __all__ = ["NonFinite", "NonFiniteError"]
 
-#: What only moves values: nothing arises there.
-_MOVES = {
-    *("reshape", "transpose", "slice", "split", "squeeze", "unsqueeze", "expand", "tile", "repeat"),
-    *("flip", "roll", "concat", "stack", "identity", "tril", "triu", "channel_shuffle"),
-    *("depth_to_space", "space_to_depth"),
-}
-#: And whose gradients are only moved as well, and not added up.
+#: Rearranging operators whose gradients are only rearranged as well, and not added up.
 _MOVED = {
     backward_word(word)
-    for word in _MOVES - {"slice", "expand", "tile", "repeat", "split", "identity"}
+    for word in REARRANGING - {"slice", "expand", "tile", "repeat", "split", "identity"}
 }
 #: Executions whose numbers may wait on a device.
 _WAITING = 4096
@@ -147,8 +142,8 @@ class NonFinite(Tool):
         """Have the results of an op looked at."""
         if context.zone != "model" and not self.everything:
             return
-        if context["type"] in _MOVES:
-            return
+        if context["type"] in REARRANGING:
+            return  # Nothing arises there.
         op = Op(context)
         self._ops.add(op)
         # What has no values yet has any.
