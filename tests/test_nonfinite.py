@@ -139,7 +139,6 @@ def test_planted_faults(plant: tuple[Callable[[], int], str, str], wait: str) ->
     lines = []
     found = find(lambda: lines.append(program()), wait=wait)
     first = found.first
-    # Waiting for the end of a step, an infinity that the program itself wrote down is not known.
     assert first is not None
     assert (first.type, first.kind) == (op, kind)
     assert first.source is not None
