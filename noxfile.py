@@ -55,6 +55,7 @@ CHECKERS = [
     "nox",
     "pytest",
     "ruff",
+    "safetensors",
     "scikit-learn",  # for its digits
     "transformers",
 ]

@@ -132,6 +132,23 @@ def test_missing_amanda_tools_names_the_pip_command(without_tools: Path, stateme
     assert python(caught, "-I", "-S").stdout == "caught\n"
 
 
+def test_comparing_dumps_without_amanda_tools_names_the_pip_command(without_tools: Path) -> None:
+    start = f"import sys; sys.path.insert(0, {str(without_tools)!r})\n"
+    call = f"{start}from amanda_core.cli import main; main(['diff', '.', '.'])"
+    done = python(call, "-I", "-S")
+    assert done.returncode == 2
+    assert "The comparison of dumps is not installed. Run: pip install amanda-tools" in done.stderr
+
+
+def test_the_help_of_the_command_line_imports_no_tools_nor_numpy_nor_rich() -> None:
+    show = "from amanda_core.cli import app; app.parse(['--help'])"
+    done = python(f"import sys; {show}; print(*{{m.partition('.')[0] for m in sys.modules}})")
+    assert "Compare two dumps" in done.stdout
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "click" in loaded
+    assert not loaded & {"torch", "tensorflow", "numpy", "rich", "amanda_tools"}
+
+
 def test_an_import_that_fails_inside_amanda_tools_is_not_taken_for_its_absence(
     without_tools: Path,
 ) -> None:

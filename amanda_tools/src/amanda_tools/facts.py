@@ -1,6 +1,7 @@
 """What every tool's result says of an operator: which one it is, and where it stands.
 
-Owns these facts, what tells one operator from another, and paths of modules.
+Owns these facts, what tells one operator from another, paths of modules, and which operators only
+rearrange values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ from amanda_core import OpContext
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OpFacts", "key_of", "with_parents"]
+__all__ = ["REARRANGING", "OpFacts", "key_of", "with_parents"]
+
+#: Common words of operators whose results hold elements of their inputs and nothing else.
+REARRANGING = frozenset(
+    [
+        *("reshape", "transpose", "squeeze", "unsqueeze", "expand", "tile", "repeat", "identity"),
+        *("slice", "split", "concat", "stack", "flip", "roll", "tril", "triu"),
+        *("channel_shuffle", "depth_to_space", "space_to_depth"),
+    ]
+)
 
 
 @dataclass

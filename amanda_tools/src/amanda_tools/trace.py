@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.facts import OpFacts
+from amanda_tools.tensors import described
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
 
@@ -109,8 +108,8 @@ class Trace(Tool):
                 self._ops.append(
                     TracedOp.of(
                         context,
-                        inputs=_described(context.get_inputs()),
-                        outputs=_described(context.get_outputs()),
+                        inputs=described(context.get_inputs()),
+                        outputs=described(context.get_outputs()),
                     )
                 )
         context.insert_after_op(self.record, outputs=[], index=index)
@@ -129,26 +128,3 @@ class Trace(Tool):
         with self._lock:
             ops = [TracedOp(**asdict(op)) for op in self._ops]
             return TraceResult(ops, list(self._sequence), self._left_out)
-
-
-def _described(values: Sequence[Any] | None) -> list[str | None]:
-    found: list[str | None] = []
-    for value in values or ():
-        if isinstance(value, (list, tuple)):  # A list of tensors is one position.
-            parts = [_tensor(part) for part in value]
-            found.append(f"({' '.join(map(str, parts))})" if any(parts) else None)
-        else:
-            found.append(_tensor(value))
-    return found
-
-
-def _tensor(value: Any) -> str | None:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or dtype is None:
-        return None
-    try:
-        sizes = ["?" if size is None else str(int(size)) for size in shape]
-    except (TypeError, ValueError):
-        sizes = ["..."]  # Not even the number of dimensions is known.
-    name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-    return f"{name}[{','.join(sizes)}]"

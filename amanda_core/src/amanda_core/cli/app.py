@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from amanda_core import __version__
+from amanda_core.cli.diff import diff
 from amanda_core.cli.doctor import doctor
 from amanda_core.cli.drivers import drivers
 from amanda_core.cli.new import new
@@ -30,7 +31,7 @@ def amanda() -> None:
     """Instrumentation of neural networks: look at and change every operator of any model."""
 
 
-for _command in (run, tools, drivers, doctor, new):
+for _command in (run, diff, tools, drivers, doctor, new):
     amanda.add_command(_command)
 
 

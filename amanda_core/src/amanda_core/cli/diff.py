@@ -1,0 +1,70 @@
+"""`amanda diff`: the first operator at which two dumps differ.
+
+Owns the flags and what is shown. The comparison is amanda-tools', which is imported when it is
+asked for: the core has no NumPy.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from amanda_core.cli.drawing import show, show_json
+from amanda_core.errors import AmandaError, MissingExtraError, MissingToolsError
+from amanda_core.results import printable
+
+__all__ = ["diff"]
+
+#: Rows that are shown without --all.
+_ROWS = 20
+
+
+@click.command()
+@click.argument("a", type=click.Path(exists=True, path_type=Path))
+@click.argument("b", type=click.Path(exists=True, path_type=Path))
+@click.option("--rtol", type=float, help="Relative tolerance; by dtype where it is left out.")
+@click.option("--atol", type=float, help="Absolute tolerance; by dtype where it is left out.")
+@click.option("--all", "everything", is_flag=True, help="Show what agrees as well, and all rows.")
+@click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+def diff(
+    a: Path, b: Path, rtol: float | None, atol: float | None, everything: bool, as_json: bool
+) -> int:
+    """Compare two dumps, A and B, and name the first operator at which they differ.
+
+    A and B are folders of results with a dump, or folders that the tool `dump` wrote itself. They
+    may be of different frameworks. The exit status is 0 if all that is in both is within the
+    tolerance, 1 if not, and 2 if they cannot be compared.
+    """
+    try:
+        from amanda_tools.diff import compare
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "amanda_tools":
+            raise
+        raise MissingToolsError(
+            "The comparison of dumps is not installed", fix="Run: pip install amanda-tools"
+        ) from error
+    try:
+        found = compare(a, b, rtol, atol)
+    except AmandaError:
+        raise
+    except ImportError as error:
+        raise MissingExtraError(str(error)) from error
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        show_json(json.loads(found.to_json()))
+        return int(not found.same)
+    table = found.table(everything)
+    show(table if everything else table.first(_ROWS), sys.stdout)
+    if not everything and len(table.rows) > _ROWS:
+        click.echo(f"{len(table.rows) - _ROWS} more; --all shows them")
+    for name, ops in (("A", found.unmatched_a), ("B", found.unmatched_b)):
+        if ops:
+            named = ", ".join(op.name for op in (ops if everything else ops[:_ROWS]))
+            more = "" if everything or len(ops) <= _ROWS else f" and {len(ops) - _ROWS} more"
+            click.echo(printable(f"Only in {name}: {named}{more}"))
+    click.echo(printable(f"First: {found.first}") if found.first else "No difference.")
+    return int(not found.same)

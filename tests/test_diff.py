@@ -1,0 +1,297 @@
+"""Run-to-run comparison on PyTorch: a planted change is named where it was planted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda_core.cli import main
+from amanda_core.errors import ResultError
+from amanda_core.results import Result
+from amanda_tools.diff import DiffResult, compare
+from amanda_tools.diff_numbers import Difference, Tolerance, compare_tensors
+from amanda_tools.dump import Dump
+from amanda_tools.dump_files import Dumped
+from amanda_tools.tensors import HostTensor
+
+ALL: Any = ["inputs", "weights", "outputs", "gradients"]
+
+
+def network(dropout: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Conv2d(4, 4, 3),
+        nn.Flatten(),
+        nn.Linear(64, 8),
+        nn.LayerNorm(8),
+        nn.Linear(8, 5),
+    )
+
+
+def train(model: nn.Module, steps: int = 2) -> None:
+    dtype = next(model.parameters()).dtype
+    for seed in range(steps):
+        # Numbers that all dtypes have.
+        x = torch.randint(-4, 5, (2, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
+        model(x.to(dtype)).square().sum().backward()
+        amanda.step()
+
+
+def both(*programs: Callable[[], Any], **options: Any) -> tuple[Dumped, Dumped]:
+    one, other = (dump(program, **options) for program in programs)
+    return one, other
+
+
+def dump(program: Callable[[], Any], **options: Any) -> Dumped:
+    tool = Dump(**{"values": ALL} | options)
+    with amanda.apply(tool):
+        program()
+    return tool.result().open()
+
+
+def test_identical_runs_are_equal_bit_for_bit() -> None:
+    found = compare(*both(*[lambda: train(network())] * 2), rtol=0, atol=0)
+    assert found.same
+    assert found.first is None
+    assert all(one.difference is not None and one.difference.equal for one in found.compared)
+    assert len(found.compared) > 100
+    assert (found.unmatched_a, found.unmatched_b, found.alone) == ([], [], 0)
+    assert isinstance(found, Result)
+    assert json.loads(found.to_json())["format"] == "amanda.diff/1"
+    assert found.table().rows == []
+    assert len(found.table(everything=True).rows) == len(found.compared)
+
+
+@pytest.mark.parametrize("stats", [False, True])
+@pytest.mark.parametrize("values", [ALL, ["outputs"]])
+@pytest.mark.parametrize("layer", ["0", "1", "4", "6", "7", "8"])
+def test_a_changed_weight_is_named(layer: str, values: Any, stats: bool) -> None:
+    changed: Any = network()
+    with torch.no_grad():
+        changed.get_submodule(layer).weight.view(-1)[1] += 0.25
+    plain = network()
+    found = compare(*both(lambda: train(plain), lambda: train(changed), values=values, stats=stats))
+    first = found.first
+    assert first is not None
+    assert first.a.module == layer
+    assert first.a.source is not None
+    assert first.what == ("weight" if values is ALL else "output")
+    assert first.step == 0
+    if values is ALL:
+        output = next(o for o in found.compared if o.what == "output" and not o.same)
+        assert output.a.module == layer
+        assert output.inputs_agree is False  # The weight.
+        if not stats:
+            assert first.difference is not None
+            assert first.difference.max_abs == pytest.approx(0.25)
+            assert first.difference.beyond == 1
+            assert first.difference.first is not None
+            weight = changed.get_submodule(layer).weight
+            assert np.ravel_multi_index(first.difference.first, weight.shape) == 1
+    else:
+        assert first.inputs_agree is None
+
+
+def test_dropout_of_another_seed_is_named() -> None:
+    def program(seed: int) -> None:
+        model = network(dropout=0.5)
+        torch.manual_seed(seed)
+        train(model, 1)
+
+    found = compare(*both(lambda: program(1), lambda: program(2)))
+    first = found.first
+    assert first is not None
+    assert (first.a.word, first.what, first.inputs_agree) == ("dropout", "output", True)
+    assert "its inputs agreed" in str(first)
+
+
+def test_float32_and_bfloat16() -> None:
+    plain, small = network(), network().to(torch.bfloat16)
+    one, other = both(lambda: train(plain, 1), lambda: train(small, 1), values=["outputs"])
+    assert compare(one, other, rtol=0.5, atol=0.1).same
+    found = compare(one, other, rtol=1e-5, atol=1e-6)
+    first = found.first
+    assert first is not None
+    assert (first.a.word, first.a.module) == ("conv2d", "0")
+    assert first.difference is not None
+    assert first.difference.cosine == pytest.approx(1, abs=1e-4)
+
+
+def test_an_operator_that_only_one_run_has() -> None:
+    one = dump(lambda: torch.relu(torch.ones(2)))
+    other = dump(lambda: torch.relu(torch.ones(2)).exp())
+    found = compare(one, other)
+    assert found.same
+    assert [op.type for op in found.unmatched_b] == ["exp"]
+    assert compare(other, one).unmatched_a == found.unmatched_b
+    longer = dump(lambda: [torch.relu(torch.ones(2)) for _ in range(2)])
+    with pytest.raises(ResultError, match="no tensor in common"):
+        compare(one, dump(lambda: torch.tanh(torch.zeros(3))))
+    assert compare(longer, longer).same
+
+
+def test_shapes_that_do_not_fit() -> None:
+    found = compare(*both(lambda: torch.relu(torch.ones(2)), lambda: torch.relu(torch.ones(3))))
+    assert found.first is not None
+    assert found.first.difference is None
+    assert "shapes [2] and [3]" in str(found.first)
+
+
+# Measures.
+
+
+def host(values: Any, dtype: str = "float32") -> HostTensor:
+    return HostTensor(np.asarray(values, dtype), dtype)
+
+
+def measure(one: HostTensor, other: HostTensor, **tolerance: Any) -> Difference:
+    found = compare_tensors(one, other, Tolerance(**tolerance))
+    assert found is not None
+    return found
+
+
+def test_measures() -> None:
+    x = np.asarray([[1.0, 2.0], [4.0, 8.0]], np.float32)
+    y = x.copy()
+    y[1, 0] = np.nextafter(np.nextafter(y[1, 0], 9, dtype=np.float32), 9, dtype=np.float32)
+    found = measure(host(x), host(y))
+    assert (found.within, found.equal, found.ulp) == (True, False, 2)
+    assert found.max_abs == 2 * 2.0**-21
+    assert found.max_rel == pytest.approx(2 * 2.0**-23)
+    found = measure(host(x), host(y), relative=0, absolute=0)
+    assert (found.within, found.first, found.beyond, found.count) == (False, [1, 0], 1, 4)
+    assert found.cosine == pytest.approx(1)
+    # The next number of the coarser dtype.
+    next_to_one = HostTensor(np.asarray([0x3F81], np.uint16), "bfloat16")
+    assert measure(host([1.0]), next_to_one).ulp == 1
+    assert measure(host([1.0, 0.0]), host([0.0, 1.0])).cosine == 0
+    assert measure(host([1.0]), host([-1.0])).cosine == -1
+
+
+def test_tolerances_are_those_of_pytorch() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        relative, absolute = Tolerance().of(name, name)
+        x = torch.tensor([1.0], dtype=torch.float64)
+        torch.testing.assert_close(
+            (x + relative).to(dtype), x.to(dtype), rtol=relative, atol=absolute
+        )
+        with pytest.raises(AssertionError, match=f"up to {relative}"):
+            torch.testing.assert_close((x * 3).to(dtype), x.to(dtype))
+    assert Tolerance().of("float32", "bfloat16") == Tolerance().of("bfloat16")
+    assert Tolerance().of("int64", "bool") == (0, 0)
+    assert Tolerance(relative=0.5).of("float32") == (0.5, 1e-5)
+
+
+def test_values_that_are_not_finite() -> None:
+    nan, inf = math.nan, math.inf
+    assert measure(host([nan, inf, -inf]), host([nan, inf, -inf])).within
+    for one, other in ((nan, 1.0), (inf, 1.0), (inf, -inf), (inf, nan)):
+        found = measure(host([2.0, one]), host([2.0, other]), relative=9, absolute=9)
+        assert (found.within, found.first, found.max_abs) == (False, [1], 0)
+        json.dumps(found.max_rel, allow_nan=False)
+
+
+def test_whole_numbers_and_truth_values() -> None:
+    large = 2**62
+    found = measure(host([large, 1], "int64"), host([large + 1, 1], "int64"))
+    assert (found.within, found.ulp, found.values) == (False, None, [str(large), str(large + 1)])
+    found = measure(host([True], "bool"), host([False], "bool"))
+    assert (found.within, found.max_abs) == (False, 1)
+    assert measure(host([1], "int64"), host([1.0])).within
+    found = measure(host([1 + 2j], "complex64"), host([1 + 3j], "complex64"))
+    assert (found.max_abs, found.within) == (1, False)
+
+
+def test_orders_of_axes() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    moved = host(np.ascontiguousarray(x.transpose(0, 2, 3, 1)))
+    assert compare_tensors(host(x), moved, Tolerance()) is None
+    for layouts in ((None, None), ("NCHW", "NHWC")):
+        found = compare_tensors(host(x), moved, Tolerance(), layouts, across=True)
+        assert found is not None
+        assert (found.equal, found.order) == (True, [0, 3, 1, 2])
+    filters = host(np.ascontiguousarray(x.transpose(2, 3, 1, 0)))
+    found = compare_tensors(host(x), filters, Tolerance(), ("OIHW", "HWIO"), across=True)
+    assert found is not None
+    assert (found.equal, found.order) == (True, [3, 2, 0, 1])
+    # Where all axes are as long, it is the order in which they agree.
+    cube = np.random.default_rng(0).normal(size=(3, 3, 3)).astype(np.float32)
+    found = compare_tensors(host(cube), host(cube.transpose(0, 2, 1)), Tolerance(), across=True)
+    assert found is not None
+    assert found.equal
+    difference = cube.copy()
+    difference[1, 2, 0] += 1
+    found = compare_tensors(
+        host(cube), host(difference.transpose(0, 2, 1)), Tolerance(), across=True
+    )
+    assert found is not None
+    assert (found.first, found.beyond) == ([1, 2, 0], 1)
+
+
+# The command.
+
+
+def amanda_diff(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["diff", *map(str, arguments)])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> list[Path]:
+    found = []
+    for number, value in enumerate((1.0, 1.0, 2.0)):
+        tool = Dump()
+        with amanda.apply(tool):
+            torch.relu(torch.full((2,), value))
+        tool.result().write(tmp_path / str(number))
+        found.append(tmp_path / str(number))
+    return found
+
+
+def test_the_command(dumps: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    one, same, other = dumps
+    assert amanda_diff(one, same) == 0
+    assert "No difference." in capsys.readouterr().out
+    assert amanda_diff(one, other) == 1
+    said = capsys.readouterr().out
+    assert "First: output 0 of op 'full'" in said
+    assert "2 of 2 beyond the tolerance, the first at [0]: 1 and 2" in said
+    assert amanda_diff(one, other, "--atol", 1) == 0
+    capsys.readouterr()
+    assert amanda_diff(one, other, "--json") == 1
+    read = json.loads(capsys.readouterr().out)
+    assert (read["format"], read["same"]) == ("amanda.diff/1", False)
+    assert read["first"]["difference"]["max_abs"] == 1
+    assert amanda_diff(one, same, "--all") == 0
+    assert "relu" in capsys.readouterr().out
+
+
+def test_mistakes(dumps: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none").mkdir()
+    for arguments in ([dumps[0]], [dumps[0], tmp_path / "nowhere"], [dumps[0], tmp_path / "none"]):
+        assert amanda_diff(*arguments) == 2
+    assert amanda_diff(dumps[0], dumps[1], "--rtol", -1) == 2
+    assert "rtol must not be negative" in capsys.readouterr().err
+
+
+def test_of_a_result_without_files() -> None:
+    one = dump(lambda: torch.relu(torch.ones(2)), stats=True)
+    other = dump(lambda: torch.relu(torch.ones(2)))
+    found: DiffResult = compare(one, other)
+    assert found.same
