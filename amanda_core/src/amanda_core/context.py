@@ -560,6 +560,10 @@ class OpContext(dict[str, Any]):
                 self._conflict(action.kind, replacements[point].action.tool, action.tool)
             else:
                 replacements[point] = step
+        for point, there in steps.items():
+            before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
+            # The sort is stable: the order of tools is kept otherwise.
+            there.sort(key=lambda step, last=not before: step.action.tool.outermost is last)
         return {
             point: Plan(steps.get(point, ()), replacements.get(point))
             for point in (*steps, *(p for p in replacements if p not in steps))
