@@ -65,8 +65,9 @@ class Source:
 
     Attributes:
         index: Number in `Graph.nodes`.
-        kind: ``input``; ``parameter``; ``constant``; or ``call``, which is what steers a graph
-            (loops, branches, calls of functions) and passes values on.
+        kind: ``input``; ``parameter``; ``constant``, which a module's buffer is as well; or
+            ``call``, which is what steers a graph (loops, branches, calls of functions) and passes
+            values on.
         name: The framework's name, or the module and input that it is first read by.
         tensor: Its type, None where it is not known.
         program: Name of the function or graph that it belongs to; empty in eager modes.

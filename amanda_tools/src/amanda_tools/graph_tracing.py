@@ -51,6 +51,9 @@ class GraphTracing(Tool):
     >>> tool = GraphTracing()
     """
 
+    # A value that another tool changes is the one that the next operator takes.
+    outermost = True
+
     def __init__(self, everything: bool = False) -> None:
         super().__init__()
         self.everything = everything
@@ -78,6 +81,11 @@ class GraphTracing(Tool):
             inputs = context.get_inputs() or ()
             traced = self._meet(context, graph, inputs)
             context["graph_op"] = traced.op
+            traced.constants = {
+                position
+                for position, value in enumerate(inputs)
+                if _is_tensor(value) and context.value(position) is not None
+            }
             traced.versions = [[version_of(item) for _, item in _items(value)] for value in inputs]
             self._connect(traced, inputs)
             if traced.is_eager:
@@ -260,7 +268,10 @@ class GraphTracing(Tool):
     ) -> Source:
         op, graph = traced.op, traced.graph
         symbol = None if traced.is_eager else value.op
-        kind = _kind_of(value, position) if symbol is None else _SILENT.get(symbol.type, "call")
+        if symbol is not None:
+            kind = _SILENT.get(symbol.type, "call")
+        else:
+            kind = _kind_of(value, item is None and position in traced.constants)
         if kind == "input" and "resource" in str(value.dtype):
             kind = "parameter"
         name = symbol.name if symbol is not None else _reading(op, position)
@@ -362,6 +373,8 @@ class _Traced:
         self.context: weakref.ref[OpContext] | None = None
         #: Where the inputs of one execution came from -> the edges.
         self.patterns: dict[Hashable, list[Edge]] = {}
+        #: Input positions at which there was a parameter, a buffer or a constant at first.
+        self.constants: set[int] = set()
         #: Versions of the tensors by input position, from before the op ran.
         self.versions: list[list[int | None]] = []
 
@@ -395,12 +408,10 @@ def _were_written(value: Any, versions: Sequence[list[int | None]], position: in
     return position < len(versions) and now != versions[position]
 
 
-def _kind_of(value: Any, position: int) -> str:
-    if type(value).__name__ == "Parameter":
+def _kind_of(value: Any, constant: bool) -> str:
+    if type(value).__name__ == "Parameter" or (constant and getattr(value, "requires_grad", False)):
         return "parameter"
-    # Weights kept as plain tensors do not stand in front: what flows does.
-    is_leaf = position > 0 and getattr(value, "requires_grad", False) and value.is_leaf
-    return "parameter" if is_leaf else "input"
+    return "constant" if constant else "input"
 
 
 def _reading(op: Op, position: int) -> str:
