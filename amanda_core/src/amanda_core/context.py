@@ -561,9 +561,11 @@ class OpContext(dict[str, Any]):
             else:
                 replacements[point] = step
         for point, there in steps.items():
-            before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
-            # The sort is stable: the order of tools is kept otherwise.
-            there.sort(key=lambda step, last=not before: step.action.tool.outermost is last)
+            outer = [step for step in there if step.action.tool.outermost]
+            if outer:
+                inner = [step for step in there if not step.action.tool.outermost]
+                before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
+                steps[point] = outer + inner if before else inner + outer
         return {
             point: Plan(steps.get(point, ()), replacements.get(point))
             for point in (*steps, *(p for p in replacements if p not in steps))

@@ -15,6 +15,7 @@ from amanda_core import OpContext, Tool
 from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
 from amanda_tools.graph import Edge, Graph, Op, Position, Source
+from amanda_tools.graph_result import FORMATS, Format, GraphResult
 from amanda_tools.graph_values import EagerValues, Port, SymbolicValues, Values, version_of
 from amanda_tools.sizes import type_of
 
@@ -42,20 +43,29 @@ class GraphTracing(Tool):
     ``"graph_op"``, for tools that depend on this one and look back from an operator.
 
     Args:
+        formats: The files to write: ``json``, which is written anyway, and ``html``, a page to look
+            around in. Both if left out.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
+
+    Raises:
+        ValueError: One of the formats is unknown.
 
     Attributes:
         graphs: The graph of each namespace; they grow while the tool is applied.
 
-    >>> tool = GraphTracing()
+    >>> tool = GraphTracing(formats=["html"])
     """
 
     # A value that another tool changes is the one that the next operator takes.
     outermost = True
 
-    def __init__(self, everything: bool = False) -> None:
+    def __init__(self, formats: list[Format] | None = None, everything: bool = False) -> None:
         super().__init__()
+        self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
+        for one in self.formats:
+            if one not in FORMATS:
+                raise ValueError(f"formats must be of {', '.join(FORMATS)}, not {one!r}")
         self.everything = everything
         self.graphs: dict[str, Graph] = {}
         self._values: dict[str, Values] = {}
@@ -166,6 +176,16 @@ class GraphTracing(Tool):
             for edge in self._connect_node(traced, op.node):
                 edge.executions = (edge.executions or 0) + 1
             traced.op.executions = (traced.op.executions or 0) + 1
+
+    def result(self) -> GraphResult:
+        """What was traced so far."""
+        with self._lock:
+            return GraphResult(
+                [graph.copy() for graph in self.graphs.values()],
+                self.formats,
+                tool_seconds=self._clock.spent / 1e9,
+                wall_seconds=self._clock.wall / 1e9,
+            )
 
     # Inside.
 
