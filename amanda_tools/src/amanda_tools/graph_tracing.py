@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 from amanda_core import OpContext, Tool
 from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
 from amanda_tools.graph import Edge, Graph, Op, Position, Source
 from amanda_tools.graph_result import FORMATS, Format, GraphResult
-from amanda_tools.graph_values import EagerValues, Port, SymbolicValues, Values, version_of
+from amanda_tools.graph_values import EagerValues, Origin, Port, SymbolicValues, Values, version_of
 from amanda_tools.sizes import type_of
 
 __all__ = ["GraphTracing"]
 
+_Kind = Literal["value", "alias"]
 #: Key of a node of PyTorch's backward graph under which those that came before leave a word.
 _CAME_FROM = "amanda.graph"
 #: TensorFlow's operators that hold values and compute nothing -> kind of source.
@@ -47,9 +48,11 @@ class GraphTracing(Tool):
             around in. Both if left out.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
+        calls: Of how many executions of each operator to keep which took the value of which, for
+            `Graph.unrolled`.
 
     Raises:
-        ValueError: One of the formats is unknown.
+        ValueError: One of the formats is unknown, or `calls` negative.
 
     Attributes:
         graphs: The graph of each namespace; they grow while the tool is applied.
@@ -60,8 +63,13 @@ class GraphTracing(Tool):
     # A value that another tool changes is the one that the next operator takes.
     outermost = True
 
-    def __init__(self, formats: list[Format] | None = None, everything: bool = False) -> None:
+    def __init__(
+        self, formats: list[Format] | None = None, everything: bool = False, calls: int = 8
+    ) -> None:
         super().__init__()
+        if calls < 0:
+            raise ValueError(f"calls must not be negative, and is {calls}")
+        self.calls = calls
         self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
         for one in self.formats:
             if one not in FORMATS:
@@ -122,9 +130,12 @@ class GraphTracing(Tool):
     def enter(self, *inputs: Any, traced: _Traced) -> None:
         """Note what one execution takes."""
         with self._clock, self._lock:
-            for edge in self._connect(traced, inputs):
+            number = traced.call = traced.op.executions or 0
+            for edge, call in self._connect(traced, inputs):
                 edge.executions = (edge.executions or 0) + 1
-            traced.op.executions = (traced.op.executions or 0) + 1
+                if number < self.calls:
+                    edge.calls.append((call, number))
+            traced.op.executions = number + 1
             self._note_writes(traced, inputs)
 
     def leave(self, *outputs: Any, traced: _Traced) -> None:
@@ -227,65 +238,69 @@ class GraphTracing(Tool):
         traced.context = weakref.ref(context)
         return traced
 
-    def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> list[Edge]:
-        """The edges of one execution, made where they are new."""
+    def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> Iterable[tuple[Edge, int]]:
+        """The edges of one execution, made where they are new, and the producers' executions."""
         values = self._values_of(traced)
-        ports = tuple(
-            (position, item, *self._ports(traced, values, value, position, item))
-            for position, at in enumerate(inputs)
-            for item, value in _items(at)
-        )
-        known = traced.patterns.get(ports)
+        taken, calls = [], []
+        for position, at in enumerate(inputs):
+            for item, value in _items(at):
+                for origin, kind in self._origins(traced, values, value, position, item):
+                    taken.append((position, item, origin.port, kind))
+                    calls.append(origin.call)
+        pattern = tuple(taken)
+        known = traced.patterns.get(pattern)
         if known is None:
-            known = traced.patterns[ports] = list(self._edges(traced, ports))
-        return known
+            known = traced.patterns[pattern] = [self._edge(traced, *facts) for facts in taken]
+        return zip(known, calls, strict=True)
 
-    def _edges(self, traced: _Traced, ports: tuple[Any, ...]) -> Iterator[Edge]:
+    def _edge(
+        self, traced: _Traced, position: int, item: int | None, port: Port, kind: _Kind
+    ) -> Edge:
         op, graph = traced.op, traced.graph
-        for position, item, port, written in ports:
-            for one in (port, written):
-                if one is not None:
-                    back = one.node >= op.index and isinstance(graph.nodes[one.node], Op)
-                    edge = Edge(
-                        one.node,
-                        one.output,
-                        op.index,
-                        position,
-                        item,
-                        "value" if one is port else "alias",
-                        first=op.executions or 0,
-                        executions=0 if traced.is_eager else None,
-                        back=back and traced.is_eager,
-                    )
-                    yield graph.connect(edge)
+        back = port.node >= op.index and isinstance(graph.nodes[port.node], Op)
+        return graph.connect(
+            Edge(
+                port.node,
+                port.output,
+                op.index,
+                position,
+                item,
+                kind,
+                first=op.executions or 0,
+                executions=0 if traced.is_eager else None,
+                back=back and traced.is_eager,
+            )
+        )
 
-    def _ports(
+    def _origins(
         self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
-    ) -> tuple[Port, Port | None]:
+    ) -> Iterator[tuple[Origin, _Kind]]:
         """Where a value comes from, and what has written it through another one since."""
-        port = values.find(value)
+        origin = values.find(value)
         written = values.find_write(value)
-        if port is None:
-            port = self._recomputed(traced, position, item)
-            if port is None:
-                source = self._source(traced, values, value, position, item)
-                port = Port(source.index, 0 if source.kind != "call" else value.value_index)
-            values.set(value, port)
-        return port, written if written != port else None
+        if origin is None:
+            origin = self._recomputed(traced, position, item)
+            if origin is None:
+                origin = self._source(traced, values, value, position, item)
+            values.set(value, origin)
+        yield origin, "value"
+        if written is not None and written.port != origin.port:
+            yield written, "alias"
 
-    def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Port | None:
+    def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Origin | None:
         """A checkpoint runs operators again on copies of what they ran on."""
         context = traced.context() if traced.context is not None else None
         if context is None or not context.recomputed or context.is_backward():
             return None
         for edge in traced.graph.edges_into(traced.op, position):
             if edge.item == item and edge.kind == "value":
-                return Port(edge.producer, edge.output)
+                return Origin(Port(edge.producer, edge.output))
         return None
 
     def _source(
         self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
-    ) -> Source:
+    ) -> Origin:
+        """The source of a value that no operator made."""
         op, graph = traced.op, traced.graph
         symbol = None if traced.is_eager else value.op
         if symbol is not None:
@@ -303,18 +318,19 @@ class GraphTracing(Tool):
             self._slots[slot] = source
         if kind == "call" and symbol is not None:
             self._call(traced, values, source, symbol)
-        return source
+            return Origin(Port(source.index, value.value_index))
+        return Origin(Port(source.index, 0))
 
     def _call(self, traced: _Traced, values: Values, source: Source, symbol: Any) -> None:
         """What goes into a call, loop or branch, and that all its outputs are its."""
         for output, value in enumerate(symbol.outputs):
-            values.set(value, Port(source.index, output))
+            values.set(value, Origin(Port(source.index, output)))
         for position, value in enumerate(symbol.inputs):
-            port = values.find(value)
-            if port is None:
-                before = self._source(traced, values, value, position, -1)
-                port = Port(before.index, 0 if before.kind != "call" else value.value_index)
-                values.set(value, port)
+            origin = values.find(value)
+            if origin is None:
+                origin = self._source(traced, values, value, position, -1)
+                values.set(value, origin)
+            port = origin.port
             edge = Edge(port.node, port.output, source.index, position, executions=None)
             traced.graph.connect(edge)
 
@@ -323,17 +339,18 @@ class GraphTracing(Tool):
         for position in traced.op.writes:
             if position < len(inputs):
                 for _, value in _items(inputs[position]):
-                    values.set_written(value, Port(traced.op.index, None))
+                    values.set_written(value, Origin(Port(traced.op.index, None), traced.call))
 
     def _set(self, traced: _Traced, outputs: Sequence[Any]) -> None:
         values = self._values_of(traced)
         for position, at in enumerate(outputs):
             for _, value in _items(at):
-                port = Port(traced.op.index, position)
-                if traced.op.writes and values.find(value) == Port(traced.op.index, None):
-                    values.set_written(value, port)
+                origin = Origin(Port(traced.op.index, position), traced.call)
+                known = values.find(value) if traced.op.writes else None
+                if known is not None and known.port == Port(traced.op.index, None):
+                    values.set_written(value, origin)
                 else:
-                    values.set(value, port)
+                    values.set(value, origin)
 
     def _connect_node(self, traced: _Traced, node: Any) -> list[Edge]:
         """Edges of a node of PyTorch's backward graph.
@@ -393,6 +410,8 @@ class _Traced:
         self.context: weakref.ref[OpContext] | None = None
         #: Where the inputs of one execution came from -> the edges.
         self.patterns: dict[Hashable, list[Edge]] = {}
+        #: Number of the execution that is under way.
+        self.call = 0
         #: Input positions at which there was a parameter, a buffer or a constant at first.
         self.constants: set[int] = set()
         #: Versions of the tensors by input position, from before the op ran.

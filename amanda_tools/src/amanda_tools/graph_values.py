@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-__all__ = ["EagerValues", "Port", "SymbolicValues", "Values", "base_of", "version_of"]
+__all__ = ["EagerValues", "Origin", "Port", "SymbolicValues", "Values", "base_of", "version_of"]
 
 
 class Port(NamedTuple):
@@ -25,9 +25,21 @@ class Port(NamedTuple):
     output: int | None
 
 
+class Origin(NamedTuple):
+    """Where and when a value was made.
+
+    Attributes:
+        port: Where it comes from.
+        call: Number of the node's execution.
+    """
+
+    port: Port
+    call: int = 0
+
+
 class _Entry(NamedTuple):
     ref: weakref.ref[Any]
-    port: Port
+    origin: Origin
     serial: int
 
 
@@ -44,12 +56,12 @@ class EagerValues:
         self._written: dict[int, _Entry] = {}
         self._serial = 0
 
-    def find(self, value: Any) -> Port | None:
+    def find(self, value: Any) -> Origin | None:
         """Where a tensor comes from; None for one that is not known."""
         entry = self._entries.get(id(value))
-        return entry.port if entry is not None and entry.ref() is value else None
+        return entry.origin if entry is not None and entry.ref() is value else None
 
-    def find_write(self, value: Any) -> Port | None:
+    def find_write(self, value: Any) -> Origin | None:
         """The write through another tensor of the same memory, if it is the newer one."""
         if not self._written:
             return None
@@ -59,22 +71,22 @@ class EagerValues:
             return None
         entry = self._entries.get(id(value))
         newer = entry is None or entry.ref() is not value or written.serial > entry.serial
-        return written.port if newer else None
+        return written.origin if newer else None
 
-    def set(self, value: Any, port: Port) -> None:
-        """A tensor comes from `port` from now on."""
+    def set(self, value: Any, origin: Origin) -> None:
+        """A tensor comes from there from now on."""
         self._serial += 1
-        self._keep(self._entries, value, port)
+        self._keep(self._entries, value, origin)
 
-    def set_written(self, value: Any, port: Port) -> None:
-        """`port` has written a tensor, and so all that share its memory."""
-        self.set(value, port)
-        self._keep(self._written, base_of(value), port)
+    def set_written(self, value: Any, origin: Origin) -> None:
+        """What is there has written a tensor, and so all that share its memory."""
+        self.set(value, origin)
+        self._keep(self._written, base_of(value), origin)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _keep(self, entries: dict[int, _Entry], value: Any, port: Port) -> None:
+    def _keep(self, entries: dict[int, _Entry], value: Any, origin: Origin) -> None:
         key = id(value)
 
         def forget(dead: weakref.ref[Any]) -> None:
@@ -86,30 +98,30 @@ class EagerValues:
             reference = weakref.ref(value, forget)
         except TypeError:
             return  # A foreign kind of tensor, which nothing can be known of later.
-        entries[key] = _Entry(reference, port, self._serial)
+        entries[key] = _Entry(reference, origin, self._serial)
 
 
 class SymbolicValues:
     """The nodes that the tensors of graphs come from, by graph and name."""
 
     def __init__(self) -> None:
-        self._graphs: weakref.WeakKeyDictionary[Any, dict[Hashable, Port]] = (
+        self._graphs: weakref.WeakKeyDictionary[Any, dict[Hashable, Origin]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def find(self, value: Any) -> Port | None:
+    def find(self, value: Any) -> Origin | None:
         """Where a tensor comes from; None for one that is not known."""
         return self._graphs.get(value.graph, {}).get(value.name)
 
-    def find_write(self, value: Any) -> Port | None:
+    def find_write(self, value: Any) -> Origin | None:
         """None: nothing is written in place."""
         return None
 
-    def set(self, value: Any, port: Port) -> None:
-        """A tensor comes from `port`."""
-        self._graphs.setdefault(value.graph, {})[value.name] = port
+    def set(self, value: Any, origin: Origin) -> None:
+        """A tensor comes from there."""
+        self._graphs.setdefault(value.graph, {})[value.name] = origin
 
-    def set_written(self, value: Any, port: Port) -> None:
+    def set_written(self, value: Any, origin: Origin) -> None:
         """Not in graphs."""
 
 
