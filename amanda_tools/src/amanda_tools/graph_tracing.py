@@ -6,6 +6,7 @@ Owns what becomes a node and an edge when. The data are `graph`'s, the identity 
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -16,7 +17,15 @@ from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
 from amanda_tools.graph import Edge, Graph, Op, Position, Source
 from amanda_tools.graph_result import FORMATS, Format, GraphResult
-from amanda_tools.graph_values import EagerValues, Origin, Port, SymbolicValues, Values, version_of
+from amanda_tools.graph_values import (
+    EagerValues,
+    Origin,
+    Port,
+    SymbolicValues,
+    Values,
+    is_parameter,
+    version_of,
+)
 from amanda_tools.sizes import type_of
 
 __all__ = ["GraphTracing"]
@@ -282,7 +291,7 @@ class GraphTracing(Tool):
             origin = self._recomputed(traced, position, item)
             if origin is None:
                 origin = self._source(traced, values, value, position, item)
-            values.set(value, origin)
+            values.set_source(value, origin)
         yield origin, "value"
         if written is not None and written.port != origin.port:
             yield written, "alias"
@@ -329,7 +338,7 @@ class GraphTracing(Tool):
             origin = values.find(value)
             if origin is None:
                 origin = self._source(traced, values, value, position, -1)
-                values.set(value, origin)
+                values.set_source(value, origin)
             port = origin.port
             edge = Edge(port.node, port.output, source.index, position, executions=None)
             traced.graph.connect(edge)
@@ -346,8 +355,8 @@ class GraphTracing(Tool):
         for position, at in enumerate(outputs):
             for _, value in _items(at):
                 origin = Origin(Port(traced.op.index, position), traced.call)
-                known = values.find(value) if traced.op.writes else None
-                if known is not None and known.port == Port(traced.op.index, None):
+                written = values.last_write(value) if traced.op.writes else None
+                if written is not None and written.port == Port(traced.op.index, None):
                     values.set_written(value, origin)
                 else:
                     values.set(value, origin)
@@ -448,7 +457,7 @@ def _were_written(value: Any, versions: Sequence[list[int | None]], position: in
 
 
 def _kind_of(value: Any, constant: bool) -> str:
-    if type(value).__name__ == "Parameter" or (constant and getattr(value, "requires_grad", False)):
+    if is_parameter(value) or (constant and getattr(value, "requires_grad", False)):
         return "parameter"
     return "constant" if constant else "input"
 
@@ -463,7 +472,8 @@ def _reading(op: Op, position: int) -> str:
 def _program(context: OpContext) -> str:
     op = context.get_backward_op() if context.is_backward() else context.get_op()
     name = getattr(getattr(op, "graph", None), "name", "")
-    return name if isinstance(name, str) else ""
+    # The number at the end counts what was traced before.
+    return re.sub(r"_\d+$", "", name) if isinstance(name, str) else ""
 
 
 def _arguments(context: OpContext) -> dict[str, str]:

@@ -10,7 +10,16 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-__all__ = ["EagerValues", "Origin", "Port", "SymbolicValues", "Values", "base_of", "version_of"]
+__all__ = [
+    "EagerValues",
+    "Origin",
+    "Port",
+    "SymbolicValues",
+    "Values",
+    "base_of",
+    "is_parameter",
+    "version_of",
+]
 
 
 class Port(NamedTuple):
@@ -61,13 +70,15 @@ class EagerValues:
         entry = self._entries.get(id(value))
         return entry.origin if entry is not None and entry.ref() is value else None
 
+    def last_write(self, value: Any) -> Origin | None:
+        """What has written a tensor, or another of the same memory, last."""
+        written = self._write_of(value)
+        return None if written is None else written.origin
+
     def find_write(self, value: Any) -> Origin | None:
-        """The write through another tensor of the same memory, if it is the newer one."""
-        if not self._written:
-            return None
-        base = base_of(value)
-        written = self._written.get(id(base))
-        if written is None or written.ref() is not base:
+        """The last write, if it is newer than what `find` gives."""
+        written = self._write_of(value)
+        if written is None:
             return None
         entry = self._entries.get(id(value))
         newer = entry is None or entry.ref() is not value or written.serial > entry.serial
@@ -76,17 +87,33 @@ class EagerValues:
     def set(self, value: Any, origin: Origin) -> None:
         """A tensor comes from there from now on."""
         self._serial += 1
-        self._keep(self._entries, value, origin)
+        self._keep(self._entries, value, origin, self._serial)
+
+    def set_source(self, value: Any, origin: Origin) -> None:
+        """A tensor was there before all that was written."""
+        self._keep(self._entries, value, origin, 0)
 
     def set_written(self, value: Any, origin: Origin) -> None:
-        """What is there has written a tensor, and so all that share its memory."""
-        self.set(value, origin)
-        self._keep(self._written, base_of(value), origin)
+        """What is there has written a tensor, and so all that share its memory.
+
+        A parameter stays one, whoever writes it.
+        """
+        self._serial += 1
+        if not is_parameter(value):
+            self._keep(self._entries, value, origin, self._serial)
+        self._keep(self._written, base_of(value), origin, self._serial)
+
+    def _write_of(self, value: Any) -> _Entry | None:
+        if not self._written:
+            return None
+        base = base_of(value)
+        written = self._written.get(id(base))
+        return written if written is not None and written.ref() is base else None
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _keep(self, entries: dict[int, _Entry], value: Any, origin: Origin) -> None:
+    def _keep(self, entries: dict[int, _Entry], value: Any, origin: Origin, serial: int) -> None:
         key = id(value)
 
         def forget(dead: weakref.ref[Any]) -> None:
@@ -98,7 +125,7 @@ class EagerValues:
             reference = weakref.ref(value, forget)
         except TypeError:
             return  # A foreign kind of tensor, which nothing can be known of later.
-        entries[key] = _Entry(reference, origin, self._serial)
+        entries[key] = _Entry(reference, origin, serial)
 
 
 class SymbolicValues:
@@ -117,15 +144,24 @@ class SymbolicValues:
         """None: nothing is written in place."""
         return None
 
+    last_write = find_write
+
     def set(self, value: Any, origin: Origin) -> None:
         """A tensor comes from there."""
         self._graphs.setdefault(value.graph, {})[value.name] = origin
+
+    set_source = set
 
     def set_written(self, value: Any, origin: Origin) -> None:
         """Not in graphs."""
 
 
 Values = EagerValues | SymbolicValues
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether a tensor is declared as a parameter of a PyTorch module."""
+    return type(value).__name__ == "Parameter"
 
 
 def base_of(value: Any) -> Any:
