@@ -195,6 +195,8 @@ def test_branches_of_later_steps() -> None:
         "exp:ExpBackward0",
     ]
     assert names(graph.successors(named(graph, "exp:ExpBackward0"))) == ["relu:ReluBackward0"]
+    # It was met after what it leads to, and still is no circle.
+    assert not any(edge.back for edge in graph.edges)
 
 
 def test_a_module_that_is_called_twice() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,3 +226,35 @@ def test_eager_loops_lists_and_constants() -> None:
     assert kinds["ReadVariableOp.resource"] == "parameter"
     calls = graph.unrolled()
     assert sum(node[0] == product.index for node in calls) == 3
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard here"
+    )
+    tool = GraphTracing(formats=["tensorboard"])
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.ones(2, 4)
+    with amanda.apply(tool):
+        for _ in range(2):
+            y = model(x)
+            for _ in range(2):
+                y = torch.tanh(y)
+            y.sum().backward()
+    [file] = tool.result().write(tmp_path)
+    events = accumulator.EventAccumulator(str(file.parent))
+    events.Reload()
+    definition, graph = events.Graph(), tool.result().graph
+    nodes = {node.name: node for node in definition.node}
+    assert len(nodes) == len(definition.node) == len(graph.nodes)
+    linear = nodes["0/linear"]
+    assert linear.op == "linear"
+    assert list(linear.input) == ["input/0.input", "parameter/0.weight", "parameter/0.bias"]
+    assert [dim.size for dim in linear.attr["_output_shapes"].list.shape[0].dim] == [2, 4]
+    assert linear.attr["executions"].s == b"2"
+    assert nodes["1/relu"].input == ["0/linear"]
+    # A circle is cut, for the page takes none.
+    assert list(nodes["tanh"].input) == ["1/relu"]
+    assert any(edge.back for edge in graph.edges)
+    # TensorFlow takes it for a graph, the types of its operators aside.
+    for node in definition.node:
+        assert all(text.partition(":")[0] in nodes for text in node.input)

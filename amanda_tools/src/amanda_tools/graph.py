@@ -108,7 +108,9 @@ class Edge:
         executions: How often it was seen; None where executions are not seen.
         calls: Of the first executions, which took the value of which: the number of the producer's
             execution and that of the consumer's, each from 0.
-        back: Whether it closes a circle: the value of one execution is read in a later one.
+        back: Whether it closes a circle: the value of one execution is read in a later one of an
+            operator that leads to it. `Graph.connect` says so; without these edges no circle is
+            left.
     """
 
     producer: int
@@ -352,16 +354,33 @@ class Graph:
                     self._backward.setdefault(node.forward, []).append(node)
 
     def connect(self, edge: Edge) -> Edge:
-        """Add an edge, or give the one that is there between the same positions."""
+        """Add an edge, or give the one that is there between the same positions.
+
+        Whether it closes a circle is found out here.
+        """
         key = (edge.producer, edge.output, edge.consumer, edge.input, edge.item, edge.kind)
         with self._lock:
             known = self._known.setdefault(key, edge)
             if known is edge:
+                edge.back = self._reaches(edge.consumer, edge.producer)
                 self.edges.append(edge)
                 self._into.setdefault(edge.consumer, []).append(edge)
                 self._into[edge.consumer].sort(key=_by_position)
                 self._from.setdefault(edge.producer, []).append(edge)
             return known
+
+    def _reaches(self, start: int, end: int) -> bool:
+        """Whether values pass from one node to another, circles aside."""
+        # An operator that is met for the first time leads nowhere yet.
+        seen, left = {start}, [start]
+        while left:
+            at = left.pop()
+            if at == end:
+                return True
+            after = {edge.consumer for edge in self._from.get(at, ()) if not edge.back}
+            left += after - seen
+            seen |= after
+        return False
 
     def _ops(self, indices: Iterable[int]) -> list[Op]:
         nodes = (self.nodes[index] for index in indices)

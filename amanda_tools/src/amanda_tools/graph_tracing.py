@@ -50,11 +50,13 @@ class GraphTracing(Tool):
     """Records operators, backward operators, and the values that pass between them.
 
     Each context of an operator has the graph so far under ``"graph"`` and the operator's node under
-    ``"graph_op"``, for tools that depend on this one and look back from an operator.
+    ``"graph_op"`` (None for what is not recorded), for tools that depend on this one and look back
+    from an operator.
 
     Args:
-        formats: The files to write: ``json``, which is written anyway, and ``html``, a page to look
-            around in. Both if left out.
+        formats: The files to write: ``json``, which is written anyway; ``html``, a page to look
+            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron. The
+            first two if left out.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
         calls: Of how many executions of each operator to keep which took the value of which, for
@@ -103,6 +105,7 @@ class GraphTracing(Tool):
         """Add an op and what it takes to the graph, and have its executions followed."""
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
+            context["graph_op"] = None
             if context.zone != "model" and not self.everything:
                 return
             inputs = context.get_inputs() or ()
@@ -158,6 +161,7 @@ class GraphTracing(Tool):
         """Add a backward op and what it takes to the graph."""
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
+            context["graph_op"] = None
             if context.zone != "model" and not self.everything:
                 return
             gradients = context.get_grad_outputs() or ()
@@ -265,9 +269,8 @@ class GraphTracing(Tool):
     def _edge(
         self, traced: _Traced, position: int, item: int | None, port: Port, kind: _Kind
     ) -> Edge:
-        op, graph = traced.op, traced.graph
-        back = port.node >= op.index and isinstance(graph.nodes[port.node], Op)
-        return graph.connect(
+        op = traced.op
+        return traced.graph.connect(
             Edge(
                 port.node,
                 port.output,
@@ -277,7 +280,6 @@ class GraphTracing(Tool):
                 kind,
                 first=op.executions or 0,
                 executions=0 if traced.is_eager else None,
-                back=back and traced.is_eager,
             )
         )
 
@@ -391,7 +393,6 @@ class GraphTracing(Tool):
                         op.index,
                         position,
                         first=op.executions or 0,
-                        back=producer >= op.index,
                     )
                 )
                 for producer, output, position in sorted(words)
