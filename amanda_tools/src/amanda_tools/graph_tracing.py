@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext, Tool
@@ -57,6 +57,7 @@ class GraphTracing(Tool):
         formats: The files to write: ``json``, which is written anyway; ``html``, a page to look
             around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron. The
             first two if left out.
+        backward: Whether to record the backward operators as well.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
         calls: Of how many executions of each operator to keep which took the value of which, for
@@ -75,7 +76,11 @@ class GraphTracing(Tool):
     outermost = True
 
     def __init__(
-        self, formats: list[Format] | None = None, everything: bool = False, calls: int = 8
+        self,
+        formats: list[Format] | None = None,
+        backward: bool = True,
+        everything: bool = False,
+        calls: int = 8,
     ) -> None:
         super().__init__()
         if calls < 0:
@@ -96,8 +101,9 @@ class GraphTracing(Tool):
         self._clock = Clock()
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
-        self.add_inst_for_op(self.analyse_backward, backward=True)
-        self.add_inst_for_op(self.analyse_grad_inputs, backward=True, require_outputs=True)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
+            self.add_inst_for_op(self.analyse_grad_inputs, backward=True, require_outputs=True)
 
     # Forward.
 
@@ -111,10 +117,13 @@ class GraphTracing(Tool):
             inputs = context.get_inputs() or ()
             traced = self._meet(context, graph, inputs)
             context["graph_op"] = traced.op
+            find = self._values_of(traced).find
             traced.constants = {
                 position
                 for position, value in enumerate(inputs)
-                if _is_tensor(value) and context.value(position) is not None
+                # Only of what needs a source: the answer may take long.
+                if traced.is_eager and _is_tensor(value) and find(value) is None
+                if is_parameter(value) or context.value(position) is not None
             }
             traced.versions = [[version_of(item) for _, item in _items(value)] for value in inputs]
             self._connect(traced, inputs)
@@ -254,12 +263,22 @@ class GraphTracing(Tool):
     def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> Iterable[tuple[Edge, int]]:
         """The edges of one execution, made where they are new, and the producers' executions."""
         values = self._values_of(traced)
-        taken, calls = [], []
+        taken: list[tuple[int, int | None, Port, _Kind]] = []
+        calls: list[int] = []
         for position, at in enumerate(inputs):
             for item, value in _items(at):
-                for origin, kind in self._origins(traced, values, value, position, item):
-                    taken.append((position, item, origin.port, kind))
-                    calls.append(origin.call)
+                origin = values.find(value)
+                if origin is None:
+                    origin = self._recomputed(traced, position, item)
+                    if origin is None:
+                        origin = self._source(traced, values, value, position, item)
+                    values.set_source(value, origin)
+                taken.append((position, item, origin.port, "value"))
+                calls.append(origin.call)
+                written = values.find_write(value)
+                if written is not None and written.port != origin.port:
+                    taken.append((position, item, written.port, "alias"))
+                    calls.append(written.call)
         pattern = tuple(taken)
         known = traced.patterns.get(pattern)
         if known is None:
@@ -282,21 +301,6 @@ class GraphTracing(Tool):
                 executions=0 if traced.is_eager else None,
             )
         )
-
-    def _origins(
-        self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
-    ) -> Iterator[tuple[Origin, _Kind]]:
-        """Where a value comes from, and what has written it through another one since."""
-        origin = values.find(value)
-        written = values.find_write(value)
-        if origin is None:
-            origin = self._recomputed(traced, position, item)
-            if origin is None:
-                origin = self._source(traced, values, value, position, item)
-            values.set_source(value, origin)
-        yield origin, "value"
-        if written is not None and written.port != origin.port:
-            yield written, "alias"
 
     def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Origin | None:
         """A checkpoint runs operators again on copies of what they ran on."""
@@ -438,11 +442,15 @@ def _is_tensor(value: Any) -> bool:
 
 def _items(value: Any) -> list[tuple[int | None, Any]]:
     """The tensors at a position, with their places if it is a list."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    kind = type(value)
+    if kind in _PLAIN:
         return []
-    if isinstance(value, (list, tuple)):
+    if kind is list or kind is tuple:
         return [(place, item) for place, item in enumerate(value) if _is_tensor(item)]
     return [(None, value)] if _is_tensor(value) else []
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def _position(value: Any) -> Position:
