@@ -252,7 +252,8 @@
       return;
     }
     const node = graph.nodes[index];
-    const parts = [make("h2", "", node.name), picture(node)];
+    const broken = node.name.split(/(?<=[./])/).flatMap((part) => [part, make("wbr")]);
+    const parts = [make("h2", "", ...broken), picture(node)];
     const facts = isOp(node)
       ? [["type", node.type], ["common word", node.word], ["module", node.module],
          ["source", node.source], ["program", node.program], ["zone", node.zone],
