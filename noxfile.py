@@ -51,11 +51,16 @@ PEERS = ["matplotlib", "nnsight", "torchlens"]
 CHECKERS = [
     "expecttest",
     "hypothesis",
+    "jsonschema",
     "mypy",
+    "networkx",
     "nox",
+    "onnx",
     "pytest",
     "ruff",
     "scikit-learn",  # for its digits
+    "selenium",  # for a browser, where one is installed
+    "tensorboard",
     "transformers",
 ]
 
