@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Block(nn.Module):
         self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a, b = torch.relu(self.norm(self.linear(x))).split(2, dim=1)
+        a, b = torch.split(torch.relu(self.norm(self.linear(x))), 2, dim=1)
         return torch.cat([b, a], dim=1).add_(1) + x
 
 
@@ -109,7 +110,7 @@ def data_of(result: GraphResult) -> list[dict[str, Any]]:
     return [graph_json.to_json(graph) for graph in result.graphs]
 
 
-WRONG = {
+WRONG: dict[str, Callable[[Any], Any]] = {
     "no object": lambda data: [],
     "no format": lambda data: {**data, "format": "amanda.flops/1"},
     "no graphs": lambda data: {**data, "graphs": None},

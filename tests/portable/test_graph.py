@@ -1,5 +1,8 @@
 """The graph over PyTorch and TensorFlow's modes: one network, and graphs as TensorFlow has them."""
 
+# mypy: allow-untyped-decorators
+# TensorFlow has no types.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -95,19 +98,25 @@ def test_one_network_everywhere(backend: str, inside: bool) -> None:
 def assert_is_graph_def(graph: Graph, program: Any) -> None:
     """The graph is TensorFlow's: each input of each operator is the tensor that it names."""
     definition = {node.name: node for node in program.as_graph_def().node}
+    # A variable's argument has the variable's name here.
+    captured = {
+        variable.name.removesuffix(":0"): inner.op.name
+        for variable in getattr(program, "variables", ())
+        for outer, inner in program.captures
+        if outer is variable.handle
+    }
     assert {op.name for op in graph.ops} <= definition.keys()
     for node in definition.values():
-        found = [op for op in (*graph.ops, *graph.backward_ops) if op.name == node.name]
-        if not found:
+        named = [op for op in (*graph.ops, *graph.backward_ops) if op.name == node.name]
+        if not named:
             assert node.op in ("Const", "Placeholder", "NoOp", "VarHandleOp", *CALLS), node.op
             continue
-        [op] = found  # One node for each name.
+        [op] = named
         assert op.type == node.op
         expected = [text for text in node.input if not text.startswith("^")]
         edges = graph.edges_into(op)
-        names = [
-            f"{graph.nodes[edge.producer].name}:{edge.output}".removesuffix(":0") for edge in edges
-        ]
+        found = [(graph.nodes[edge.producer].name, edge.output) for edge in edges]
+        names = [f"{captured.get(name, name)}:{at}".removesuffix(":0") for name, at in found]
         assert names == expected, op.name
 
 
@@ -155,7 +164,7 @@ def test_a_graph_of_a_session_is_its_graph_def() -> None:
 
 
 def test_a_function_is_its_graph_def() -> None:
-    weight = tf.Variable(tf.ones((3, 4)))
+    weight = tf.Variable(tf.ones((3, 4)), name="weight")
 
     @tf.function
     def step(x: Any) -> Any:
@@ -168,6 +177,10 @@ def test_a_function_is_its_graph_def() -> None:
     concrete = step.get_concrete_function(x).graph
     assert_is_graph_def(graph, concrete)
     assert {op.program for op in graph.ops} == {concrete.name}
+    assert {s.name: s.kind for s in graph.sources if s.kind != "constant"} == {
+        "x": "input",
+        "weight": "parameter",
+    }
     # Traced again for another shape it is the same operators.
     tool = GraphTracing()
     with amanda.apply(tool):
