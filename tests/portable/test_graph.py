@@ -14,6 +14,7 @@ import tensorflow as tf
 import torch
 
 import amanda
+from amanda_core import OpContext
 from amanda_tools.graph import Graph, Op, Source
 from amanda_tools.graph_tracing import GraphTracing
 
@@ -210,6 +211,40 @@ def test_loops_and_branches_of_graphs_pass_values_on() -> None:
     assert graph.sources_of(total)[0] is loop
     # Each operator belongs to the function that it is in.
     assert len({op.program for op in graph.ops}) == 5
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "function"])
+def test_values_that_other_tools_change_are_followed(in_graph: bool) -> None:
+    def analyse(context: OpContext) -> None:
+        if context["type"] in ("matmul", "relu"):
+            context.insert_before_op(lambda x: x * 2, inputs=[0])
+            context.insert_after_op(lambda x: x * 2, outputs=[0])
+            context.insert_after_backward_op(lambda g: g * 2, grad_inputs=[0])
+
+    editor = amanda.Tool()
+    editor.add_inst_for_op(analyse)
+    weight, x = tf.Variable(tf.ones((3, 4))), tf.ones((2, 3))
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = network(x, weight)
+        return tape.gradient(loss, [x, weight])
+
+    program = tf.function(step) if in_graph else step
+    program()
+    [plain] = trace(program)
+    tool = GraphTracing()
+    with amanda.apply(tool, editor):
+        program()
+    [graph] = tool.result().graphs
+    found, expected = ([op.name for op in one.ops] for one in (graph, plain))
+    assert found == expected
+    for op, other in zip(graph.ops, plain.ops, strict=True):
+        assert [before.name for before in graph.predecessors(op)] == [
+            before.name for before in plain.predecessors(other)
+        ]
+        assert len(graph.sources_of(op)) == len(plain.sources_of(other))
 
 
 def test_eager_loops_lists_and_constants() -> None:
