@@ -323,6 +323,9 @@ def test_drawing_without_graphviz(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingExtraError, match="Install Graphviz"):
         graph_dot.draw(Graph("a/1/eager"), tmp_path / "graph.svg")
+    # Before the program runs, and not behind it.
+    with pytest.raises(MissingExtraError, match="Install Graphviz"):
+        GraphTracing(formats=["svg"])
 
 
 def test_onnx(result: GraphResult, tmp_path: Path) -> None:
@@ -344,6 +347,9 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'amanda-tools\[networkx\]'"):
         Graph("a/1/eager").to_networkx()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'amanda-tools\[onnx\]'"):
+        GraphTracing(formats=["onnx"])
 
 
 def test_an_unknown_form_is_refused() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from amanda_core.errors import MissingExtraError
 from amanda_core.results import printable
+from amanda_tools.extras import program
 from amanda_tools.graph import Graph, Module, Op, Position
 
 __all__ = ["dot", "draw", "write"]
@@ -28,13 +27,7 @@ def draw(graph: Graph, path: Path) -> None:
         MissingExtraError: There is no program ``dot``.
         subprocess.SubprocessError: It failed, or takes too long.
     """
-    program = shutil.which("dot")
-    if program is None:
-        raise MissingExtraError(
-            "Drawing needs Graphviz, whose program 'dot' is not found",
-            fix="Install Graphviz with the system's package manager, or leave out the format svg",
-        )
-    command = [program, "-Tsvg", "-o", str(path)]
+    command = [program("dot", "Graphviz"), "-Tsvg", "-o", str(path)]
     text = dot(graph).encode()
     subprocess.run(command, input=text, check=True, capture_output=True, timeout=_PATIENCE)
 

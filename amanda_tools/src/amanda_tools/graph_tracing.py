@@ -22,7 +22,7 @@ from amanda_tools.graph_facts import (
     position_of,
     program_of,
 )
-from amanda_tools.graph_result import FORMATS, Format, GraphResult
+from amanda_tools.graph_result import Format, GraphResult, check
 from amanda_tools.graph_sources import Sources
 from amanda_tools.graph_values import (
     EagerValues,
@@ -57,6 +57,7 @@ class GraphTracing(Tool):
             `Graph.unrolled`.
 
     Raises:
+        MissingExtraError: A format needs a package, or a program, that is not installed.
         ValueError: One of the formats is unknown, or `calls` negative.
 
     Attributes:
@@ -80,9 +81,7 @@ class GraphTracing(Tool):
             raise ValueError(f"calls must not be negative, and is {calls}")
         self.calls = calls
         self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
-        for one in self.formats:
-            if one not in FORMATS:
-                raise ValueError(f"formats must be of {', '.join(FORMATS)}, not {one!r}")
+        check(self.formats)
         self.everything = everything
         self.graphs: dict[str, Graph] = {}
         self._values: dict[str, Values] = {}
