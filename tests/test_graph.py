@@ -403,6 +403,18 @@ def test_no_tensor_is_kept_alive() -> None:
     assert model_alive() is None
 
 
+def test_the_first_steps_can_be_enough() -> None:
+    model, x = Residual(), torch.ones(2, 4)
+    tool = GraphTracing().where(amanda.select(steps=range(1)))
+    with amanda.apply(tool):
+        for _ in range(3):
+            model(x).sum().backward()
+            amanda.step()
+    [graph] = tool.graphs.values()
+    assert {op.executions for op in (*graph.ops, *graph.backward_ops)} == {1}
+    assert graph.chain(named(graph, "relu"), "linear", "layer_norm", "add", "relu") is not None
+
+
 def test_only_the_model_is_traced_unless_everything_is_asked_for() -> None:
     model = Residual()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)

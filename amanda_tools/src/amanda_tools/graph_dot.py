@@ -8,7 +8,8 @@ from pathlib import Path
 
 from amanda_core.results import printable
 from amanda_tools.extras import program
-from amanda_tools.graph import Graph, Module, Op, Position
+from amanda_tools.graph import Graph, Module, Op
+from amanda_tools.sizes import text_of
 
 __all__ = ["dot", "draw", "write"]
 
@@ -67,14 +68,8 @@ def _box(module: Module) -> Iterator[str]:
 
 
 def _label(op: Op) -> str:
-    shapes = " ".join(text for text in map(_text, op.outputs) if text)
+    shapes = " ".join(text for text in map(text_of, op.outputs) if text)
     return f"{op.kind}\n{op.name}\n{shapes}"
-
-
-def _text(position: Position) -> str:
-    if isinstance(position, list):
-        return f"({' '.join(map(_text, position))})"
-    return "" if position is None else str(position)
 
 
 def _quoted(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a graph says of an operator: its values by position, its arguments as text, its program."""
+"""What a graph says of an operator: its tensors, its arguments as text, its program."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_tools.graph import Position
 from amanda_tools.sizes import type_of
 
-__all__ = ["arguments_of", "is_tensor", "items_of", "position_of", "program_of"]
+__all__ = ["arguments_of", "is_tensor", "items_of", "program_of"]
 
 _PLAIN = frozenset({type(None), type(...), bool, int, float, complex, str, bytes})
 
@@ -26,14 +25,6 @@ def items_of(value: Any) -> list[tuple[int | None, Any]]:
     if isinstance(value, (list, tuple)):
         return [(place, item) for place, item in enumerate(value) if is_tensor(item)]
     return [(None, value)] if is_tensor(value) else []
-
-
-def position_of(value: Any) -> Position:
-    """The tensor types at a position."""
-    if isinstance(value, (list, tuple)):
-        types = [type_of(item) for item in value]
-        return types if any(types) else None
-    return type_of(value)
 
 
 def arguments_of(context: OpContext) -> dict[str, str]:

@@ -19,7 +19,6 @@ from amanda_tools.graph_facts import (
     arguments_of,
     is_tensor,
     items_of,
-    position_of,
     program_of,
 )
 from amanda_tools.graph_result import Format, GraphResult, check
@@ -33,6 +32,7 @@ from amanda_tools.graph_values import (
     is_parameter,
     version_of,
 )
+from amanda_tools.sizes import position_of
 
 __all__ = ["GraphTracing"]
 
