@@ -566,10 +566,8 @@ class OpContext(dict[str, Any]):
                 inner = [step for step in there if not step.action.tool.outermost]
                 before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
                 steps[point] = outer + inner if before else inner + outer
-        return {
-            point: Plan(steps.get(point, ()), replacements.get(point))
-            for point in (*steps, *(p for p in replacements if p not in steps))
-        }
+        points = {*steps, *replacements}
+        return {p: Plan(steps.get(p, ()), replacements.get(p)) for p in points}
 
     def _find_conflict(self, kind: ActionKind, tool: Tool) -> None:
         assert self._recorder is not None

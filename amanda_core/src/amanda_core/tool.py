@@ -27,15 +27,7 @@ ScopeListener = Callable[[str], None]
 T = TypeVar("T", bound="Tool")
 
 
-_COPIED = (
-    "routines",
-    "before_rules",
-    "after_rules",
-    "step",
-    "scope",
-    "dependencies",
-    "selection",
-)
+_COPIED = ("routines", "before_rules", "after_rules", "step", "scope", "dependencies", "selection")
 
 
 class _Registrations:
@@ -108,13 +100,10 @@ class Tool:
 
     >>> tool = Tool()
     >>> tool.add_inst_for_op(lambda context: print(context.get_op()))
-
-    Attributes:
-        outermost: Whether what it inserts encloses what other tools insert: before an op it comes
-            first, behind it last. For tools that follow values from one op to the next, and so have
-            to see those that the program gives and gets. Set by the class.
     """
 
+    #: Whether what it inserts comes first before an op and last behind it, around that of others.
+    #: For tools that have to see the values as the program has them; set by the class.
     outermost: ClassVar[bool] = False
     _amanda: _Registrations
 
@@ -188,8 +177,7 @@ class Tool:
     def depends_on(self, *tools: Tool) -> None:
         """Declare that this tool consumes what `tools` put into contexts (paper, section 5.2).
 
-        They are applied with this tool, and their routines run before its own (what an `outermost`
-        one inserts behind an op excepted).
+        They are applied with this tool, and their routines run before its own.
 
         Raises:
             ToolError: One of them is not a tool.
