@@ -10,7 +10,7 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from amanda_core.action import IPoint
 from amanda_core.errors import DependencyCycleError, SelectionError, ToolError
@@ -27,15 +27,7 @@ ScopeListener = Callable[[str], None]
 T = TypeVar("T", bound="Tool")
 
 
-_COPIED = (
-    "routines",
-    "before_rules",
-    "after_rules",
-    "step",
-    "scope",
-    "dependencies",
-    "selection",
-)
+_COPIED = ("routines", "before_rules", "after_rules", "step", "scope", "dependencies", "selection")
 
 
 class _Registrations:
@@ -110,6 +102,9 @@ class Tool:
     >>> tool.add_inst_for_op(lambda context: print(context.get_op()))
     """
 
+    #: Whether what it inserts comes first before an op and last behind it, around that of others.
+    #: For tools that have to see the values as the program has them; set by the class.
+    outermost: ClassVar[bool] = False
     _amanda: _Registrations
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Tool:  # noqa: D102  Not for calling.

@@ -23,12 +23,11 @@ from amanda_tools.dump_files import Dumped, Form, Writer, need_safetensors
 from amanda_tools.dump_index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
 from amanda_tools.facts import key_of
 from amanda_tools.rendering import dataframe, html_of, scaled
+from amanda_tools.sizes import described, dtype_name
 from amanda_tools.statistics import statistics_of
 from amanda_tools.tensors import (
     HostTensor,
     NotReadableError,
-    described,
-    dtype_name,
     host,
     need_numpy,
     tensors_in,

@@ -1,14 +1,51 @@
-"""Shapes of any framework's tensors.
+"""Shapes and types of any framework's tensors.
 
-Owns what a shape is to a tool. Imports no framework: of a tensor it reads `shape`.
+Owns what a shape is to a tool. Imports no framework: of a tensor it reads `shape` and `dtype`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Size", "size_of"]
+__all__ = [
+    "Position",
+    "Size",
+    "TensorType",
+    "described",
+    "dtype_name",
+    "position_of",
+    "size_of",
+    "text_of",
+    "type_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of a tensor before its values are.
+
+    Attributes:
+        dtype: Type of its elements, such as ``float32``.
+        shape: Its dimensions, None for one that is not known; None if not even their number is.
+
+    >>> str(TensorType("float32", (8, None)))
+    'float32[8,?]'
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[...]"
+        return f"{self.dtype}[{','.join('?' if n is None else str(n) for n in self.shape)}]"
+
+
+#: What stands at a position: a tensor, a list of them, or None for what is no tensor.
+Position = TensorType | list[TensorType | None] | None
 
 
 class Size(tuple[int, ...]):
@@ -45,3 +82,48 @@ def size_of(value: Any) -> Any:
     elif "sparse" in str(getattr(value, "layout", "")):
         size.stored = int(value.values().shape.numel())
     return size
+
+
+def dtype_name(tensor: Any) -> str:
+    """Name of a tensor's dtype without that of the framework, such as ``float32``."""
+    dtype = getattr(tensor, "dtype", None)
+    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+
+
+def type_of(value: Any) -> TensorType | None:
+    """Type and shape of a tensor, None for what is none."""
+    shape = getattr(value, "shape", None)
+    if shape is None or getattr(value, "dtype", None) is None:
+        return None
+    try:
+        sizes = tuple(None if size is None else int(size) for size in shape)
+    except (TypeError, ValueError):
+        sizes = None  # Not even the number of dimensions is known.
+    return TensorType(dtype_name(value), sizes)
+
+
+def position_of(value: Any) -> Position:
+    """The tensor types at a position."""
+    if isinstance(value, (list, tuple)):
+        types = [type_of(item) for item in value]
+        return types if any(types) else None
+    return type_of(value)
+
+
+def text_of(position: Position) -> str:
+    """The tensor types at a position, for people; empty where there is no tensor.
+
+    >>> text_of([TensorType("int8", ()), TensorType("int8", (2,))])
+    '(int8[] int8[2])'
+    """
+    if isinstance(position, list):
+        return f"({' '.join(map(str, position))})"
+    return "" if position is None else str(position)
+
+
+def described(values: Sequence[Any] | None) -> list[str | None]:
+    """Dtype and shape of each value, such as ``float32[8,3]``; None for what is no tensor.
+
+    A dimension that is not known yet is ``?``, and a list of tensors is in parentheses.
+    """
+    return [text_of(position_of(value)) or None for value in values or ()]

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from amanda_tools.sizes import dtype_name
+
 __all__ = [
     "HostTensor",
     "NotReadableError",
-    "described",
-    "dtype_name",
     "host",
     "numbers",
     "tensors_in",
@@ -61,27 +61,6 @@ def need_numpy() -> None:
         import numpy  # noqa: F401  Whether it is there.
     except ImportError as error:
         raise ImportError("This needs NumPy: pip install 'amanda-tools[numpy]'") from error
-
-
-def dtype_name(tensor: Any) -> str:
-    """Name of a tensor's dtype without that of the framework, such as ``float32``."""
-    dtype = getattr(tensor, "dtype", None)
-    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-
-
-def described(values: Sequence[Any] | None) -> list[str | None]:
-    """Dtype and shape of each value, such as ``float32[8,3]``; None for what is no tensor.
-
-    A dimension that is not known yet is ``?``, and a list of tensors is in parentheses.
-    """
-    found: list[str | None] = []
-    for value in values or ():
-        if isinstance(value, (list, tuple)):  # A list of tensors is one position.
-            parts = [_described(part) for part in value]
-            found.append(f"({' '.join(map(str, parts))})" if any(parts) else None)
-        else:
-            found.append(_described(value))
-    return found
 
 
 def tensors_in(values: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:
@@ -132,17 +111,6 @@ def numbers(array: Any, dtype: str) -> Any:
         return (array.astype(numpy.uint32) << 16).view(numpy.float32)
     codes = [_decoded(code, dtype) for code in range(256)]
     return numpy.asarray(codes, numpy.float32)[array]
-
-
-def _described(value: Any) -> str | None:
-    shape = getattr(value, "shape", None)
-    if shape is None or getattr(value, "dtype", None) is None:
-        return None
-    try:
-        sizes = ["?" if size is None else str(int(size)) for size in shape]
-    except (TypeError, ValueError):
-        sizes = ["..."]  # Not even the number of dimensions is known.
-    return f"{dtype_name(value)}[{','.join(sizes)}]"
 
 
 def _of_torch(tensor: Any, name: str) -> HostTensor:
