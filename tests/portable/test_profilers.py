@@ -1,0 +1,70 @@
+"""The profilers over PyTorch and TensorFlow's modes: the program's bits, and the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tests.profiling import MS, FakeClock, checked_trace, latency_by
+
+import amanda
+from amanda_tools.latency import Latency
+
+from .models import STEPS, assert_same_bits
+from .test_builtin_tools import reference
+from .test_portable_tools import PRODUCTS, backends, built, instrumented
+
+
+def sleeping(clock: FakeClock) -> object:
+    """A program with one operator that takes 100 ms."""
+
+    def body(x: object) -> object:
+        clock.sleep(100 * MS)
+        return x
+
+    return tf.reduce_sum(2.0 * tf.ensure_shape(tf.py_function(body, [tf.ones(3)], tf.float32), [3]))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+def test_a_sleep_reads_what_it_sleeps(mode: str) -> None:
+    """Whoever waits for it has not begun."""
+    clock = FakeClock()
+    tool = latency_by(clock)
+    if mode == "session":
+        with tf.Graph().as_default() as graph:
+            output = sleeping(clock)
+        with amanda.apply(tool), tf.compat.v1.Session(graph=graph) as session:
+            assert session.run(output) == 6
+    else:
+        program = tf.function(sleeping) if mode == "function" else sleeping
+        with amanda.apply(tool):
+            assert float(program(clock)) == 6
+    found = tool.result()
+    times = {op.type: op.total for op in found.ops}
+    assert times.pop("EagerPyFunc") == 100 * MS
+    assert set(times.values()) == {0}
+    assert (found.graph_busy == 100 * MS) == (mode != "eager")
+    assert sum(step.ops for step in found.steps) == 100 * MS
+    assert any("operators of graphs" in note for note in found.notes) == (mode != "eager")
+
+
+@built
+@backends
+def test_latency(backend: str, inside: bool, tmp_path: Path) -> None:
+    tool = Latency()
+    record = instrumented(backend, inside, tool)
+    assert_same_bits(record, reference(backend, False))
+    found = tool.result()
+    words = ("conv2d", "relu", "max_pool2d", "cross_entropy", *PRODUCTS)
+    forward = [op for op in found.ops if op.phase == "forward" and op.word in words]
+    assert len(forward) == 9
+    assert {op.calls for op in forward} == {STEPS}
+    assert all(0 < op.shortest <= op.longest <= op.total for op in forward)
+    for op in forward:
+        own = [other for other in found.ops if other.forward == op.name and other.calls]
+        assert own, op.name
+        assert {other.phase for other in own} == {"backward"}
+    (path,) = found.write(tmp_path)
+    spans = [event for event in checked_trace(path) if event["ph"] == "X"]
+    assert len(spans) == sum(op.calls for op in found.ops)
