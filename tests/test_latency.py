@@ -405,7 +405,8 @@ def test_ranges_in_a_profile_of_the_program() -> None:
     x = torch.rand(8, 8, requires_grad=True)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profile, amanda.apply(tool):
-        (x @ x).relu().sum().backward()
+        total: Any = (x @ x).relu().sum()
+        total.backward()
     result = tool.result()
     assert "the program has a profiler of its own" in result.notes[0]
     results: Any = profile.profiler

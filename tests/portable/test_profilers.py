@@ -10,6 +10,7 @@ from tests.profiling import MS, FakeClock, checked_trace, latency_by
 
 import amanda
 from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
 
 from .models import STEPS, assert_same_bits
 from .test_builtin_tools import reference
@@ -68,3 +69,66 @@ def test_latency(backend: str, inside: bool, tmp_path: Path) -> None:
     (path,) = found.write(tmp_path)
     spans = [event for event in checked_trace(path) if event["ph"] == "X"]
     assert len(spans) == sum(op.calls for op in found.ops)
+
+
+#: Bytes of the tensors below.
+N = 4 * 1000
+
+
+def test_a_chain_of_tensorflow_by_hand() -> None:
+    x, one = tf.ones(1000), tf.constant(1.0)
+    variable = tf.Variable(tf.ones(1000))
+
+    def chain() -> object:
+        y = x * one
+        z = y + one
+        del y
+        w = tf.reshape(z, (10, 100))  # The same buffer.
+        variable.read_value()  # The variable's own.
+        return tf.reduce_sum(w)
+
+    tool = Memory()
+    with amanda.apply(tool):
+        kept = chain()
+    found = tool.result()
+    assert (found.peak, found.peak_op) == (2 * N, "AddV2")
+    assert (found.allocated, found.live) == (2 * N + 4, 4)
+    rows = {op.type: op for op in found.ops}
+    assert [rows[name].allocated for name in ("Mul", "AddV2", "Reshape", "Sum")] == [N, N, 0, 4]
+    assert rows["ReadVariableOp"].allocated == 0
+    assert found.notes == []
+    del kept
+    assert tool.result().live == 0
+
+
+def test_what_a_tape_keeps_is_alive() -> None:
+    x = tf.ones(1000)
+    tool = Memory()
+    with amanda.apply(tool):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.exp(tf.exp(x)))
+        # The exponentials, which their gradients need, and the sum.
+        assert tool.result().live == 2 * N + 4
+        gradient = tape.gradient(y, x)
+        del tape, y
+    # The gradient, and the few numbers that describe its shape.
+    assert N <= tool.result().live < N + 100
+    del gradient
+
+
+@built
+@backends
+def test_memory(backend: str, inside: bool) -> None:
+    tool = Memory()
+    record = instrumented(backend, inside, tool)
+    assert_same_bits(record, reference(backend, False))
+    found = tool.result()
+    conv = next(op for op in found.ops if op.word == "conv2d" and op.phase == "forward")
+    eager = backend in ("pytorch", "tensorflow eager")
+    # 6 channels of 8 x 8 for each of 4 images, at 4 bytes.
+    assert (conv.allocated if eager else conv.output) == STEPS * 4 * 6 * 64 * 4
+    assert (conv.live_after > 0) == eager
+    assert bool(found.notes) == (not eager)
+    if not eager:
+        assert all("only the size of outputs is counted" in note for note in found.notes)
