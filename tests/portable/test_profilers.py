@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tests.profiling import MS, FakeClock, checked_trace, latency_by
 
 import amanda
+from amanda_tools.flops import Flops
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
+from amanda_tools.prune import Prune, numpy_mask
+from amanda_tools.sparsity import Sparsity
+from amanda_tools.sparsity_result import SparsityResult
 
-from .models import STEPS, assert_same_bits
+from .models import DENSE, STEPS, WEIGHTS, assert_same_bits
 from .test_builtin_tools import reference
 from .test_portable_tools import PRODUCTS, backends, built, instrumented
 
@@ -132,3 +137,62 @@ def test_memory(backend: str, inside: bool) -> None:
     assert bool(found.notes) == (not eager)
     if not eager:
         assert all("only the size of outputs is counted" in note for note in found.notes)
+
+
+def weights_and_activations(result: SparsityResult) -> list[dict[str, object]]:
+    """What was counted of the layers, without what names it."""
+    words = (*PRODUCTS, "conv2d", "relu", "max_pool2d")
+    numbers = ("kind", "executions", "elements", "zeros", "channels", "zero_channels", "dead")
+    numbers += ("blocks", "zero_blocks", "groups", "compliant")
+    # A bias is added by an operator of its own in TensorFlow.
+    chosen = [t for t in result.tensors if t.word in words and t.tensor != "bias"]
+    return [
+        {name: getattr(tensor, name) for name in numbers}
+        for tensor in chosen
+        if tensor.kind == "weight" or tensor.word in ("relu", "max_pool2d")
+    ]
+
+
+def pruned(backend: str, inside: bool) -> SparsityResult:
+    tool = Sparsity(block=2, gradients=True)
+    instrumented(backend, inside, Prune(0.8), tool)
+    return tool.result()
+
+
+@built
+@backends
+def test_sparsity_is_the_same_everywhere(backend: str, inside: bool) -> None:
+    found = pruned(backend, inside)
+    assert weights_and_activations(found) == weights_and_activations(pruned("pytorch", False))
+    weights = [tensor for tensor in found.of("weight") if len(tensor.shape) > 1]
+    for tensor, name in zip(weights, DENSE, strict=True):
+        weight = WEIGHTS[name]
+        pruned_away = round(0.8 * weight.size)
+        mask = numpy_mask(weight, list(range(weight.ndim)), pruned_away)
+        assert tensor.zeros == STEPS * pruned_away
+        matrix = mask.reshape(len(mask), -1)
+        matrix = np.pad(matrix, [(0, length % 2) for length in matrix.shape])
+        blocks = matrix.reshape(len(matrix) // 2, 2, -1, 2).sum((1, 3))
+        assert tensor.zero_blocks == STEPS * int((blocks == 0).sum())
+    products = [product for product in found.products if product.word in (*PRODUCTS, "conv2d")]
+    assert [product.by_weight for product in products] == [
+        round(product.macs * (tensor.elements - tensor.zeros) / tensor.elements)
+        for product, tensor in zip(products, weights, strict=True)
+    ]
+
+
+@built
+@backends
+def test_sparsity(backend: str, inside: bool) -> None:
+    assert_same_bits(instrumented(backend, inside, Sparsity()), reference(backend, False))
+
+
+@backends
+def test_all_profilers_together(backend: str) -> None:
+    tools = (Flops(), Latency(), Memory(), Sparsity())
+    record = instrumented(backend, False, *tools)
+    assert_same_bits(record, reference(backend, False))
+    alone = Flops()
+    instrumented(backend, False, alone)
+    assert tools[0].result().macs == alone.result().macs
+    assert tools[0].result().backward_macs == alone.result().backward_macs
