@@ -53,9 +53,12 @@ CHECKERS = [
     "hypothesis",
     "mypy",
     "nox",
+    "pandas",
     "pytest",
     "ruff",
     "scikit-learn",  # for its digits
+    "scipy",
+    "tensorboard",
     "transformers",
 ]
 

@@ -1,4 +1,4 @@
-"""The sparsity profiler on PyTorch: held to NumPy, SciPy and PyTorch's own counts; dead channels."""
+"""The sparsity profiler on PyTorch, held to NumPy, SciPy and PyTorch's own counts."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_what_pytorch_accepts_as_two_of_four() -> None:
     dense = torch.ones(128, 128).half().cuda()
     for matrix in (weight, dense):
         found = measure(F.linear, dense, nn.Parameter(matrix))
-        compressed = torch.sparse.to_sparse_semi_structured(matrix).to_dense()
-        kept = torch.equal(compressed, matrix)
+        compressed: Any = torch.sparse.to_sparse_semi_structured(matrix)
+        kept = torch.equal(compressed.to_dense(), matrix)
         assert one(found, "weight", "linear").is_2_4 == kept
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ from .test_builtin_tools import reference
 from .test_portable_tools import PRODUCTS, backends, built, instrumented
 
 
-def sleeping(clock: FakeClock) -> object:
+def sleeping(clock: FakeClock) -> Any:
     """A program with one operator that takes 100 ms."""
 
-    def body(x: object) -> object:
+    def body(x: Any) -> Any:
         clock.sleep(100 * MS)
         return x
 
@@ -142,8 +143,8 @@ def test_memory(backend: str, inside: bool) -> None:
 def weights_and_activations(result: SparsityResult) -> list[dict[str, object]]:
     """What was counted of the layers, without what names it."""
     words = (*PRODUCTS, "conv2d", "relu", "max_pool2d")
-    numbers = ("kind", "executions", "elements", "zeros", "channels", "zero_channels", "dead")
-    numbers += ("blocks", "zero_blocks", "groups", "compliant")
+    numbers = ["kind", "executions", "elements", "zeros", "channels", "zero_channels", "dead"]
+    numbers += ["blocks", "zero_blocks", "groups", "compliant"]
     # A bias is added by an operator of its own in TensorFlow.
     chosen = [t for t in result.tensors if t.word in words and t.tensor != "bias"]
     return [

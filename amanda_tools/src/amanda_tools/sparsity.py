@@ -1,7 +1,7 @@
 """`Sparsity`: how many zeros the tensors of each operator hold, and what they would save.
 
-Owns what is measured when, and what the zeros of a product's operands imply. Counting is in `zeros`,
-what a product costs in `formulas`, the result in `sparsity_result`.
+Owns what is measured when, and what the zeros of a product's operands imply. Counting is in
+`zeros`, what a product costs in `formulas`, the result in `sparsity_result`.
 """
 
 from __future__ import annotations
