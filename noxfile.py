@@ -105,10 +105,11 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the cost of instrumentation; writes docs/benchmarks/. Shorter: `-- --quick`."""
+    """Measure what instrumentation costs; writes docs/. Shorter: `-- --quick`."""
     environment(session, "torch", "transformers", *TENSORFLOW, *PEERS)
     run(session, "python", "benchmarks/bench.py", *session.posargs)
     run(session, "python", "benchmarks/tensorflow_bench.py", *session.posargs)
+    run(session, "python", "benchmarks/profilers_bench.py", *session.posargs)
 
 
 @nox.session

@@ -97,7 +97,8 @@ def of_torch(environment: Environment, tool: Path) -> None:
     assert "pip install amanda-tools" in said, said
 
     environment.install("amanda-tool-mine[test]", "amanda-tools")
-    assert environment.names("tools") == ["flops", "mapping", "mine", "prune", "trace"]
+    tools = ["flops", "latency", "mapping", "memory", "mine", "prune", "sparsity", "trace"]
+    assert environment.names("tools") == tools
     assert {found["severity"] for found in environment.json("doctor")["findings"]} <= {"info"}
     said = environment.run("python", "-m", "pytest", "-q", str(tool))
     assert "skipped" not in said, said

@@ -16,7 +16,7 @@ __all__ = ["Interval", "Overlapping", "Stack", "lanes"]
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(slots=True)
 class Interval(Generic[T]):
     """One execution of something.
 

@@ -199,7 +199,7 @@ class Latency(Tool):
         key = (facts.phase, facts.id, *key_of(context))
         with self._lock:
             op = self._ops.setdefault(key, _Op(facts, len(self._ops)))
-            op.device = facts.device = self._device_of(values)
+            op.device = op.facts.device = self._device_of(values)
         return op
 
     def _device_of(self, values: Iterable[Any] | None) -> str | None:
@@ -214,9 +214,14 @@ class Latency(Tool):
         return None
 
     def _thread(self) -> _Thread:
-        return self._threads.setdefault(threading.get_ident(), _Thread())
+        thread = self._threads.get(threading.get_ident())
+        if thread is None:
+            thread = self._threads[threading.get_ident()] = _Thread()
+        return thread
 
     def _begin_marks(self, op: _Op, outer: Interval[_Op] | None) -> _Marks:
+        if op.device is None and self._kernels is None:
+            return _NO_MARKS
         pair = inside = None
         if op.device is not None:
             self._origins.setdefault(op.device, self.now())
@@ -226,7 +231,7 @@ class Latency(Tool):
         return _Marks(pair, inside)
 
     def _end_marks(self, interval: Interval[_Op]) -> None:
-        if interval.marks is None:
+        if interval.marks is None or interval.marks is _NO_MARKS:
             return
         pair, inside = interval.marks
         if pair is not None:
@@ -336,6 +341,9 @@ class _Marks(NamedTuple):
 
     pair: Pair | None
     inside: Any
+
+
+_NO_MARKS = _Marks(None, None)
 
 
 class _Execution(NamedTuple):
