@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,19 @@ def test_modules_and_zones() -> None:
     assert only_forward.total.backward_calls == 0
 
 
+def test_what_is_selected_is_timed() -> None:
+    tool = Latency().where(amanda.select(op="relu", steps=[1]))
+    x = torch.ones(2, requires_grad=True)
+    with amanda.apply(tool):
+        for _ in range(3):
+            total: Any = x.exp().relu().sum()
+            total.backward()
+            amanda.step()
+    found = tool.result()
+    assert {op.type: op.calls for op in found.ops} == {"relu": 1, "ReluBackward0": 1}
+    assert [step.number for step in found.steps] == [1]
+
+
 def test_a_trace_file(tmp_path: Path) -> None:
     clock = FakeClock(tick=700)
     tool = latency_by(clock)
@@ -230,7 +244,7 @@ def test_spans_of_one_lane_nest(ends: list[tuple[int, int]]) -> None:
 
 
 class FakeEvents:
-    """A device that does each piece of work 1 ms long as it is told, and is `late` when asked."""
+    """A device whose clock the test moves, and which has done its work when it is waited for."""
 
     def __init__(self) -> None:
         self.clock = 0
@@ -421,15 +435,35 @@ def test_ranges_in_a_profile_of_the_program() -> None:
     assert "aten::as_strided" in by_op[names["SumBackward0"]]
 
 
-def test_a_profile_of_the_tool() -> None:
+def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Latency(kernels=True)
+    monkeypatch.setattr("amanda_tools.kernels.join", partial(join, leaves=True))
+    x = torch.ones(8, requires_grad=True)
+    with amanda.apply(tool):
+        for _ in range(3):
+            total: Any = x.exp().sum()
+            total.backward()
+    found = tool.result()
+    assert not torch.autograd.profiler._is_profiler_enabled
+    assert only(found, "exp").kernels == 3
+    assert only(found, "ExpBackward0").kernel_time > 0
+    # Each belongs to one operator, or to none, and then it is said.
+    nowhere = [kernel for kernel in found.kernels if kernel.op is None]
+    assert f"{len(nowhere)} kernels were started outside of timed operators" in found.notes
+    whole = sum(kernel.duration for kernel in found.kernels)
+    assert whole == found.total.kernel_time + sum(kernel.duration for kernel in nowhere)
+    rows: Any = found.table("kernel").rows
+    assert ("aten::exp", "exp") in [row[:2] for row in rows]
+    assert "kernel ms" in found.table("type").columns
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_there_are_no_kernels() -> None:
     tool = Latency(kernels=True)
     with amanda.apply(tool):
         torch.ones(2).exp()
-    found = tool.result()
-    # Without a device there are no kernels; the profile ends all the same.
-    assert found.kernels == []
-    assert found.notes == []
-    assert not torch.autograd.profiler._is_profiler_enabled
+    assert tool.result().kernels == []
+    assert tool.result().notes == []
 
 
 # Forms.
@@ -496,6 +530,8 @@ def test_nothing_is_changed() -> None:
     torch.manual_seed(0)
     model, x = network(), torch.rand(2, 4, requires_grad=True)
     plain = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
-    with amanda.apply(Latency(kernels=True)):
+    tool = Latency(kernels=True)
+    with amanda.apply(tool):
         timed = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
+    tool.result()
     assert all(torch.equal(one, other) for one, other in zip(plain, timed, strict=True))

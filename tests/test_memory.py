@@ -138,7 +138,15 @@ def test_what_is_kept_and_not_given() -> None:
     found = follow(lambda: F.cross_entropy(logits, target))
     # The loss, the logarithms of all probabilities, and the sum of the weights.
     assert found.live == 4 + N + 4
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x + 1)
+            return x.sum()
+
     x = torch.ones(1000, requires_grad=True)
+    assert follow(lambda: Own.apply(x)).live == N + 4  # type: ignore[no-untyped-call]
     assert follow(lambda: F.dropout(x, 0.5, True)).live == 2 * N  # The mask, in numbers.
     with torch.no_grad():
         assert follow(lambda: F.cross_entropy(logits, target)).live == 4
@@ -186,6 +194,16 @@ def test_steps_and_an_optimizer() -> None:
         model(torch.ones(5, 10)).sum().backward()
         optimizer.step()
     assert {op.zone for op in model_only.result().ops} == {"model"}
+
+
+def test_what_is_selected_is_followed() -> None:
+    x = torch.ones(1000)
+    tool = Memory().where(amanda.select(op="add"))
+    with amanda.apply(tool):
+        y = (x * 2) + 1
+    found = tool.result()
+    assert (found.live, found.given) == (N, N)  # The product was there before.
+    del y
 
 
 def test_nothing_is_kept_alive() -> None:

@@ -121,7 +121,7 @@ def kept(outputs: Any, start: int) -> list[Any]:
         seen.add(node)
         nodes += (following for following, _ in node.next_functions)
         for name in dir(type(node)):
-            if name.startswith("_saved_"):
+            if name.startswith("_saved_") or name == "saved_tensors":
                 try:
                     found.append(getattr(node, name))
                 except RuntimeError:

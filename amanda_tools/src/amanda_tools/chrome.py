@@ -15,7 +15,7 @@ from typing import Any
 
 from amanda_tools.intervals import lanes
 
-__all__ = ["Span", "Trace"]
+__all__ = ["Span", "TraceFile"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Span:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Trace:
+class TraceFile:
     """The events of one process."""
 
     def __init__(self, name: str) -> None:

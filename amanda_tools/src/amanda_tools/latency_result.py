@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.results import Table
-from amanda_tools.chrome import Span, Trace
+from amanda_tools.chrome import Span, TraceFile
 from amanda_tools.facts import OpFacts, with_parents
 from amanda_tools.kernels import Kernel
 from amanda_tools.rendering import dataframe, html_of
@@ -308,7 +308,7 @@ class LatencyResult:
         Returns:
             The file.
         """
-        trace = Trace("amanda latency")
+        trace = TraceFile("amanda latency")
         trace.add_spans(self.spans)
         return [trace.write(folder / "trace.json")]
 

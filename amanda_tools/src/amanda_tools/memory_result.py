@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from amanda_core.results import Table
-from amanda_tools.chrome import Trace
+from amanda_tools.chrome import TraceFile
 from amanda_tools.facts import OpFacts, with_parents
 from amanda_tools.rendering import dataframe, html_of, scaled
 
@@ -234,7 +234,7 @@ class MemoryResult:
         Returns:
             The file.
         """
-        trace = Trace("amanda memory")
+        trace = TraceFile("amanda memory")
         for moment in self.timeline:
             values = {"from operators": moment.live, "from before": moment.given}
             trace.add_counter("bytes", moment.time, values)

@@ -68,7 +68,7 @@ class _Torch:
         return torch.nn.functional.pad(x, (0, columns, 0, rows))
 
     def number(self, x: Any, axes: Sequence[int] | None = None) -> Any:
-        return x.sum() if axes is None else x.sum(tuple(axes)) if axes else x.long()
+        return x.sum() if axes is None else x.sum(tuple(axes))
 
     def stacked(self, numbers: Sequence[Any]) -> Any:
         import torch
@@ -170,7 +170,6 @@ def arrays_of(x: Any) -> Arrays | str | None:
     """What counts in a tensor; None for what is no tensor of real numbers, or why it cannot."""
     if "float" not in str(getattr(x, "dtype", "")):
         return None
-    package = next((kind.__module__ for kind in type(x).__mro__ if kind is not object), "")
     packages = {kind.__module__.partition(".")[0] for kind in type(x).__mro__}
     if "torch" in packages:
         if x.is_nested or str(x.layout) != "torch.strided" or x.is_quantized:
@@ -180,7 +179,7 @@ def arrays_of(x: Any) -> Arrays | str | None:
         return _NUMPY
     if "tensorflow" in packages:
         return _TENSORFLOW if hasattr(x, "numpy") else f"{type(x).__name__} is not dense"
-    return f"nothing counts in a {package}.{type(x).__name__}"
+    return f"nothing counts in a {type(x).__module__}.{type(x).__name__}"
 
 
 class Order(NamedTuple):
