@@ -6,6 +6,7 @@ import json
 import weakref
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,26 @@ def test_nothing_is_kept_alive() -> None:
 def test_what_has_no_storage_is_named() -> None:
     found = follow(lambda: torch.eye(10).to_sparse())
     assert any("sparse" in note for note in found.notes)
+
+
+def test_the_peak_is_that_of_pytorch_s_own_profiler() -> None:
+    """It hears of each allocation on the CPU; none of these operators has a workspace."""
+    model = nn.Sequential(nn.Linear(50, 50), nn.Sigmoid(), nn.LayerNorm(50), nn.Linear(50, 10))
+    x = torch.rand(20, 50)
+
+    def train() -> None:
+        loss: Any = F.cross_entropy(model(x), torch.zeros(20, dtype=torch.long))
+        loss.backward()
+        model.zero_grad()
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        train()
+    recorded: Any = profile.profiler
+    events = [e for e in recorded.kineto_results.events() if e.name() == "[memory]"]
+    alive = list(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+    found = follow(train)
+    assert (found.peak, found.live) == (max(alive), alive[-1])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
