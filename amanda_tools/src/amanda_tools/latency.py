@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -87,25 +87,17 @@ class Latency(Tool):
         """Have the executions of an op timed."""
         if self._is_wanted(context):
             values = context.get_inputs() or ()
-            op = self._op_of(context, TimedOp.of(context), values)
+            op = self._op_of(context, values)
             context.insert_before_op(self.enter, inputs=op.awaited(values), op=op)
             context.insert_after_op(self.leave, outputs=[], op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
         """Have the executions of a backward op timed."""
-        if not self._is_wanted(context):
-            return
-        forward = context.forward
-        facts = TimedOp.of(context, phase="backward")
-        facts.id = context.get_backward_op_id() or 0
-        if forward is not None:
-            facts.forward, facts.forward_type = forward.name, forward.op_type
-            facts.module = facts.module or forward.module_path
-            facts.source = facts.source or forward.source
-        values = context.get_grad_outputs() or ()
-        op = self._op_of(context, facts, values)
-        context.insert_before_backward_op(self.enter, grad_outputs=op.awaited(values), op=op)
-        context.insert_after_backward_op(self.leave, grad_inputs=[], op=op)
+        if self._is_wanted(context):
+            values = context.get_grad_outputs() or ()
+            op = self._op_of(context, values)
+            context.insert_before_backward_op(self.enter, grad_outputs=op.awaited(values), op=op)
+            context.insert_after_backward_op(self.leave, grad_inputs=[], op=op)
 
     def enter(self, *values: Any, op: _Op) -> None:
         """Begin one execution."""
@@ -194,16 +186,17 @@ class Latency(Tool):
     def _is_wanted(self, context: OpContext) -> bool:
         return self.everything or context.zone == "model"
 
-    def _op_of(self, context: OpContext, facts: TimedOp, values: Iterable[Any] | None) -> _Op:
-        facts.zone = context.zone
-        key = (facts.phase, facts.id, *key_of(context))
+    def _op_of(self, context: OpContext, values: Sequence[Any]) -> _Op:
+        key = key_of(context)
         with self._lock:
-            op = self._ops.setdefault(key, _Op(facts, len(self._ops)))
+            if key not in self._ops:
+                self._ops[key] = _Op(TimedOp.of(context), len(self._ops))
+            op = self._ops[key]
             op.device = op.facts.device = self._device_of(values)
         return op
 
-    def _device_of(self, values: Iterable[Any] | None) -> str | None:
-        for value in values or ():
+    def _device_of(self, values: Sequence[Any]) -> str | None:
+        for value in values:
             if isinstance(value, (list, tuple)):
                 found = self._device_of(value)
             else:
@@ -235,15 +228,15 @@ class Latency(Tool):
             return
         pair, inside = interval.marks
         if pair is not None:
-            self._pairs.end(pair, partial(self._on_device, interval.what, pair))
+            self._pairs.end(pair, partial(self._on_device, interval.what, pair, self._step))
         if inside is not None and self._kernels is not None:
             self._kernels.end(inside)
 
-    def _on_device(self, op: _Op, pair: Pair, start: int, total: int, own: int) -> None:
+    def _on_device(self, op: _Op, pair: Pair, step: int, start: int, total: int, own: int) -> None:
         op.facts.device_total += total
         op.facts.device_self += own
         start += self._origins[pair.device]
-        self._keep(_Execution(op.facts, pair.stream, start, start + total, self._step))
+        self._keep(_Execution(op.facts, pair.stream, start, start + total, step))
 
     def _count(self, interval: Interval[_Op], thread: _Thread) -> None:
         op = interval.what

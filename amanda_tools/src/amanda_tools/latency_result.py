@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.chrome import Span, TraceFile
-from amanda_tools.facts import OpFacts, with_parents
+from amanda_tools.facts import EitherWayOp, sums_by_module, up_to
 from amanda_tools.kernels import Kernel
 from amanda_tools.rendering import dataframe, html_of
 
@@ -23,14 +23,10 @@ By = Literal["module", "type", "op", "step", "thread", "kernel"]
 
 
 @dataclass
-class TimedOp(OpFacts):
+class TimedOp(EitherWayOp):
     """One operator, or one backward operator. Times are in nanoseconds.
 
     Attributes:
-        phase: ``forward`` or ``backward``.
-        forward: Of a backward operator: name of its forward operator, or None.
-        forward_type: Of a backward operator: the backend's name of its forward operator, or None.
-        zone: ``model``, or another part of a program, such as ``optimizer``.
         calls: How often it ran to its end.
         unfinished: How often it began and did not end: an exception left it, or a graph that needs
             its gradient alone left it out.
@@ -46,10 +42,6 @@ class TimedOp(OpFacts):
         kernel_time: Their time on the device.
     """
 
-    phase: str = "forward"
-    forward: str | None = None
-    forward_type: str | None = None
-    zone: str = "model"
     calls: int = 0
     unfinished: int = 0
     total: int = 0
@@ -197,16 +189,12 @@ class LatencyResult:
         """
         found: dict[str, Times] = {}
         for op in self.ops:
-            found.setdefault(op.word or op.forward_type or op.type, Times()).add(op)
+            found.setdefault(op.kind, Times()).add(op)
         return dict(sorted(found.items(), key=lambda item: -item[1].self))
 
     def by_module(self) -> dict[str, Times]:
         """Module path -> times of what runs in it and in modules inside; the whole by ``""``."""
-        found: dict[str, Times] = {"": Times()}
-        for op in self.ops:
-            for path in with_parents(op.module):
-                found.setdefault(path, Times()).add(op)
-        return found
+        return sums_by_module(self.ops, Times)
 
     def table(self, by: By = "type", depth: int | None = 3) -> Table:
         """A table for people, in milliseconds.
@@ -255,11 +243,7 @@ class LatencyResult:
         if by == "type":
             sums = self.by_type()
         elif by == "module":
-            sums = {
-                path: found
-                for path, found in self.by_module().items()
-                if depth is None or len(with_parents(path)) - 1 <= depth
-            }
+            sums = up_to(depth, self.by_module())
         else:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
         columns = (by, "calls", "forward ms", "backward calls", "backward ms", "self ms", "share")

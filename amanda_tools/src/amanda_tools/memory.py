@@ -72,11 +72,9 @@ class Memory(Tool):
         if context.zone != "model" and not self.everything:
             return
         with self._clock:
-            op = self._op_of(context, AllocatingOp.of(context))
-            if op.buffers is None:
-                context.insert_after_op(self.give, op=op)
-                return
-            context.insert_before_op(self.take, op=op)
+            op = self._op_of(context)
+            if op.buffers is not None:
+                context.insert_before_op(self.take, op=op)
             context.insert_after_op(self.give, op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
@@ -84,13 +82,7 @@ class Memory(Tool):
         if context.zone != "model" and not self.everything:
             return
         with self._clock:
-            forward = context.forward
-            facts = AllocatingOp.of(context, phase="backward")
-            facts.id = context.get_backward_op_id() or 0
-            if forward is not None:
-                facts.forward = forward.name
-                facts.module = facts.module or forward.module_path
-            op = self._op_of(context, facts)
+            op = self._op_of(context)
             # A leaf's gradient is written into the leaf, and given to nobody.
             leaf = getattr(context.get_backward_op(), "variable", None)
             op.leaf = None if leaf is None else weakref.ref(leaf)
@@ -179,19 +171,18 @@ class Memory(Tool):
                 list(self._timeline),
             )
 
-    def _op_of(self, context: OpContext, facts: AllocatingOp) -> _Op:
-        facts.zone = context.zone
-        key = (facts.phase, facts.id, *key_of(context))
+    def _op_of(self, context: OpContext) -> _Op:
+        key = key_of(context)
         with self._lock:
             if key not in self._ops:
-                self._ops[key] = _Op(facts, len(self._by_number))
+                self._ops[key] = _Op(AllocatingOp.of(context), len(self._by_number))
                 self._by_number.append(self._ops[key])
-        op = self._ops[key]
-        if op.buffers is None:
-            self._problems.setdefault(
-                f"{facts.namespace}: which buffers a graph uses, and how long, is the framework's "
-                "own; only the size of outputs is counted"
-            )
+            op = self._ops[key]
+            if op.buffers is None:
+                self._problems.setdefault(
+                    f"{context.namespace}: which buffers a graph uses, and how long, is the "
+                    "framework's own; only the size of outputs is counted"
+                )
         return op
 
     def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from amanda_core.results import Table
 from amanda_tools.chrome import TraceFile
-from amanda_tools.facts import OpFacts, with_parents
+from amanda_tools.facts import EitherWayOp, sums_by_module, up_to
 from amanda_tools.rendering import dataframe, html_of, scaled
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
@@ -22,13 +22,10 @@ By = Literal["module", "type", "op", "step"]
 
 
 @dataclass
-class AllocatingOp(OpFacts):
+class AllocatingOp(EitherWayOp):
     """One operator, or one backward operator.
 
     Attributes:
-        phase: ``forward`` or ``backward``.
-        forward: Of a backward operator: name of its forward operator, or None.
-        zone: ``model``, or another part of a program, such as ``optimizer``.
         calls: How often it ran.
         allocated: Bytes of new buffers that it gave or keeps, of all executions.
         buffers: How many these were.
@@ -38,9 +35,6 @@ class AllocatingOp(OpFacts):
         output: Bytes of its outputs, where a graph's buffers cannot be told.
     """
 
-    phase: str = "forward"
-    forward: str | None = None
-    zone: str = "model"
     calls: int = 0
     allocated: int = 0
     buffers: int = 0
@@ -140,16 +134,12 @@ class MemoryResult:
         """Common word, or the backend's name where there is none -> sum; the largest first."""
         found: dict[str, Sum] = {}
         for op in self.ops:
-            found.setdefault(op.word or op.type, Sum()).add(op)
+            found.setdefault(op.kind, Sum()).add(op)
         return dict(sorted(found.items(), key=lambda item: (-item[1].at_peak, -item[1].allocated)))
 
     def by_module(self) -> dict[str, Sum]:
         """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
-        found: dict[str, Sum] = {"": Sum()}
-        for op in self.ops:
-            for path in with_parents(op.module):
-                found.setdefault(path, Sum()).add(op)
-        return found
+        return sums_by_module(self.ops, Sum)
 
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
         """A table for people, in bytes.
@@ -183,11 +173,7 @@ class MemoryResult:
         if by == "type":
             sums = self.by_type()
         elif by == "module":
-            sums = {
-                path: found
-                for path, found in self.by_module().items()
-                if depth is None or len(with_parents(path)) - 1 <= depth
-            }
+            sums = up_to(depth, self.by_module())
         else:
             raise ValueError(f"by must be module, type, op or step, and is {by!r}")
         columns = (by, "calls", "allocated", "at peak", "live now")
