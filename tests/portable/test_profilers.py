@@ -193,3 +193,22 @@ def test_all_profilers_together(backend: str) -> None:
     instrumented(backend, False, alone)
     assert tools[0].result().macs == alone.result().macs
     assert tools[0].result().backward_macs == alone.result().backward_macs
+
+
+def test_what_waits_for_no_value_is_named() -> None:
+    """A read of a variable waits for the write before it, and its handle is there always."""
+    clock = FakeClock()
+    variable = tf.Variable(tf.zeros(3))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def program() -> Any:
+        variable.assign(sleeping(clock) * tf.ones(3))
+        return variable.read_value() + 1.0
+
+    tool = latency_by(clock)
+    with amanda.apply(tool):
+        assert program().numpy().tolist() == [7.0] * 3
+    found = tool.result()
+    assert "ReadVariableOp" not in {op.type for op in found.ops}
+    assert {op.type: op.total for op in found.ops if op.total} == {"EagerPyFunc": 100 * MS}
+    assert any("1 operators of graphs wait for others" in note for note in found.notes)

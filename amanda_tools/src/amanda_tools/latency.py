@@ -70,6 +70,8 @@ class Latency(Tool):
         self._graph: Overlapping[_Op] = Overlapping()
         self._executions: list[_Execution] = []
         self._left_out = 0
+        #: Names of operators of graphs whose begin cannot be told.
+        self._unseen: set[str] = set()
         self._pairs = EventPairs(self.events())
         #: Device -> when its first event was put in.
         self._origins: dict[str, int] = {}
@@ -88,6 +90,9 @@ class Latency(Tool):
         if self._is_wanted(context):
             values = context.get_inputs() or ()
             op = self._op_of(context, values)
+            if op.is_graph and _waits_unseen(context.get_op(), values):
+                self._unseen.add(context.name)
+                return
             context.insert_before_op(self.enter, inputs=op.awaited(values), op=op)
             context.insert_after_op(self.leave, outputs=[], op=op)
 
@@ -96,6 +101,9 @@ class Latency(Tool):
         if self._is_wanted(context):
             values = context.get_grad_outputs() or ()
             op = self._op_of(context, values)
+            if op.is_graph and _waits_unseen(context.get_backward_op(), values):
+                self._unseen.add(context.name)
+                return
             context.insert_before_backward_op(self.enter, grad_outputs=op.awaited(values), op=op)
             context.insert_after_backward_op(self.leave, grad_inputs=[], op=op)
 
@@ -289,6 +297,11 @@ class Latency(Tool):
                 "operators of graphs are timed between two host calls, waiting included, and "
                 f"overlap: {self._graph.total / 1e6:.3f} ms in {self._graph.busy / 1e6:.3f} ms"
             )
+        if self._unseen:
+            notes.append(
+                f"{len(self._unseen)} operators of graphs wait for others without taking a value "
+                "from them (reads of variables, mostly), so their begin is not known: not timed"
+            )
         unfinished = sum(op.facts.unfinished for op in self._ops.values())
         if unfinished:
             notes.append(f"{unfinished} executions did not end and are not timed")
@@ -319,6 +332,18 @@ class _Op:
             return []
         kinds = (str(getattr(value, "dtype", "")) for value in values)
         return [position for position, kind in enumerate(kinds) if "_ref" not in kind]
+
+
+def _waits_unseen(op: Any, values: Sequence[Any]) -> bool:
+    """Whether an operator of a graph has to wait, and no value tells until when.
+
+    A routine before it waits for the values that it is given, and a variable's handle is there
+    always.
+    """
+    handles = ("resource", "variant", "_ref")
+    kinds = [str(getattr(value, "dtype", "resource")) for value in values]
+    told = any(not any(handle in kind for handle in handles) for kind in kinds)
+    return not told and bool(getattr(op, "control_inputs", ()))
 
 
 class _Thread:
