@@ -56,11 +56,13 @@ CHECKERS = [
     "networkx",
     "nox",
     "onnx",
+    "pandas",
     "pytest",
     "ruff",
     "safetensors",
     "scikit-learn",  # for its digits
     "selenium",  # for a browser, where one is installed
+    "scipy",
     "tensorboard",
     "transformers",
 ]
@@ -108,9 +110,9 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure the cost of instrumentation; writes docs/benchmarks/. Shorter: `-- --quick`."""
+    """Measure what instrumentation costs; writes docs/. Shorter: `-- --quick`."""
     environment(session, "torch", "transformers", *TENSORFLOW, *PEERS)
-    for script in ("start_bench", "bench", "tensorflow_bench"):
+    for script in ("start_bench", "bench", "tensorflow_bench", "profilers_bench"):
         run(session, "python", f"benchmarks/{script}.py", *session.posargs)
 
 

@@ -106,6 +106,8 @@ def of_torch(environment: Environment, tool: Path) -> None:
         "prune",
         "trace",
     ]
+    tools = ["flops", "latency", "mapping", "memory", "mine", "prune", "sparsity", "trace"]
+    assert environment.names("tools") == tools
     assert {found["severity"] for found in environment.json("doctor")["findings"]} <= {"info"}
     said = environment.run("python", "-m", "pytest", "-q", str(tool))
     assert "skipped" not in said, said

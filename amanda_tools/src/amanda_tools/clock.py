@@ -23,13 +23,17 @@ class Clock:
         self._local = threading.local()
 
     def __enter__(self) -> None:
-        self._local.start = now = time.perf_counter_ns()
-        if self._first is None:
-            self._first = now
+        self._local.start = time.perf_counter_ns()
 
     def __exit__(self, *error: object) -> None:
-        self._last = time.perf_counter_ns()
-        self.spent += self._last - self._local.start
+        self.add(self._local.start, time.perf_counter_ns())
+
+    def add(self, start: int, end: int) -> None:
+        """Count a stretch of time inside, in nanoseconds of one clock."""
+        if self._first is None:
+            self._first = start
+        self._last = end
+        self.spent += end - start
 
     @property
     def wall(self) -> int:

@@ -1,20 +1,30 @@
 """What every tool's result says of an operator: which one it is, and where it stands.
 
-Owns these facts, what tells one operator from another, paths of modules, and which operators only
-rearrange values.
+Owns these facts, what tells one operator from another, sums over the tree of modules, and which
+operators only rearrange values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from amanda_core import OpContext
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["REARRANGING", "OpFacts", "key_of", "with_parents"]
+__all__ = [
+    "REARRANGING",
+    "EitherWayOp",
+    "OpFacts",
+    "Tally",
+    "key_of",
+    "sums_by_module",
+    "up_to",
+    "with_parents",
+]
 
 #: Common words of operators whose results hold elements of their inputs and nothing else.
 REARRANGING = frozenset(
@@ -24,6 +34,17 @@ REARRANGING = frozenset(
         *("channel_shuffle", "depth_to_space", "space_to_depth"),
     ]
 )
+
+Op = TypeVar("Op", bound="OpFacts")
+S = TypeVar("S", bound="Tally[Any]")
+Contra = TypeVar("Contra", contravariant=True)
+
+
+class Tally(Protocol[Contra]):
+    """What several operators come to together."""
+
+    def add(self, op: Contra) -> None:
+        """Add one operator."""
 
 
 @dataclass
@@ -69,6 +90,45 @@ class OpFacts:
         )
 
 
+@dataclass
+class EitherWayOp(OpFacts):
+    """One operator, or one backward operator.
+
+    Attributes:
+        phase: ``forward`` or ``backward``.
+        forward: Of a backward operator: name of its forward operator, or None.
+        forward_type: Of a backward operator: the backend's name of its forward operator, or None.
+        zone: ``model``, or another part of a program, such as ``optimizer``.
+    """
+
+    phase: str = "forward"
+    forward: str | None = None
+    forward_type: str | None = None
+    zone: str = "model"
+
+    @classmethod
+    def of(cls, context: OpContext, **more: Any) -> Self:
+        """The facts of a context's op; of a backward context those of the backward op.
+
+        Module and source line are those of the forward op where it has none of its own, and the
+        common word is the forward op's.
+        """
+        facts = super().of(context, zone=context.zone, **more)
+        if context.is_backward():
+            facts.phase, facts.id = "backward", context.get_backward_op_id() or 0
+            forward = context.forward
+            if forward is not None:
+                facts.forward, facts.forward_type = forward.name, forward.op_type
+                facts.module = facts.module or forward.module_path
+                facts.source = facts.source or forward.source
+        return facts
+
+    @property
+    def kind(self) -> str:
+        """Common word, or the backend's name where there is none; of the forward operator."""
+        return self.word or self.forward_type or self.type
+
+
 def key_of(context: OpContext) -> tuple[object, ...]:
     """What tells an op from the others.
 
@@ -77,6 +137,7 @@ def key_of(context: OpContext) -> tuple[object, ...]:
     return (
         context.namespace,
         context.get_op_id(),
+        context.get_backward_op_id(),
         context.op_type,
         context.name,
         context.source,
@@ -92,3 +153,26 @@ def with_parents(path: str) -> list[str]:
     # Frameworks separate by a point or a stroke.
     ends = [index for index, letter in enumerate(path) if letter in "./"]
     return ["", *(path[:end] for end in ends), *([path] if path else [])]
+
+
+def sums_by_module(ops: Iterable[Op], make: Callable[[], S]) -> dict[str, S]:
+    """Module path -> sum of what runs in it and in modules inside; the whole by ``""``.
+
+    Args:
+        ops: The operators.
+        make: Makes an empty sum.
+    """
+    found = {"": make()}
+    for op in ops:
+        for path in with_parents(op.module):
+            found.setdefault(path, make()).add(op)
+    return found
+
+
+def up_to(depth: int | None, sums: dict[str, S]) -> dict[str, S]:
+    """Those of the sums by module whose path has at most `depth` parts; all if it is None."""
+    return {
+        path: found
+        for path, found in sums.items()
+        if depth is None or len(with_parents(path)) - 1 <= depth
+    }

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import Table
-from amanda_tools.facts import OpFacts, with_parents
+from amanda_tools.facts import OpFacts, sums_by_module, up_to
 from amanda_tools.rendering import dataframe, html_of, scaled
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
@@ -118,11 +118,7 @@ class FlopsResult:
 
     def by_module(self) -> dict[str, Sum]:
         """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
-        found: dict[str, Sum] = {"": Sum()}
-        for op in self.ops:
-            for path in with_parents(op.module):
-                found.setdefault(path, Sum()).add(op)
-        return found
+        return sums_by_module(self.ops, Sum)
 
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
         """A table for people.
@@ -146,11 +142,7 @@ class FlopsResult:
         if by == "type":
             sums = self.by_type()
         elif by == "module":
-            sums = {
-                path: found
-                for path, found in self.by_module().items()
-                if depth is None or len(with_parents(path)) - 1 <= depth
-            }
+            sums = up_to(depth, self.by_module())
         else:
             raise ValueError(f"by must be module, type, op or unknown, and is {by!r}")
         named = [(name or "(all)", *_cells(found)) for name, found in sums.items()]

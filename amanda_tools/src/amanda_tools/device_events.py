@@ -1,0 +1,139 @@
+"""Time on a device, by pairs of events in its streams.
+
+Owns the pool of events, and when they are read: those that have passed are read as the program goes
+on, without waiting, and the others after one synchronisation at the end. Imports torch late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["CudaEvents", "Event", "EventPairs", "Events", "Pair"]
+
+
+class Event(Protocol):
+    """A mark in a stream of work."""
+
+    def query(self) -> bool:
+        """Whether the work before it is done."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Time from here to another event, in milliseconds; both have passed."""
+
+
+class Events(Protocol):
+    """Where events come from."""
+
+    def make(self) -> Any:
+        """A new event."""
+
+    def record(self, event: Any, device: str) -> str:
+        """Put an event into the current stream of a device; the name of the stream."""
+
+    def synchronize(self, device: str) -> None:
+        """Wait until a device has done its work."""
+
+
+class CudaEvents:
+    """The events of CUDA, by PyTorch."""
+
+    def make(self) -> Any:
+        """A new event that keeps the time."""
+        import torch
+
+        event: Any = torch.cuda.Event  # Untyped in torch's stubs.
+        return event(enable_timing=True)
+
+    def record(self, event: Any, device: str) -> str:
+        """Put an event into the current stream of a device."""
+        import torch
+
+        stream = torch.cuda.current_stream(device)
+        event.record(stream)
+        return f"{device} stream {stream.stream_id}"
+
+    def synchronize(self, device: str) -> None:
+        """Wait for all streams of a device."""
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+class Pair:
+    """The begin and the end of one execution in a stream.
+
+    Attributes:
+        device: The device.
+        stream: Name of the stream of its begin.
+        parent: The pair that holds it, or None.
+        inner: Time of the pairs that it holds directly, in nanoseconds.
+        read: Called with the pair's time of begin, since the first event of the device, its total
+            and its self time, in nanoseconds.
+    """
+
+    __slots__ = ("begin", "device", "end", "inner", "parent", "read", "stream")
+
+    def __init__(self, device: str, begin: Event, stream: str, parent: Pair | None) -> None:
+        self.device, self.begin, self.stream, self.parent = device, begin, stream, parent
+        self.end: Event | None = None
+        self.inner = 0
+        self.read: Callable[[int, int, int], None] | None = None
+
+
+class EventPairs:
+    """Pairs of events from a pool.
+
+    Args:
+        events: Where they come from.
+        waiting: Pairs that may wait before those that have passed are read.
+    """
+
+    def __init__(self, events: Events, waiting: int = 4096) -> None:
+        self._events = events
+        self._waiting = waiting
+        self._free: list[Any] = []
+        self._pending: deque[Pair] = deque()
+        self._origins: dict[str, Any] = {}
+
+    def begin(self, device: str, parent: Pair | None = None) -> Pair:
+        """Mark the begin of an execution."""
+        if device not in self._origins:
+            self._origins[device] = self._events.make()
+            self._events.record(self._origins[device], device)
+        event = self._event()
+        stream = self._events.record(event, device)
+        if parent is not None and parent.device != device:
+            parent = None
+        return Pair(device, event, stream, parent)
+
+    def end(self, pair: Pair, read: Callable[[int, int, int], None]) -> None:
+        """Mark its end; `read` hears of the times when they are known."""
+        pair.end, pair.read = self._event(), read
+        self._events.record(pair.end, pair.device)
+        self._pending.append(pair)
+        if len(self._pending) > self._waiting:
+            # A held pair ends before the one that holds it, so in this order all add up.
+            while self._pending and self._pending[0].end.query():  # type: ignore[union-attr]
+                self._read(self._pending.popleft())
+
+    def finish(self) -> None:
+        """Read all of them, after waiting for each device once."""
+        for device in {pair.device for pair in self._pending}:
+            self._events.synchronize(device)
+        while self._pending:
+            self._read(self._pending.popleft())
+
+    def _event(self) -> Any:
+        return self._free.pop() if self._free else self._events.make()
+
+    def _read(self, pair: Pair) -> None:
+        assert pair.end is not None
+        assert pair.read is not None
+        start = round(self._origins[pair.device].elapsed_time(pair.begin) * 1e6)
+        total = round(pair.begin.elapsed_time(pair.end) * 1e6)
+        if pair.parent is not None:
+            pair.parent.inner += total
+        self._free += (pair.begin, pair.end)
+        pair.read(start, total, total - pair.inner)

@@ -1,0 +1,182 @@
+"""Which stretch of time belongs to which execution: nested on a thread, overlapping in a graph.
+
+Owns the accounts of time: total, self and tool time, and how intervals are laid out in tracks.
+Reads no clock: times are given, in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Interval", "Overlapping", "Stack", "lanes"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Interval(Generic[T]):
+    """One execution of something.
+
+    Attributes:
+        what: What was executed.
+        start: When it began.
+        end: When it ended; until then the same as `start`.
+        inner: Time of the executions that it held directly, with what the tool took there.
+        parent: The execution that holds it, or None.
+        marks: What else was begun with it.
+    """
+
+    what: T
+    start: int
+    end: int
+    inner: int = 0
+    parent: Interval[T] | None = None
+    marks: Any = None
+
+    @property
+    def total(self) -> int:
+        """Time from its begin to its end, without what the tool took of it."""
+        return self.end - self.start
+
+    @property
+    def self(self) -> int:
+        """Time in itself alone."""
+        return self.end - self.start - self.inner
+
+
+class Stack(Generic[T]):
+    """The executions that one thread is in, each inside the one before."""
+
+    def __init__(self) -> None:
+        self._open: list[Interval[T]] = []
+        self._given_up: list[Interval[T]] = []
+
+    @property
+    def innermost(self) -> Interval[T] | None:
+        """The execution that it is in."""
+        return self._open[-1] if self._open else None
+
+    def enter(self, what: T, arrived: int, start: int, marks: Any = None) -> None:
+        """Begin an execution.
+
+        Args:
+            what: What is executed.
+            arrived: When the tool was called; the time to `start` is its own.
+            start: When the execution begins.
+            marks: What else was begun with it.
+        """
+        self.spent(start - arrived)
+        self._open.append(Interval(what, start, start, parent=self.innermost, marks=marks))
+
+    def leave(self, what: T, end: int) -> Interval[T] | None:
+        """End an execution; None if its begin was not seen.
+
+        What was entered since and has not ended is given up, and its time belongs to this one.
+        """
+        if not any(interval.what is what for interval in self._open):
+            return None
+        while True:
+            interval = self._open.pop()
+            if interval.what is what:
+                break
+            self._give_up(interval)
+        interval.end = end
+        if interval.parent is not None:
+            interval.parent.inner += interval.total
+        return interval
+
+    def spent(self, time: int) -> None:
+        """Take time that the tool itself took out of the innermost execution."""
+        if self._open:
+            self._open[-1].inner += time
+
+    def clear(self) -> None:
+        """Give up all that has not ended."""
+        while self._open:
+            self._give_up(self._open.pop())
+
+    def given_up(self) -> list[Interval[T]]:
+        """What never ended, since an exception left it; each is told once, inner ones first."""
+        found, self._given_up = self._given_up, []
+        return found
+
+    def _give_up(self, interval: Interval[T]) -> None:
+        if interval.parent is not None:
+            interval.parent.inner += interval.inner
+        self._given_up.append(interval)
+
+
+class Overlapping(Generic[T]):
+    """Executions that begin and end on any threads, as those of a graph.
+
+    Attributes:
+        busy: Time in which at least one of them was running, as far as it is settled.
+        total: Their times added up.
+    """
+
+    def __init__(self) -> None:
+        self.busy = self.total = 0
+        self._open: dict[int, deque[Interval[T]]] = {}
+        self._ended: list[tuple[int, int]] = []
+
+    def enter(self, what: T, start: int) -> None:
+        """Begin an execution."""
+        self._open.setdefault(id(what), deque()).append(Interval(what, start, start))
+
+    def leave(self, what: T, end: int) -> Interval[T] | None:
+        """End the oldest execution of `what`; None if there is none.
+
+        Which of several it was does not matter to the sum of their times.
+        """
+        waiting = self._open.get(id(what))
+        if not waiting:
+            return None
+        interval = waiting.popleft()
+        interval.end = end
+        self.total += interval.total
+        self._ended.append((interval.start, end))
+        return interval
+
+    def settle(self) -> tuple[int, list[T]]:
+        """Settle the accounts of a step, whose executions are over.
+
+        Returns:
+            The time in which at least one was running, and what never ended.
+        """
+        busy = until = 0
+        for start, end in sorted(self._ended):
+            busy += max(0, end - max(start, until))
+            until = max(until, end)
+        self.busy += busy
+        given_up = [interval.what for waiting in self._open.values() for interval in waiting]
+        self._open.clear()
+        self._ended.clear()
+        return busy, given_up
+
+
+def lanes(spans: Iterable[tuple[int, int]]) -> list[int]:
+    """A track for each span ``(start, end)``, so that those of one track nest or are apart.
+
+    >>> lanes([(0, 10), (2, 5), (8, 12)])
+    [0, 0, 1]
+    """
+    numbered = sorted(enumerate(spans), key=lambda item: (item[1][0], -item[1][1]))
+    open_ends: list[list[int]] = []
+    found = [0] * len(numbered)
+    for index, (start, end) in numbered:
+        lane = 0
+        while lane < len(open_ends):
+            ends = open_ends[lane]
+            while ends and ends[-1] <= start:
+                ends.pop()
+            if not ends or end <= ends[-1]:
+                break
+            lane += 1
+        else:
+            open_ends.append([])
+        open_ends[lane].append(end)
+        found[index] = lane
+    return found

@@ -1,0 +1,157 @@
+"""Which operator started which kernel: ranges in a profile of PyTorch, and events joined to them.
+
+Owns the ranges' names, the profiler's start and end, and the join by correlation ids and time.
+Counts of a profile are not used: under a dispatch mode the profiler reports operators twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+__all__ = ["Kernel", "Kernels", "join"]
+
+_PREFIX = "amanda#"
+
+
+class Kernel(NamedTuple):
+    """One piece of work of a device.
+
+    Attributes:
+        name: The kernel's name.
+        device: Type of the device and its number, such as ``CUDA:0``.
+        op: Number of the range that it was started in; None if in none.
+        start: In nanoseconds, of the profiler's clock.
+        duration: In nanoseconds.
+    """
+
+    name: str
+    device: str
+    op: int | None
+    start: int
+    duration: int
+
+
+class Kernels:
+    """Ranges around operators in a profile, and the profile.
+
+    A profiler of the program's own is left to the program, whose profile then has the ranges.
+    """
+
+    def __init__(self) -> None:
+        self._profile: Any = None
+        self.foreign = False
+
+    def begin(self, number: int) -> Any:
+        """Begin a range; gives what `end` takes."""
+        from torch import profiler
+        from torch.autograd import profiler as ranges
+
+        # Untyped in torch's stubs.
+        supported: Any = profiler.supported_activities
+
+        if self._profile is None and not self.foreign:
+            self.foreign = ranges._is_profiler_enabled
+            if not self.foreign:
+                self._profile = profiler.profile(activities=supported())
+                self._profile.start()
+        entered: Any = ranges.record_function(f"{_PREFIX}{number}")
+        entered.__enter__()
+        return entered
+
+    def end(self, entered: Any) -> None:
+        """End a range."""
+        entered.__exit__(None, None, None)
+
+    def found(self) -> list[Kernel]:
+        """End the profile and join its kernels to the ranges."""
+        if self._profile is None:
+            return []
+        self._profile.stop()
+        events = self._profile.profiler.kineto_results.events()
+        self._profile = None
+        return join(events)
+
+
+def join(events: Iterable[Any], leaves: bool = False) -> list[Kernel]:
+    """Find the range of each kernel in the events of Kineto.
+
+    A device's event names the operator of PyTorch that launched it by its correlation id, and that
+    one lies in a range on its thread.
+
+    Args:
+        events: ``profile.profiler.kineto_results.events()``.
+        leaves: Whether to take the operators of the CPU that hold no other for kernels.
+    """
+    everything = list(events)
+    on_cpu = [event for event in everything if event.device_type().name == "CPU"]
+    ranges: dict[int, list[tuple[int, int, int]]] = {}
+    others = []
+    for event in on_cpu:
+        if event.name().startswith(_PREFIX):
+            span = (event.start_ns(), event.end_ns(), int(event.name()[len(_PREFIX) :]))
+            ranges.setdefault(event.start_thread_id(), []).append(span)
+        else:
+            others.append(event)
+    found_in = {thread: _Ranges(spans) for thread, spans in ranges.items()}
+    nowhere = _Ranges([])
+
+    def range_of(event: Any) -> int | None:
+        return found_in.get(event.start_thread_id(), nowhere).at(event.start_ns())
+
+    if leaves:
+        return [_kernel(event, range_of(event)) for event in _leaves(others)]
+    launchers = {event.correlation_id(): event for event in others}
+    found = []
+    for event in everything:
+        if event.device_type().name == "CPU" or event.is_user_annotation():
+            continue
+        launcher = launchers.get(event.linked_correlation_id())
+        found.append(_kernel(event, None if launcher is None else range_of(launcher)))
+    return found
+
+
+class _Ranges:
+    """Nested ranges of one thread; answers which is the innermost at a time."""
+
+    def __init__(self, spans: list[tuple[int, int, int]]) -> None:
+        #: From which time on which range is the innermost.
+        self._times: list[int] = []
+        self._numbers: list[int | None] = []
+        open_ranges: list[tuple[int, int]] = []
+        for start, end, number in sorted(spans, key=lambda span: (span[0], -span[1])):
+            self._close(open_ranges, start)
+            open_ranges.append((end, number))
+            self._from(start, number)
+        self._close(open_ranges, None)
+
+    def at(self, time: int) -> int | None:
+        index = bisect_right(self._times, time) - 1
+        return None if index < 0 else self._numbers[index]
+
+    def _close(self, open_ranges: list[tuple[int, int]], until: int | None) -> None:
+        while open_ranges and (until is None or open_ranges[-1][0] <= until):
+            end, _ = open_ranges.pop()
+            self._from(end, open_ranges[-1][1] if open_ranges else None)
+
+    def _from(self, time: int, number: int | None) -> None:
+        self._times.append(time)
+        self._numbers.append(number)
+
+
+def _kernel(event: Any, op: int | None) -> Kernel:
+    device = f"{event.device_type().name}:{event.device_index()}"
+    return Kernel(event.name(), device, op, event.start_ns(), event.duration_ns())
+
+
+def _leaves(events: list[Any]) -> list[Any]:
+    """The events that hold no other of their thread."""
+    found = []
+    last: dict[int, Any] = {}
+    for event in sorted(events, key=lambda event: (event.start_ns(), -event.end_ns())):
+        before = last.get(event.start_thread_id())
+        if before is not None and before.end_ns() <= event.start_ns():
+            found.append(before)
+        last[event.start_thread_id()] = event
+    return [*found, *last.values()]

@@ -1,0 +1,81 @@
+"""What the tests of profilers share: a clock that only the program moves, and checks of files."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from amanda_tools.latency import Latency
+
+__all__ = ["MS", "FakeClock", "FakeEvent", "checked_trace", "latency_by"]
+
+MS = 1_000_000
+
+
+class FakeClock:
+    """Time as the program says, in nanoseconds.
+
+    Args:
+        tick: By how much each look at it moves it.
+    """
+
+    def __init__(self, tick: int = 0) -> None:
+        self.time, self.tick = 1_000, tick
+
+    def __call__(self) -> int:
+        self.time += self.tick
+        return self.time
+
+    def sleep(self, time: int) -> None:
+        """Let time pass."""
+        self.time += time
+
+
+def latency_by(clock: FakeClock, **options: Any) -> Latency:
+    """The profiler with a clock of the test's."""
+    kind: Any = type("Latency", (Latency,), {"now": staticmethod(clock)})
+    found: Latency = kind(**options)
+    return found
+
+
+class FakeEvent:
+    """An event of a device whose clock is the test's."""
+
+    def __init__(self) -> None:
+        self.time: int | None = None
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        assert self.done
+        assert end.done
+        assert self.time is not None
+        assert end.time is not None
+        return (end.time - self.time) / 1e6
+
+
+def checked_trace(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace file, which have what viewers need and nest on each track."""
+    content = json.loads(path.read_text())
+    events: list[dict[str, Any]] = content["traceEvents"]
+    tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        assert {"ph", "name", "pid", "tid", "ts"} <= set(event)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            tracks[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
+    for spans in tracks.values():
+        open_ends: list[float] = []
+        for start, duration in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            # In whole nanoseconds: the sum of two decimal fractions is not exact.
+            assert not open_ends or round(1e3 * (start + duration)) <= round(1e3 * open_ends[-1])
+            open_ends.append(start + duration)
+    return events

@@ -1,0 +1,537 @@
+"""The latency profiler: exact under a clock of the test's; on PyTorch, devices and kernels."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import amanda
+from amanda_core.results import HasResult, Result
+from amanda_tools.device_events import EventPairs
+from amanda_tools.intervals import Overlapping, lanes
+from amanda_tools.kernels import join
+from amanda_tools.latency import Latency
+from amanda_tools.latency_result import LatencyResult, TimedOp
+
+from .profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by
+
+
+def sleeping(clock: FakeClock, forward: int, backward: int) -> Any:
+    """An operator that takes a given time each way."""
+
+    class Sleep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            clock.sleep(forward)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            clock.sleep(backward)
+            return gradient
+
+    return Sleep.apply
+
+
+def only(result: LatencyResult, type: str) -> TimedOp:
+    (found,) = (op for op in result.ops if op.type == type)
+    return found
+
+
+def test_a_sleep_reads_what_it_sleeps() -> None:
+    clock = FakeClock()
+    sleep = sleeping(clock, 100 * MS, 40 * MS)
+    tool = latency_by(clock)
+    x = torch.ones(2, requires_grad=True)
+    with amanda.apply(tool):
+        for _ in range(3):
+            sleep(x).sum().backward()
+    found = tool.result()
+    forward, backward = only(found, "Sleep"), only(found, "SleepBackward")
+    assert (forward.calls, forward.total, forward.self) == (3, 300 * MS, 300 * MS)
+    assert (forward.first, forward.shortest, forward.longest) == (100 * MS,) * 3
+    assert (backward.calls, backward.total) == (3, 120 * MS)
+    assert (backward.phase, backward.forward) == ("backward", forward.name)
+    sums = found.by_type()["Sleep"]
+    assert (sums.forward, sums.backward, sums.calls, sums.backward_calls) == (
+        300 * MS,
+        120 * MS,
+        3,
+        3,
+    )
+    assert found.total.self == 420 * MS
+    assert found.graph_total == 0
+
+
+def test_self_times_of_nested_operators() -> None:
+    """Backward runs a checkpoint's operators again, inside a backward operator."""
+    clock = FakeClock()
+    inner = sleeping(clock, 7 * MS, 2 * MS)
+    tool = latency_by(clock)
+    x = torch.ones(2, requires_grad=True)
+    with amanda.apply(tool):
+        y = checkpoint(lambda z: inner(z).relu(), x, use_reentrant=False)
+        clock.sleep(5 * MS)
+        y.sum().backward()
+    found = tool.result()
+    sleep, relu = only(found, "Sleep"), only(found, "relu")
+    assert (sleep.calls, sleep.self) == (2, 14 * MS)
+    # The second time nothing of the ReLU's result is needed, and the checkpoint leaves it.
+    assert (relu.calls, relu.unfinished) == (1, 1)
+    outer = only(found, "ReluBackward0")
+    assert (outer.total, outer.self) == (7 * MS, 0)
+    assert only(found, "SleepBackward").self == 2 * MS
+    assert found.total.self == 16 * MS
+    assert "1 executions did not end" in found.notes[0]
+
+
+def test_an_exception_leaves_the_other_times_right() -> None:
+    clock = FakeClock()
+    tool = latency_by(clock)
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            clock.sleep(3 * MS)
+            raise KeyError("the program's own")
+
+    sleep = sleeping(clock, 10 * MS, 0)
+    with amanda.apply(tool):
+        with pytest.raises(KeyError, match="the program's own"):
+            Fails.apply(torch.ones(2))  # type: ignore[no-untyped-call]
+        sleep(torch.ones(2))
+    found = tool.result()
+    assert only(found, "Sleep").self == 10 * MS
+    fails = only(found, "Fails")
+    assert (fails.calls, fails.unfinished, fails.total) == (0, 1, 0)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 2)))
+
+
+def train(model: nn.Module, clock: FakeClock, steps: int = 3) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        clock.sleep(11)
+        model(torch.ones(2, 4)).sum().backward()
+        clock.sleep(13)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_times_of_a_step_add_up() -> None:
+    """With a clock that moves at each look, so that each look must be in one account."""
+    clock = FakeClock(tick=1)
+    tool = latency_by(clock)
+    with amanda.apply(tool):
+        train(network(), clock)
+    found = tool.result()
+    assert len([step for step in found.steps if step.ended]) == 3
+    assert sum(step.ops for step in found.steps) == found.total.self
+    assert sum(step.calls for step in found.steps) == sum(op.calls for op in found.ops)
+    assert sum(thread.self for thread in found.threads) == found.total.self
+    for step in found.steps[:3]:
+        # An operator is one look long, the tool two. From the tool's last look to the next
+        # operator's first one passes one look, besides what the program sleeps.
+        assert step.ops == step.calls
+        assert step.tool == 2 * step.calls
+        assert step.wall == step.ops + step.tool + step.rest
+        assert 24 <= step.rest <= 24 + step.calls + 1
+    assert round(found.tool_seconds * 1e9) == 2 * sum(step.calls for step in found.steps)
+
+
+def test_modules_and_zones() -> None:
+    clock = FakeClock(tick=1)
+    tool, less = latency_by(clock), latency_by(clock, everything=False, backward=False)
+    with amanda.apply(tool, less):
+        train(network(), clock)
+    found, only_forward = tool.result(), less.result()
+    modules = found.by_module()
+    assert modules[""].self == found.total.self
+    assert modules["2"].self == modules["2.0"].self
+    assert modules["2.0"].backward_calls > 0
+    assert {op.zone for op in found.ops} == {"init", "model", "optimizer"}
+    assert {(op.zone, op.phase) for op in only_forward.ops} == {("model", "forward")}
+    assert only_forward.total.backward_calls == 0
+
+
+def test_what_is_selected_is_timed() -> None:
+    tool = Latency().where(amanda.select(op="relu", steps=[1]))
+    x = torch.ones(2, requires_grad=True)
+    with amanda.apply(tool):
+        for _ in range(3):
+            total: Any = x.exp().relu().sum()
+            total.backward()
+            amanda.step()
+    found = tool.result()
+    assert {op.type: op.calls for op in found.ops} == {"relu": 1, "ReluBackward0": 1}
+    assert [step.number for step in found.steps] == [1]
+
+
+def test_a_trace_file(tmp_path: Path) -> None:
+    clock = FakeClock(tick=700)
+    tool = latency_by(clock)
+    with amanda.apply(tool):
+        x = torch.ones(2, requires_grad=True)
+        checkpoint(lambda z: z.exp().sin(), x, use_reentrant=True).sum().backward()
+    found = tool.result()
+    (path,) = found.write(tmp_path)
+    events = checked_trace(path)
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == sum(op.calls for op in found.ops)
+    exp = [event for event in spans if event["name"] == "exp"]
+    assert [event["dur"] for event in exp] == [0.7, 0.7]  # Microseconds.
+    assert exp[0]["args"]["source"].startswith("test_latency.py:")
+    assert {event["cat"] for event in spans} == {"forward", "backward"}
+    named = {event["tid"] for event in events if event["ph"] == "M"}
+    assert {event["tid"] for event in spans} <= named
+
+
+def test_a_limit_of_the_trace_file() -> None:
+    tool = Latency(limit=2)
+    with amanda.apply(tool):
+        for _ in range(5):
+            torch.ones(2)
+    found = tool.result()
+    assert (len(found.spans), found.left_out, only(found, "ones").calls) == (2, 3, 5)
+    with pytest.raises(ValueError, match="limit must not be negative"):
+        Latency(limit=-1)
+
+
+def test_times_that_overlap() -> None:
+    accounts: Overlapping[str] = Overlapping()
+    first, second = "first", "second"
+    accounts.enter(first, 10)
+    accounts.enter(second, 15)
+    accounts.enter(first, 17)
+    accounts.enter("lost", 18)
+    for what, end in ((first, 20), (second, 30), (first, 35)):
+        accounts.leave(what, end)
+    assert accounts.leave(first, 40) is None
+    assert accounts.settle() == (25, ["lost"])
+    accounts.enter(first, 50)
+    accounts.leave(first, 51)
+    assert accounts.settle() == (1, [])
+    assert (accounts.busy, accounts.total) == (26, 10 + 15 + 18 + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=12))
+def test_spans_of_one_lane_nest(ends: list[tuple[int, int]]) -> None:
+    spans = [(min(pair), max(pair)) for pair in ends]
+    numbers = lanes(spans)
+    for i, (start, end) in enumerate(spans):
+        for j, (other_start, other_end) in enumerate(spans):
+            if i != j and numbers[i] == numbers[j]:
+                apart = end <= other_start or other_end <= start
+                inside = start >= other_start and end <= other_end
+                around = start <= other_start and end >= other_end
+                assert apart or inside or around
+
+
+# Devices, whose events are the test's.
+
+
+class FakeEvents:
+    """A device whose clock the test moves, and which has done its work when it is waited for."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.made: list[FakeEvent] = []
+        self.synchronized: list[str] = []
+        self.recorded: list[FakeEvent] = []
+
+    def make(self) -> FakeEvent:
+        self.made.append(FakeEvent())
+        return self.made[-1]
+
+    def record(self, event: FakeEvent, device: str) -> str:
+        event.time, event.done = self.clock, False
+        self.recorded.append(event)
+        return f"{device} stream 0"
+
+    def synchronize(self, device: str) -> None:
+        self.synchronized.append(device)
+        self.finish()
+
+    def finish(self) -> None:
+        for event in self.recorded:
+            event.done = True
+
+
+def test_pairs_of_events_nest_and_wait_once() -> None:
+    events = FakeEvents()
+    pairs = EventPairs(events)
+    heard: dict[str, tuple[int, int, int]] = {}
+
+    def read(name: str) -> Any:
+        return lambda *times: heard.update({name: times})
+
+    outer = pairs.begin("cuda:0")
+    events.clock += 2 * MS
+    inner = pairs.begin("cuda:0", outer)
+    other = pairs.begin("cuda:1", outer)
+    events.clock += 5 * MS
+    pairs.end(other, read("other"))
+    pairs.end(inner, read("inner"))
+    events.clock += 1 * MS
+    pairs.end(outer, read("outer"))
+    assert heard == {}
+    assert events.synchronized == []
+    pairs.finish()
+    assert sorted(events.synchronized) == ["cuda:0", "cuda:1"]
+    assert heard == {
+        "inner": (2 * MS, 5 * MS, 5 * MS),
+        "other": (0, 5 * MS, 5 * MS),
+        "outer": (0, 8 * MS, 3 * MS),
+    }
+
+
+def test_events_are_used_again() -> None:
+    events = FakeEvents()
+    pairs = EventPairs(events, waiting=10)
+    count = 0
+
+    def read(*times: int) -> None:
+        nonlocal count
+        count += 1
+
+    for _ in range(1000):
+        pairs.end(pairs.begin("cuda:0"), read)
+        events.finish()
+    assert len(events.made) <= 30
+    assert events.synchronized == []
+    pairs.finish()
+    assert count == 1000
+
+
+def test_operators_on_a_device() -> None:
+    """Times of a device that is the CPU in disguise."""
+    events = FakeEvents()
+    clock = FakeClock()
+    kind: Any = type(
+        "Latency",
+        (Latency,),
+        {
+            "now": staticmethod(clock),
+            "events": staticmethod(lambda: events),
+            "asynchronous": frozenset({"cpu"}),
+        },
+    )
+    tool = kind()
+
+    class Work(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            events.clock += 4 * MS
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            events.clock += 9 * MS
+            return gradient
+
+    work: Any = Work.apply
+    x = torch.ones(2, requires_grad=True)
+    with amanda.apply(tool):
+        work(work(x)).sum().backward()
+    assert events.synchronized == []
+    found = tool.result()
+    assert events.synchronized == ["cpu"]
+    assert sum(op.device_self for op in found.ops if op.type == "Work") == 8 * MS
+    assert sum(op.device_self for op in found.ops if op.type == "WorkBackward") == 18 * MS
+    assert found.total.device == 26 * MS
+    assert {span.track for span in found.spans} == {"MainThread", "cpu stream 0"}
+    assert "device ms" in found.table("op").columns
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_operators_on_cuda() -> None:
+    tool = Latency()
+    x = torch.rand(512, 512, device="cuda")
+    with amanda.apply(tool):
+        for _ in range(10):
+            x @ x
+    found = tool.result()
+    product = only(found, "matmul")
+    assert product.device == "cuda:0"
+    assert product.device_total > 0
+
+
+# Kernels, by PyTorch's profiler.
+
+
+def event(name: str, start: int, end: int, **facts: Any) -> Any:
+    given = {"device": "CPU", "thread": 1, "id": 0, "linked": 0, "annotation": False, **facts}
+    return SimpleNamespace(
+        name=lambda: name,
+        start_ns=lambda: start,
+        end_ns=lambda: end,
+        duration_ns=lambda: end - start,
+        device_type=lambda: SimpleNamespace(name=given["device"]),
+        device_index=lambda: 0,
+        start_thread_id=lambda: given["thread"],
+        correlation_id=lambda: given["id"],
+        linked_correlation_id=lambda: given["linked"],
+        is_user_annotation=lambda: given["annotation"],
+    )
+
+
+def test_kernels_are_joined_by_correlation_and_time() -> None:
+    found = join(
+        [
+            event("amanda#3", 0, 100),
+            event("amanda#5", 20, 40),
+            event("amanda#7", 0, 50, thread=2),
+            event("amanda#3", 200, 300),
+            event("outer", 10, 15, id=11),
+            event("inner", 25, 30, id=12),
+            event("elsewhere", 25, 30, id=13, thread=2),
+            event("after", 45, 47, id=14),
+            event("outside", 150, 160, id=15),
+            event("again", 250, 260, id=16),
+            *(
+                event(f"kernel {launcher}", 1000, 1007, device="CUDA", linked=launcher)
+                for launcher in (11, 12, 13, 14, 15, 16, 99)
+            ),
+            event("amanda#3", 900, 1000, device="CUDA", annotation=True),
+        ]
+    )
+    assert [kernel.op for kernel in found] == [3, 5, 7, 3, None, 3, None]
+    assert {kernel.device for kernel in found} == {"CUDA:0"}
+    assert {kernel.duration for kernel in found} == {7}
+
+
+def test_ranges_in_a_profile_of_the_program() -> None:
+    """Each operator of ATen inside of an op's range belongs to that op; the leaves stand in."""
+    tool = Latency(kernels=True)
+    x = torch.rand(8, 8, requires_grad=True)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile, amanda.apply(tool):
+        total: Any = (x @ x).relu().sum()
+        total.backward()
+    result = tool.result()
+    assert "the program has a profiler of its own" in result.notes[0]
+    results: Any = profile.profiler
+    leaves = join(results.kineto_results.events(), leaves=True)
+    names = {op.type: number for number, op in enumerate(result.ops)}
+    by_op: dict[Any, set[str]] = {}
+    for leaf in leaves:
+        by_op.setdefault(leaf.op, set()).add(leaf.name)
+    assert "aten::clamp_min" in by_op[names["relu"]]
+    assert "aten::threshold_backward" in by_op[names["ReluBackward0"]]
+    assert "aten::threshold_backward" not in by_op[names["relu"]]
+    assert "aten::as_strided" in by_op[names["SumBackward0"]]
+
+
+def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Latency(kernels=True)
+    monkeypatch.setattr("amanda_tools.kernels.join", partial(join, leaves=True))
+    x = torch.ones(8, requires_grad=True)
+    with amanda.apply(tool):
+        for _ in range(3):
+            total: Any = x.exp().sum()
+            total.backward()
+    found = tool.result()
+    assert not torch.autograd.profiler._is_profiler_enabled
+    assert only(found, "exp").kernels == 3
+    assert only(found, "ExpBackward0").kernel_time > 0
+    # Each belongs to one operator, or to none, and then it is said.
+    nowhere = [kernel for kernel in found.kernels if kernel.op is None]
+    assert f"{len(nowhere)} kernels were started outside of timed operators" in found.notes
+    whole = sum(kernel.duration for kernel in found.kernels)
+    assert whole == found.total.kernel_time + sum(kernel.duration for kernel in nowhere)
+    rows: Any = found.table("kernel").rows
+    assert ("aten::exp", "exp") in [row[:2] for row in rows]
+    assert "kernel ms" in found.table("type").columns
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_there_are_no_kernels() -> None:
+    tool = Latency(kernels=True)
+    with amanda.apply(tool):
+        torch.ones(2).exp()
+    assert tool.result().kernels == []
+    assert tool.result().notes == []
+
+
+# Forms.
+
+
+def test_the_result_has_all_forms(tmp_path: Path) -> None:
+    clock = FakeClock(tick=1)
+    tool = latency_by(clock)
+    assert isinstance(tool, HasResult)
+    assert tool.result().table().rows == []
+    with amanda.apply(tool):
+        train(network(), clock)
+    found = tool.result()
+    assert isinstance(found, Result)
+    read = json.loads(found.to_json())
+    assert read["format"] == "amanda.latency/1"
+    assert [TimedOp(**op) for op in read["ops"]] == found.ops
+    assert read["total"]["forward"] == found.total.forward
+    assert [row[0] for row in found.table("module", depth=1).rows] == ["(all)", *"012"]
+    rows: Any = {row[0]: row for row in found.table("type").rows}
+    assert rows["linear"][1] == found.by_type()["linear"].calls == 6
+    assert len(found.table("op").rows) == len(found.ops)
+    assert len(found.table("step").rows) == len(found.steps)
+    assert found.table("thread").rows[0][0] == "MainThread"
+    assert "timing took" in found.table().title
+    assert "<td>linear</td>" in found._repr_html_()
+    wrong: Any = "place"
+    with pytest.raises(ValueError, match="by must be"):
+        found.table(wrong)
+
+
+def test_for_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    clock = FakeClock(tick=1)
+    tool = latency_by(clock)
+    with amanda.apply(tool):
+        train(network(), clock)
+    found = tool.result()
+    found.write_tensorboard(tmp_path)
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    tags = accumulator.Tags()
+    tag = "step/wall_ms"
+    assert tag in tags["tensors"] + tags["scalars"]
+    events = accumulator.Tensors(tag)
+    assert [item.step for item in events] == [step.number for step in found.steps]
+    values = [item.tensor_proto.float_val[0] for item in events]
+    assert values == pytest.approx([step.wall / 1e6 for step in found.steps])
+
+
+def test_as_a_data_frame() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    tool = Latency()
+    with amanda.apply(tool):
+        torch.ones(2)
+    frame = tool.result().to_dataframe()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame["calls"]) == [1]
+
+
+def test_nothing_is_changed() -> None:
+    torch.manual_seed(0)
+    model, x = network(), torch.rand(2, 4, requires_grad=True)
+    plain = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
+    tool = Latency(kernels=True)
+    with amanda.apply(tool):
+        timed = torch.autograd.grad(model(x).square().sum(), (x, *model.parameters()))
+    tool.result()
+    assert all(torch.equal(one, other) for one, other in zip(plain, timed, strict=True))
