@@ -1,0 +1,568 @@
+"""Extraction of effective paths: the neurons, synapses and weights that bring a prediction about.
+
+Owns the rules by kind of operator and the walk from the prediction back to the input (Qiu et al.,
+2019; the variants of Gan et al., 2020). Works on NumPy arrays alone, for all samples of a batch at
+once; NumPy is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from amanda_tools.contributions import Windows, chunks, keep_terms, maximal
+
+__all__ = ["KINDS", "WEIGHTED", "Extraction", "Layer", "Node", "Variant", "extract", "seeds_of"]
+
+Variant = Literal["cumulative", "BwCU", "BwAB", "FwAB"]
+#: Kinds of nodes that have a weight.
+WEIGHTED = frozenset({"linear", "conv"})
+
+
+@dataclass
+class Node:
+    """One operator, as the extraction sees it.
+
+    Attributes:
+        name: Readable name, which is its own.
+        kind: One of `KINDS`.
+        inputs: Numbers of the values that it is computed from.
+        output: Number of the value that it computes.
+        arguments: What its rule needs besides the values.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[int, ...]
+    output: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Extraction:
+    """How a path is extracted.
+
+    Attributes:
+        variant: ``cumulative`` begins at the predicted class and keeps of each sum the largest
+            terms that make up `theta` of it. ``BwCU`` begins at all outputs of an absolute value
+            above the last layer's threshold. ``BwAB`` begins there, too, and keeps of a layer's
+            sums the terms of at least a threshold. ``FwAB`` does that in each layer for itself, at
+            all outputs of an absolute value above its threshold.
+        theta: Share of a sum that is kept.
+        output_threshold: Name of a layer -> threshold of its outputs.
+        term_threshold: Name of a layer -> threshold of the terms of its sums.
+        zeros: Whether an output of a maximum pooling that is not positive has inputs.
+    """
+
+    variant: Variant = "cumulative"
+    theta: float = 0.5
+    output_threshold: Callable[[str], float] = lambda name: 0.0
+    term_threshold: Callable[[str], float] = lambda name: 0.0
+    zeros: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.theta <= 1:
+            raise ValueError(f"theta must be above 0 and at most 1, and is {self.theta}")
+        if self.variant not in get_args(Variant):
+            choices = ", ".join(get_args(Variant))
+            raise ValueError(f"variant must be one of {choices}, and is {self.variant!r}")
+
+
+@dataclass
+class Layer:
+    """What a path takes of one operator, in all samples of a batch.
+
+    Indices are those of the flattened arrays, as they are laid out.
+
+    Attributes:
+        points: Value -> truth values, which of its elements the operator takes.
+        edges: For each edge, the number of the input, the index in it, and the index in the output.
+        weights: For each edge that has one, the number of the sample and the index of the weight,
+            each pair once; of shape (pairs, 2).
+        output_threshold: For each sample, the least absolute value of as many largest outputs as
+            are in the path.
+        term_threshold: For each sample, the mean of the least term that is kept of each output.
+    """
+
+    points: dict[int, Any]
+    edges: Any
+    weights: Any = None
+    output_threshold: Any = None
+    term_threshold: Any = None
+
+
+@dataclass
+class Path:
+    """The paths of the samples of a batch.
+
+    Attributes:
+        points: Value -> truth values, which of its elements are in the path.
+        layers: Name of a node -> what the path takes of it.
+    """
+
+    points: dict[int, Any]
+    layers: dict[str, Layer]
+
+
+def seeds_of(logits: Any, threshold: float | None) -> Any:
+    """Where a path begins: the largest output of each sample, or those above a threshold.
+
+    Args:
+        logits: Of the samples, along the first axis.
+        threshold: For absolute values; None for the largest alone. Where none is above it, the
+            largest is taken.
+    """
+    import numpy as np
+
+    flat = logits.reshape(len(logits), -1)
+    largest = np.arange(flat.shape[1]) == flat.argmax(axis=1)[:, None]
+    if threshold is None:
+        return largest.reshape(logits.shape)
+    above = np.abs(flat) > threshold
+    return np.where(above.any(axis=1, keepdims=True), above, largest).reshape(logits.shape)
+
+
+def extract(
+    nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: Extraction
+) -> Path:
+    """Extract the paths of a batch.
+
+    Args:
+        nodes: The operators in the order in which they ran.
+        values: Number -> value, with the samples along the first axis.
+        logits: Number of the value where the paths begin.
+        how: How they are extracted.
+    """
+    import numpy as np
+
+    if how.variant == "FwAB":
+        return _forward(nodes, values, how)
+    last = next((node.name for node in nodes if node.output == logits), "")
+    threshold = None if how.variant == "cumulative" else how.output_threshold(last)
+    chosen = {logits: seeds_of(values[logits], threshold)}
+    signs = {logits: np.ones(values[logits].shape, np.int8)}
+    layers: dict[str, Layer] = {}
+    for node in reversed(nodes):
+        if node.output not in chosen:
+            continue
+        phi = how.term_threshold(node.name) if how.variant == "BwAB" else None
+        result = _apply(node, values, chosen[node.output], signs[node.output], how, phi)
+        if result.layer is not None:
+            layers[node.name] = result.layer
+        for number, mask, flips in zip(node.inputs, result.masks, result.signs, strict=True):
+            if mask is None:
+                continue
+            if number in chosen:
+                flips = _merged(chosen[number], signs[number], mask, flips)
+                mask = chosen[number] | mask
+            chosen[number], signs[number] = mask, flips
+    return Path(chosen, {node.name: layers[node.name] for node in nodes if node.name in layers})
+
+
+def _forward(nodes: Sequence[Node], values: Mapping[int, Any], how: Extraction) -> Path:
+    import numpy as np
+
+    points: dict[int, Any] = {}
+    layers: dict[str, Layer] = {}
+    for node in nodes:
+        if node.kind not in WEIGHTED:
+            continue
+        output = values[node.output]
+        mask = seeds_of(output, how.output_threshold(node.name))
+        points[node.output] = mask
+        ones = np.ones(output.shape, np.int8)
+        phi = how.term_threshold(node.name)
+        found = _apply(node, values, mask, ones, how, phi).layer
+        assert found is not None
+        layers[node.name] = found
+    return Path(points, layers)
+
+
+# The rules. Each gets the value numbers' arrays, which outputs are in the path and whether their
+# signs are flipped, and gives the same of the inputs.
+
+
+@dataclass
+class _Result:
+    masks: list[Any]
+    signs: list[Any]
+    layer: Layer | None = None
+
+
+@dataclass
+class _Given:
+    node: Node
+    inputs: list[Any]
+    output: Any
+    mask: Any
+    signs: Any
+    how: Extraction
+    phi: float | None
+
+
+def _apply(
+    node: Node,
+    values: Mapping[int, Any],
+    mask: Any,
+    signs: Any,
+    how: Extraction,
+    phi: float | None,
+) -> _Result:
+    inputs = [values[number] for number in node.inputs]
+    given = _Given(node, inputs, values[node.output], mask, signs, how, phi)
+    return _RULES[node.kind](given)
+
+
+def _merged(mask: Any, signs: Any, more: Any, more_signs: Any) -> Any:
+    """Signs of what two operators take of a value; 1 where they disagree."""
+    import numpy as np
+
+    both = np.where(signs == more_signs, signs, 1)
+    return np.where(mask & more, both, np.where(mask, signs, more_signs)).astype(np.int8)
+
+
+class _Taken:
+    """Gathers what an operator takes, output by output, in ascending order."""
+
+    def __init__(self, given: _Given) -> None:
+        self.given = given
+        self.edges: list[Any] = []
+        self.signs: list[Any] = []
+        self.weights: list[Any] = []
+        self.thresholds: list[Any] = []
+
+    def add(
+        self,
+        number: Any,
+        indices: Any,
+        outputs: Any,
+        mask: Any,
+        signs: Any,
+        weights: Any = None,
+        threshold: Any = None,
+    ) -> None:
+        """Add some outputs with their terms.
+
+        Args:
+            number: Which input the terms are of; one number, or one for each term.
+            indices: Indices in it, of shape (outputs, terms).
+            outputs: Index of each output.
+            mask: Which terms are kept.
+            signs: Sign that the kept terms of each output hand on.
+            weights: Index of the weight of each term.
+            threshold: The least term that is kept of each output.
+        """
+        import numpy as np
+
+        rows, columns = np.nonzero(mask)
+        numbers = np.broadcast_to(number, mask.shape)[rows, columns]
+        found = [numbers, indices[rows, columns], outputs[rows]]
+        self.edges.append(np.stack(found, axis=1).astype(np.int64))
+        self.signs.append(signs[rows])
+        if weights is not None:
+            samples = outputs[rows] // max(1, self.given.output[0].size)
+            pairs = np.stack([samples, weights[rows, columns]], axis=1)
+            self.weights.append(np.unique(pairs, axis=0))
+        if threshold is not None:
+            self.thresholds.append(np.stack([outputs, threshold], axis=1))
+
+    def result(self) -> _Result:
+        import numpy as np
+
+        given = self.given
+        edges = np.concatenate([*self.edges, np.empty((0, 3), np.int64)])
+        signs = np.concatenate([*self.signs, np.empty(0, np.int8)])
+        masks, flips = [], []
+        for number, value in enumerate(given.inputs):
+            own = edges[:, 0] == number
+            # Of several outputs that take one input, the first says its sign.
+            indices, first = np.unique(edges[own, 1], return_index=True)
+            mask, sign = np.zeros(value.size, bool), np.ones(value.size, np.int8)
+            mask[indices], sign[indices] = True, signs[own][first]
+            masks.append(mask.reshape(value.shape))
+            flips.append(sign.reshape(value.shape))
+        points = dict(zip(given.node.inputs, masks, strict=True))
+        layer = Layer(points, edges)
+        if given.node.kind in WEIGHTED:
+            layer.weights = np.unique(
+                np.concatenate([*self.weights, np.empty((0, 2), np.int64)]), axis=0
+            )
+            self._measure(layer)
+        return _Result(masks, flips, layer)
+
+    def _measure(self, layer: Layer) -> None:
+        import numpy as np
+
+        output, samples = self.given.output, len(self.given.output)
+        counts = self.given.mask.reshape(samples, -1).sum(axis=1)
+        ordered = np.sort(np.abs(output.reshape(samples, -1)), axis=1)[:, ::-1]
+        layer.output_threshold = ordered[np.arange(samples), np.maximum(counts, 1) - 1]
+        found = np.concatenate([*self.thresholds, np.empty((0, 2))])
+        found = found[~np.isnan(found[:, 1])]
+        owners = found[:, 0].astype(np.int64) // max(1, output[0].size)
+        with np.errstate(invalid="ignore"):
+            layer.term_threshold = np.bincount(
+                owners, weights=found[:, 1], minlength=samples
+            ) / np.bincount(owners, minlength=samples)
+
+
+def _indices(value: Any) -> Any:
+    import numpy as np
+
+    return np.arange(value.size).reshape(value.shape)
+
+
+def _linear(given: _Given) -> _Result:
+    """y = x @ w.T, over the last axis; ``weight`` is laid out as ``layout`` says."""
+    import numpy as np
+
+    (x,), weight = given.inputs, given.node.arguments["weight"]
+    numbers = _indices(weight)
+    if given.node.arguments["layout"] == "IO":
+        weight, numbers = weight.T, numbers.T
+    width = x.shape[-1]
+    rows, taken = x.reshape(-1, width), _Taken(given)
+    chosen, signs = np.flatnonzero(given.mask), given.signs.reshape(-1)
+    for part in chunks(len(chosen), width):
+        outputs = chosen[part]
+        place, neuron = np.divmod(outputs, len(weight))
+        terms = weight[neuron] * rows[place]
+        kept = keep_terms(
+            terms, None, given.output.reshape(-1)[outputs], signs[outputs], given.how.theta, given.phi
+        )
+        indices = place[:, None] * width + np.arange(width)
+        taken.add(
+            0, indices, outputs, kept.mask, kept.signs, numbers[neuron], kept.threshold
+        )
+    return taken.result()
+
+
+def _conv(given: _Given) -> _Result:
+    """A convolution; arguments as for `_windows`, and ``weight``, ``weight_layout``, ``groups``."""
+    import numpy as np
+
+    arguments, taken = given.node.arguments, _Taken(given)
+    weight, axes = arguments["weight"], arguments["weight_layout"]
+    order = [axes.index(axis) for axis in _first(axes, "OI")]
+    numbers = _indices(weight).transpose(order).reshape(weight.shape[order[0]], -1)
+    weight = weight.transpose(order)
+    depth, kernel = weight.shape[1], weight.shape[2:]
+    weight = weight.reshape(len(weight), -1)
+    per_group = len(weight) // arguments["groups"]
+    windows, chosen = _windows(given, kernel), _Chosen(given)
+    for part in chunks(len(chosen.outputs), weight.shape[1]):
+        samples, channels, places = chosen.of(part)
+        covered = windows.of(samples, channels // per_group * depth, places, depth)
+        valid = covered.indices >= 0
+        kept = keep_terms(
+            covered.values * weight[channels],
+            valid,
+            chosen.values[part],
+            chosen.signs[part],
+            given.how.theta,
+            given.phi,
+        )
+        taken.add(
+            0,
+            covered.indices,
+            chosen.outputs[part],
+            kept.mask,
+            kept.signs,
+            numbers[channels],
+            kept.threshold,
+        )
+    return taken.result()
+
+
+def _max_pool(given: _Given) -> _Result:
+    taken, chosen = _Taken(given), _Chosen(given)
+    kernel = given.node.arguments["kernel"]
+    windows = _windows(given, kernel)
+    for part in chunks(len(chosen.outputs), _size(kernel)):
+        samples, channels, places = chosen.of(part)
+        covered = windows.of(samples, channels, places)
+        mask = maximal(covered.values, covered.indices >= 0, not given.how.zeros)
+        taken.add(0, covered.indices, chosen.outputs[part], mask, chosen.signs[part])
+    return taken.result()
+
+
+def _avg_pool(given: _Given) -> _Result:
+    taken, chosen = _Taken(given), _Chosen(given)
+    kernel = given.node.arguments["kernel"]
+    windows = _windows(given, kernel)
+    for part in chunks(len(chosen.outputs), _size(kernel)):
+        samples, channels, places = chosen.of(part)
+        covered = windows.of(samples, channels, places)
+        valid = covered.indices >= 0
+        kept = keep_terms(
+            covered.values, valid, chosen.values[part], chosen.signs[part], given.how.theta, None
+        )
+        taken.add(0, covered.indices, chosen.outputs[part], kept.mask, kept.signs)
+    return taken.result()
+
+
+class _Chosen:
+    """The outputs in the path of an operator on images, in the order of their axes N, C, space.
+
+    A flipped sign that outputs hand on to one input depends on their order; so that it is the same
+    in every layout.
+    """
+
+    def __init__(self, given: _Given) -> None:
+        import numpy as np
+
+        layout = given.node.arguments["layout"]
+        order = [layout.index(axis) for axis in _first(layout, "NC")]
+        mask = given.mask.transpose(order)
+        self._places = np.nonzero(mask)
+        #: Index of each in the output as it is laid out.
+        self.outputs = _indices(given.output).transpose(order)[self._places]
+        self.values = given.output.transpose(order)[self._places]
+        self.signs = given.signs.transpose(order)[self._places]
+
+    def of(self, part: slice) -> tuple[Any, Any, list[Any]]:
+        """Samples, channels and places of some of them."""
+        samples, channels, *places = (axis[part] for axis in self._places)
+        return samples, channels, places
+
+
+def _windows(given: _Given, kernel: Sequence[int]) -> Windows:
+    """Of ``layout`` and, axis by axis, ``stride``, ``before`` (padding), ``dilation``."""
+    (x,), arguments = given.inputs, given.node.arguments
+    layout = arguments["layout"]
+    order = [layout.index(axis) for axis in _first(layout, "NC")]
+    ones = (1,) * len(kernel)
+    return Windows(
+        x.transpose(order),
+        _indices(x).transpose(order),
+        [given.output.shape[axis] for axis in order[2:]],
+        kernel,
+        arguments.get("stride", ones),
+        arguments.get("before", (0,) * len(kernel)),
+        arguments.get("dilation", ones),
+        arguments.get("adaptive", False),
+    )
+
+
+def _first(layout: str, leading: str) -> str:
+    return leading + "".join(axis for axis in layout if axis not in leading)
+
+
+def _size(kernel: Sequence[int]) -> int:
+    size = 1
+    for length in kernel:
+        size *= length
+    return size
+
+
+def _mean(given: _Given) -> _Result:
+    """A mean or sum over ``axes``."""
+    import numpy as np
+
+    (x,) = given.inputs
+    axes = sorted(axis % x.ndim for axis in given.node.arguments["axes"])
+    others = [axis for axis in range(x.ndim) if axis not in axes]
+    width = _size([x.shape[axis] for axis in axes])
+    indices = _indices(x).transpose(*others, *axes).reshape(-1, width)
+    taken, chosen = _Taken(given), np.flatnonzero(given.mask)
+    signs, values = given.signs.reshape(-1), given.output.reshape(-1)
+    for part in chunks(len(chosen), width):
+        outputs = chosen[part]
+        terms = x.reshape(-1)[indices[outputs]]
+        kept = keep_terms(terms, None, values[outputs], signs[outputs], given.how.theta, None)
+        taken.add(0, indices[outputs], outputs, kept.mask, kept.signs)
+    return taken.result()
+
+
+def _add(given: _Given) -> _Result:
+    """A sum of values, each times its factor of ``factors``; they are broadcast."""
+    import numpy as np
+
+    factors = given.node.arguments.get("factors") or [1.0] * len(given.inputs)
+    shape = given.output.shape
+    chosen = np.flatnonzero(given.mask)
+    columns = [
+        np.broadcast_to(_indices(value), shape).reshape(-1)[chosen] for value in given.inputs
+    ]
+    terms = np.stack(
+        [
+            factor * value.reshape(-1)[column]
+            for factor, value, column in zip(factors, given.inputs, columns, strict=True)
+        ],
+        axis=1,
+    )
+    taken = _Taken(given)
+    kept = keep_terms(
+        terms,
+        None,
+        given.output.reshape(-1)[chosen],
+        given.signs.reshape(-1)[chosen],
+        given.how.theta,
+        None,
+    )
+    taken.add(np.arange(len(columns)), np.stack(columns, axis=1), chosen, kept.mask, kept.signs)
+    return taken.result()
+
+
+def _passed(given: _Given, transform: Callable[[Any, int], Any]) -> _Result:
+    numbers = range(len(given.inputs))
+    return _Result(
+        [transform(given.mask, number) for number in numbers],
+        [transform(given.signs, number) for number in numbers],
+    )
+
+
+def _concat(given: _Given) -> _Result:
+    import numpy as np
+
+    axis = given.node.arguments["axis"]
+    ends = np.cumsum([value.shape[axis] for value in given.inputs])
+    return _passed(given, lambda array, number: np.split(array, ends[:-1], axis=axis)[number])
+
+
+def _pad(given: _Given) -> _Result:
+    """``before`` has the padding in front of each axis."""
+    (x,) = given.inputs
+    before = given.node.arguments["before"]
+    inside = tuple(
+        slice(start, start + size) for start, size in zip(before, x.shape, strict=True)
+    )
+    return _passed(given, lambda array, number: array[inside])
+
+
+def _reshape(given: _Given) -> _Result:
+    return _passed(given, lambda array, number: array.reshape(given.inputs[0].shape))
+
+
+def _transpose(given: _Given) -> _Result:
+    import numpy as np
+
+    back = np.argsort(given.node.arguments["axes"])
+    return _passed(given, lambda array, number: array.transpose(back))
+
+
+def _batch_norm(given: _Given) -> _Result:
+    """Passes on what is in the path, with the sign of input times output."""
+    import numpy as np
+
+    signs = (np.sign(given.inputs[0]) * np.sign(given.output)).astype(np.int8)
+    signs[(signs == 0) | ~given.mask] = 1
+    return _Result([given.mask], [signs])
+
+
+_RULES: Mapping[str, Callable[[_Given], _Result]] = {
+    "linear": _linear,
+    "conv": _conv,
+    "max_pool": _max_pool,
+    "avg_pool": _avg_pool,
+    "mean": _mean,
+    "add": _add,
+    "concat": _concat,
+    "pad": _pad,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "batch_norm": _batch_norm,
+}
+#: The kinds of nodes that there is a rule for.
+KINDS = frozenset(_RULES)
