@@ -13,7 +13,17 @@ from typing import Any, Literal, get_args
 
 from amanda_tools.contributions import Windows, chunks, keep_terms, maximal
 
-__all__ = ["KINDS", "WEIGHTED", "Extraction", "Layer", "Node", "Variant", "extract", "seeds_of"]
+__all__ = [
+    "KINDS",
+    "WEIGHTED",
+    "Extraction",
+    "Layer",
+    "Node",
+    "Path",
+    "Variant",
+    "extract",
+    "seeds_of",
+]
 
 Variant = Literal["cumulative", "BwCU", "BwAB", "FwAB"]
 #: Kinds of nodes that have a weight.
@@ -83,10 +93,12 @@ class Layer:
         output_threshold: For each sample, the least absolute value of as many largest outputs as
             are in the path.
         term_threshold: For each sample, the mean of the least term that is kept of each output.
+        possible: Number of edges that the operator has in one sample, those of padding included.
     """
 
     points: dict[int, Any]
     edges: Any
+    possible: int = 0
     weights: Any = None
     output_threshold: Any = None
     term_threshold: Any = None
@@ -138,6 +150,8 @@ def extract(
 
     if how.variant == "FwAB":
         return _forward(nodes, values, how)
+    if not len(values[logits]):
+        return Path({}, {})
     last = next((node.name for node in nodes if node.output == logits), "")
     threshold = None if how.variant == "cumulative" else how.output_threshold(last)
     chosen = {logits: seeds_of(values[logits], threshold)}
@@ -267,7 +281,8 @@ class _Taken:
         if threshold is not None:
             self.thresholds.append(np.stack([outputs, threshold], axis=1))
 
-    def result(self) -> _Result:
+    def result(self, terms: int) -> _Result:
+        """All that was taken, where each output has so many terms."""
         import numpy as np
 
         given = self.given
@@ -283,7 +298,7 @@ class _Taken:
             masks.append(mask.reshape(value.shape))
             flips.append(sign.reshape(value.shape))
         points = dict(zip(given.node.inputs, masks, strict=True))
-        layer = Layer(points, edges)
+        layer = Layer(points, edges, given.output[0].size * terms)
         if given.node.kind in WEIGHTED:
             layer.weights = np.unique(
                 np.concatenate([*self.weights, np.empty((0, 2), np.int64)]), axis=0
@@ -335,7 +350,7 @@ def _linear(given: _Given) -> _Result:
         taken.add(
             0, indices, outputs, kept.mask, kept.signs, numbers[neuron], kept.threshold
         )
-    return taken.result()
+    return taken.result(width)
 
 
 def _conv(given: _Given) -> _Result:
@@ -372,7 +387,7 @@ def _conv(given: _Given) -> _Result:
             numbers[channels],
             kept.threshold,
         )
-    return taken.result()
+    return taken.result(weight.shape[1])
 
 
 def _max_pool(given: _Given) -> _Result:
@@ -384,7 +399,7 @@ def _max_pool(given: _Given) -> _Result:
         covered = windows.of(samples, channels, places)
         mask = maximal(covered.values, covered.indices >= 0, not given.how.zeros)
         taken.add(0, covered.indices, chosen.outputs[part], mask, chosen.signs[part])
-    return taken.result()
+    return taken.result(_size(kernel))
 
 
 def _avg_pool(given: _Given) -> _Result:
@@ -399,7 +414,7 @@ def _avg_pool(given: _Given) -> _Result:
             covered.values, valid, chosen.values[part], chosen.signs[part], given.how.theta, None
         )
         taken.add(0, covered.indices, chosen.outputs[part], kept.mask, kept.signs)
-    return taken.result()
+    return taken.result(_size(kernel))
 
 
 class _Chosen:
@@ -472,7 +487,7 @@ def _mean(given: _Given) -> _Result:
         terms = x.reshape(-1)[indices[outputs]]
         kept = keep_terms(terms, None, values[outputs], signs[outputs], given.how.theta, None)
         taken.add(0, indices[outputs], outputs, kept.mask, kept.signs)
-    return taken.result()
+    return taken.result(width)
 
 
 def _add(given: _Given) -> _Result:
@@ -502,7 +517,7 @@ def _add(given: _Given) -> _Result:
         None,
     )
     taken.add(np.arange(len(columns)), np.stack(columns, axis=1), chosen, kept.mask, kept.signs)
-    return taken.result()
+    return taken.result(len(columns))
 
 
 def _passed(given: _Given, transform: Callable[[Any, int], Any]) -> _Result:
