@@ -1,14 +1,36 @@
-"""Shapes of any framework's tensors.
+"""Shapes and types of any framework's tensors.
 
-Owns what a shape is to a tool. Imports no framework: of a tensor it reads `shape`.
+Owns what a shape is to a tool. Imports no framework: of a tensor it reads `shape` and `dtype`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Size", "size_of"]
+__all__ = ["Size", "TensorType", "size_of", "type_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """What is known of a tensor before its values are.
+
+    Attributes:
+        dtype: Type of its elements, such as ``float32``.
+        shape: Its dimensions, None for one that is not known; None if not even their number is.
+
+    >>> str(TensorType("float32", (8, None)))
+    'float32[8,?]'
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[...]"
+        return f"{self.dtype}[{','.join('?' if n is None else str(n) for n in self.shape)}]"
 
 
 class Size(tuple[int, ...]):
@@ -45,3 +67,15 @@ def size_of(value: Any) -> Any:
     elif "sparse" in str(getattr(value, "layout", "")):
         size.stored = int(value.values().shape.numel())
     return size
+
+
+def type_of(value: Any) -> TensorType | None:
+    """Type and shape of a tensor, None for what is none."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return None
+    try:
+        sizes = tuple(None if size is None else int(size) for size in shape)
+    except (TypeError, ValueError):
+        sizes = None  # Not even the number of dimensions is known.
+    return TensorType(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2], sizes)

@@ -15,6 +15,7 @@ from typing import Any
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.facts import OpFacts
+from amanda_tools.sizes import type_of
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
 
@@ -143,12 +144,5 @@ def _described(values: Sequence[Any] | None) -> list[str | None]:
 
 
 def _tensor(value: Any) -> str | None:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or dtype is None:
-        return None
-    try:
-        sizes = ["?" if size is None else str(int(size)) for size in shape]
-    except (TypeError, ValueError):
-        sizes = ["..."]  # Not even the number of dimensions is known.
-    name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-    return f"{name}[{','.join(sizes)}]"
+    found = type_of(value)
+    return None if found is None else str(found)

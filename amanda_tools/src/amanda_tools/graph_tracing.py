@@ -1,0 +1,439 @@
+"""`GraphTracing`: the graph of a program, made while it runs.
+
+Owns what becomes a node and an edge when. The data are `graph`'s, the identity of values is
+`graph_values`'. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+from amanda_core import OpContext, Tool
+from amanda_tools.clock import Clock
+from amanda_tools.facts import key_of
+from amanda_tools.graph import Edge, Graph, Op, Position, Source
+from amanda_tools.graph_values import EagerValues, Port, SymbolicValues, Values, version_of
+from amanda_tools.sizes import type_of
+
+__all__ = ["GraphTracing"]
+
+#: Key of a node of PyTorch's backward graph under which those that came before leave a word.
+_CAME_FROM = "amanda.graph"
+#: TensorFlow's operators that hold values and compute nothing -> kind of source.
+_SILENT = {
+    "Const": "constant",
+    "Placeholder": "input",
+    "PlaceholderV2": "input",
+    "PlaceholderWithDefault": "input",
+    "_Arg": "input",
+    "VarHandleOp": "parameter",
+    "Variable": "parameter",
+    "VariableV2": "parameter",
+}
+
+
+class GraphTracing(Tool):
+    """Records operators, backward operators, and the values that pass between them.
+
+    Each context of an operator has the graph so far under ``"graph"`` and the operator's node under
+    ``"graph_op"``, for tools that depend on this one and look back from an operator.
+
+    Args:
+        everything: Whether to record what is not the model's as well, such as the operators of an
+            optimizer and of a model's initialisation.
+
+    Attributes:
+        graphs: The graph of each namespace; they grow while the tool is applied.
+
+    >>> tool = GraphTracing()
+    """
+
+    def __init__(self, everything: bool = False) -> None:
+        super().__init__()
+        self.everything = everything
+        self.graphs: dict[str, Graph] = {}
+        self._values: dict[str, Values] = {}
+        self._traced: dict[tuple[object, ...], _Traced] = {}
+        #: Consumer, position and item -> the source that was first seen there.
+        self._slots: dict[tuple[int, int, int | None, str], Source] = {}
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+        self.add_inst_for_op(self.analyse_backward, backward=True)
+        self.add_inst_for_op(self.analyse_grad_inputs, backward=True, require_outputs=True)
+
+    # Forward.
+
+    def analyse(self, context: OpContext) -> None:
+        """Add an op and what it takes to the graph, and have its executions followed."""
+        with self._clock, self._lock:
+            graph = context["graph"] = self._graph_of(context)
+            if context.zone != "model" and not self.everything:
+                return
+            inputs = context.get_inputs() or ()
+            traced = self._meet(context, graph, inputs)
+            context["graph_op"] = traced.op
+            traced.versions = [[version_of(item) for _, item in _items(value)] for value in inputs]
+            self._connect(traced, inputs)
+            if traced.is_eager:
+                context.insert_before_op(self.enter, traced=traced)
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Note what an op gives."""
+        op = context.get("graph_op")
+        if op is None:
+            return
+        with self._clock, self._lock:
+            traced = self._traced[_key(context)]
+            inputs, outputs = context.get_inputs() or (), context.get_outputs() or ()
+            if not op.outputs:
+                op.outputs = [_position(value) for value in outputs]
+                for position, value in enumerate(inputs):
+                    if _were_written(value, traced.versions, position):
+                        op.writes.append(position)
+            self._note_writes(traced, inputs)
+            self._set(traced, outputs)
+            if traced.is_eager:
+                context.insert_after_op(self.leave, traced=traced)
+
+    def enter(self, *inputs: Any, traced: _Traced) -> None:
+        """Note what one execution takes."""
+        with self._clock, self._lock:
+            for edge in self._connect(traced, inputs):
+                edge.executions = (edge.executions or 0) + 1
+            traced.op.executions = (traced.op.executions or 0) + 1
+            self._note_writes(traced, inputs)
+
+    def leave(self, *outputs: Any, traced: _Traced) -> None:
+        """Note what one execution gives."""
+        with self._clock, self._lock:
+            self._set(traced, outputs)
+
+    # Backward.
+
+    def analyse_backward(self, context: OpContext) -> None:
+        """Add a backward op and what it takes to the graph."""
+        with self._clock, self._lock:
+            graph = context["graph"] = self._graph_of(context)
+            if context.zone != "model" and not self.everything:
+                return
+            gradients = context.get_grad_outputs() or ()
+            traced = self._meet(context, graph, gradients)
+            context["graph_op"] = traced.op
+            node = context.get_backward_op()
+            if hasattr(node, "next_functions"):
+                self._connect_node(traced, node.node)
+                if not traced.graph.edges_into(traced.op):
+                    self._seed(traced, gradients)
+                context.insert_before_backward_op(
+                    self.enter_node, grad_outputs=[], traced=traced, op=node
+                )
+                return
+            self._connect(traced, gradients)
+            if traced.is_eager:
+                context.insert_before_backward_op(self.enter, traced=traced)
+
+    def analyse_grad_inputs(self, context: OpContext) -> None:
+        """Note what a backward op gives."""
+        traced = self._traced.get(_key(context))
+        if traced is None:
+            return
+        with self._clock, self._lock:
+            found = context.get_grad_inputs() or ()
+            traced.op.outputs = traced.op.outputs or [_position(value) for value in found]
+            if hasattr(context.get_backward_op(), "next_functions"):
+                return
+            self._set(traced, found)
+            if traced.is_eager:
+                context.insert_after_backward_op(self.leave, traced=traced)
+
+    def enter_node(self, traced: _Traced, op: Any) -> None:
+        """Note one execution of a backward op of PyTorch's."""
+        with self._clock, self._lock:
+            for edge in self._connect_node(traced, op.node):
+                edge.executions = (edge.executions or 0) + 1
+            traced.op.executions = (traced.op.executions or 0) + 1
+
+    # Inside.
+
+    def _graph_of(self, context: OpContext) -> Graph:
+        return self.graphs.setdefault(context.namespace, Graph(context.namespace))
+
+    def _values_of(self, traced: _Traced) -> Values:
+        values = self._values.get(traced.op.namespace)
+        if values is None:
+            values = EagerValues() if traced.is_eager else SymbolicValues()
+            self._values[traced.op.namespace] = values
+        return values
+
+    def _meet(self, context: OpContext, graph: Graph, inputs: Sequence[Any]) -> _Traced:
+        key = _key(context)
+        traced = self._traced.get(key)
+        if traced is None:
+            backward = context.is_backward()
+            forward = context.forward
+            before = forward.get("graph_op") if forward is not None else None
+            op = Op.of(
+                context,
+                index=-1,
+                zone=context.zone,
+                program=_program(context),
+                forward=before.index if before is not None else None,
+                is_backward=backward,
+                input_names=[] if backward else list(context.input_names),
+                inputs=[_position(value) for value in inputs],
+                arguments={} if backward else _arguments(context),
+                executions=0 if "/eager" in context.namespace else None,
+            )
+            if backward:
+                op.id = context.get_backward_op_id() or 0
+                word = context["backward_type"]
+                op.word = word if isinstance(word, str) else None
+            graph.add(op)
+            traced = self._traced[key] = _Traced(op, graph)
+        traced.context = weakref.ref(context)
+        return traced
+
+    def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> list[Edge]:
+        """The edges of one execution, made where they are new."""
+        values = self._values_of(traced)
+        ports = tuple(
+            (position, item, *self._ports(traced, values, value, position, item))
+            for position, at in enumerate(inputs)
+            for item, value in _items(at)
+        )
+        known = traced.patterns.get(ports)
+        if known is None:
+            known = traced.patterns[ports] = list(self._edges(traced, ports))
+        return known
+
+    def _edges(self, traced: _Traced, ports: tuple[Any, ...]) -> Iterator[Edge]:
+        op, graph = traced.op, traced.graph
+        for position, item, port, written in ports:
+            for one in (port, written):
+                if one is not None:
+                    back = one.node >= op.index and isinstance(graph.nodes[one.node], Op)
+                    edge = Edge(
+                        one.node,
+                        one.output,
+                        op.index,
+                        position,
+                        item,
+                        "value" if one is port else "alias",
+                        first=op.executions or 0,
+                        executions=0 if traced.is_eager else None,
+                        back=back and traced.is_eager,
+                    )
+                    yield graph.connect(edge)
+
+    def _ports(
+        self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
+    ) -> tuple[Port, Port | None]:
+        """Where a value comes from, and what has written it through another one since."""
+        port = values.find(value)
+        written = values.find_write(value)
+        if port is None:
+            port = self._recomputed(traced, position, item)
+            if port is None:
+                source = self._source(traced, values, value, position, item)
+                port = Port(source.index, 0 if source.kind != "call" else value.value_index)
+            values.set(value, port)
+        return port, written if written != port else None
+
+    def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Port | None:
+        """A checkpoint runs operators again on copies of what they ran on."""
+        context = traced.context() if traced.context is not None else None
+        if context is None or not context.recomputed or context.is_backward():
+            return None
+        for edge in traced.graph.edges_into(traced.op, position):
+            if edge.item == item and edge.kind == "value":
+                return Port(edge.producer, edge.output)
+        return None
+
+    def _source(
+        self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
+    ) -> Source:
+        op, graph = traced.op, traced.graph
+        symbol = None if traced.is_eager else value.op
+        kind = _kind_of(value, position) if symbol is None else _SILENT.get(symbol.type, "call")
+        if kind == "input" and "resource" in str(value.dtype):
+            kind = "parameter"
+        name = symbol.name if symbol is not None else _reading(op, position)
+        slot = (op.index, position, item, "" if symbol is None else symbol.name)
+        source = self._slots.get(slot)
+        if source is None:
+            source = Source(-1, kind, name, type_of(value), op.program)  # type: ignore[arg-type]
+            graph.add(source)
+            self._slots[slot] = source
+        if kind == "call" and symbol is not None:
+            self._call(traced, values, source, symbol)
+        return source
+
+    def _call(self, traced: _Traced, values: Values, source: Source, symbol: Any) -> None:
+        """What goes into a call, loop or branch, and that all its outputs are its."""
+        for output, value in enumerate(symbol.outputs):
+            values.set(value, Port(source.index, output))
+        for position, value in enumerate(symbol.inputs):
+            port = values.find(value)
+            if port is None:
+                before = self._source(traced, values, value, position, -1)
+                port = Port(before.index, 0 if before.kind != "call" else value.value_index)
+                values.set(value, port)
+            edge = Edge(port.node, port.output, source.index, position, executions=None)
+            traced.graph.connect(edge)
+
+    def _note_writes(self, traced: _Traced, inputs: Sequence[Any]) -> None:
+        values = self._values_of(traced)
+        for position in traced.op.writes:
+            if position < len(inputs):
+                for _, value in _items(inputs[position]):
+                    values.set_written(value, Port(traced.op.index, None))
+
+    def _set(self, traced: _Traced, outputs: Sequence[Any]) -> None:
+        values = self._values_of(traced)
+        for position, at in enumerate(outputs):
+            for _, value in _items(at):
+                port = Port(traced.op.index, position)
+                if traced.op.writes and values.find(value) == Port(traced.op.index, None):
+                    values.set_written(value, port)
+                else:
+                    values.set(value, port)
+
+    def _connect_node(self, traced: _Traced, node: Any) -> list[Edge]:
+        """Edges of a node of PyTorch's backward graph.
+
+        Gradients of several readers arrive as their sum, so it is not the tensors that tell where
+        they come from. Each node leaves a word at those that run after it.
+        """
+        if node is None:
+            return []
+        op, graph = traced.op, traced.graph
+        words = node.metadata.get(_CAME_FROM)
+        if words is None:
+            words = node.metadata[_CAME_FROM] = set()
+        for output, (after, position) in enumerate(node.next_functions):
+            while after is not None and after.name().startswith("Amanda"):
+                # The driver's own, which hand the gradients on.
+                before = after.next_functions
+                after, position = before[min(position, len(before) - 1)] if before else (None, 0)
+            if after is not None:
+                after.metadata.setdefault(_CAME_FROM, set()).add((op.index, output, position))
+        key = frozenset(words)
+        known = traced.patterns.get(key)
+        if known is None:
+            known = traced.patterns[key] = [
+                graph.connect(
+                    Edge(
+                        producer,
+                        output,
+                        op.index,
+                        position,
+                        first=op.executions or 0,
+                        back=producer >= op.index,
+                    )
+                )
+                for producer, output, position in sorted(words)
+            ]
+        return known
+
+    def _seed(self, traced: _Traced, gradients: Sequence[Any]) -> None:
+        for position, value in enumerate(gradients):
+            if type_of(value) is not None:
+                slot = (traced.op.index, position, None, "")
+                if slot not in self._slots:
+                    source = Source(-1, "input", f"{traced.op.name}.gradient", type_of(value))
+                    traced.graph.add(source)
+                    self._slots[slot] = source
+                    edge = Edge(source.index, 0, traced.op.index, position, executions=None)
+                    traced.graph.connect(edge)
+
+
+class _Traced:
+    """One operator, as it is being followed."""
+
+    def __init__(self, op: Op, graph: Graph) -> None:
+        self.op, self.graph = op, graph
+        self.is_eager = "/eager" in op.namespace
+        self.context: weakref.ref[OpContext] | None = None
+        #: Where the inputs of one execution came from -> the edges.
+        self.patterns: dict[Hashable, list[Edge]] = {}
+        #: Versions of the tensors by input position, from before the op ran.
+        self.versions: list[list[int | None]] = []
+
+
+def _key(context: OpContext) -> tuple[object, ...]:
+    return context.is_backward(), context.get_backward_op_id(), *key_of(context)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _items(value: Any) -> list[tuple[int | None, Any]]:
+    """The tensors at a position, with their places if it is a list."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return []
+    if isinstance(value, (list, tuple)):
+        return [(place, item) for place, item in enumerate(value) if _is_tensor(item)]
+    return [(None, value)] if _is_tensor(value) else []
+
+
+def _position(value: Any) -> Position:
+    if isinstance(value, (list, tuple)):
+        types = [type_of(item) for item in value]
+        return types if any(types) else None
+    return type_of(value)
+
+
+def _were_written(value: Any, versions: Sequence[list[int | None]], position: int) -> bool:
+    now = [version_of(item) for _, item in _items(value)]
+    return position < len(versions) and now != versions[position]
+
+
+def _kind_of(value: Any, position: int) -> str:
+    if type(value).__name__ == "Parameter":
+        return "parameter"
+    # Weights kept as plain tensors do not stand in front: what flows does.
+    is_leaf = position > 0 and getattr(value, "requires_grad", False) and value.is_leaf
+    return "parameter" if is_leaf else "input"
+
+
+def _reading(op: Op, position: int) -> str:
+    """A name for what an operator reads first: its module and what it is there."""
+    names = op.input_names
+    name = names[position] if position < len(names) else str(position)
+    return f"{op.module or op.name}.{name}"
+
+
+def _program(context: OpContext) -> str:
+    op = context.get_backward_op() if context.is_backward() else context.get_op()
+    name = getattr(getattr(op, "graph", None), "name", "")
+    return name if isinstance(name, str) else ""
+
+
+def _arguments(context: OpContext) -> dict[str, str]:
+    found = {}
+    names = context.input_names
+    for position, value in enumerate(context.get_inputs() or ()):
+        if not _items(value) and value is not None:
+            name = names[position] if position < len(names) else str(position)
+            found[name] = _text(value)
+    found.update((name, _text(value)) for name, value in context.attrs.items())
+    return found
+
+
+def _text(value: Any) -> str:
+    # Of objects of the user's only the type: their text may be anything, and take long.
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_text, value[:16]))}{', ...' if len(value) > 16 else ''})"
+    if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)[:80]
+    if isinstance(value, slice):
+        return f"{_text(value.start)}:{_text(value.stop)}:{_text(value.step)}"
+    module = type(value).__module__.partition(".")[0]
+    return str(value)[:80] if module in ("torch", "tensorflow") else type(value).__name__

@@ -1,0 +1,133 @@
+"""Which node a value comes from, while a program runs.
+
+Owns the identity of values: of tensors of eager modes, whose addresses are given again, and of
+symbolic tensors of graphs. Keeps no tensor and no graph alive. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+__all__ = ["EagerValues", "Port", "SymbolicValues", "Values", "base_of", "version_of"]
+
+
+class Port(NamedTuple):
+    """Where a value comes from.
+
+    Attributes:
+        node: Index of the node.
+        output: Output position; None for an input that the operator wrote and does not return.
+    """
+
+    node: int
+    output: int | None
+
+
+class _Entry(NamedTuple):
+    ref: weakref.ref[Any]
+    port: Port
+    serial: int
+
+
+class EagerValues:
+    """The nodes that tensors come from, by the tensors' identity.
+
+    The newest node that returned or wrote a tensor is where it comes from: an operator that works
+    in place, or returns its input, gives a new version of the value.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+        #: Tensors whose memory was written -> the write. Views stand under what they are views of.
+        self._written: dict[int, _Entry] = {}
+        self._serial = 0
+
+    def find(self, value: Any) -> Port | None:
+        """Where a tensor comes from; None for one that is not known."""
+        entry = self._entries.get(id(value))
+        return entry.port if entry is not None and entry.ref() is value else None
+
+    def find_write(self, value: Any) -> Port | None:
+        """The write through another tensor of the same memory, if it is the newer one."""
+        if not self._written:
+            return None
+        base = base_of(value)
+        written = self._written.get(id(base))
+        if written is None or written.ref() is not base:
+            return None
+        entry = self._entries.get(id(value))
+        newer = entry is None or entry.ref() is not value or written.serial > entry.serial
+        return written.port if newer else None
+
+    def set(self, value: Any, port: Port) -> None:
+        """A tensor comes from `port` from now on."""
+        self._serial += 1
+        self._keep(self._entries, value, port)
+
+    def set_written(self, value: Any, port: Port) -> None:
+        """`port` has written a tensor, and so all that share its memory."""
+        self.set(value, port)
+        self._keep(self._written, base_of(value), port)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _keep(self, entries: dict[int, _Entry], value: Any, port: Port) -> None:
+        key = id(value)
+
+        def forget(dead: weakref.ref[Any]) -> None:
+            entry = entries.get(key)
+            if entry is not None and entry.ref is dead:
+                del entries[key]
+
+        try:
+            reference = weakref.ref(value, forget)
+        except TypeError:
+            return  # A foreign kind of tensor, which nothing can be known of later.
+        entries[key] = _Entry(reference, port, self._serial)
+
+
+class SymbolicValues:
+    """The nodes that the tensors of graphs come from, by graph and name."""
+
+    def __init__(self) -> None:
+        self._graphs: weakref.WeakKeyDictionary[Any, dict[Hashable, Port]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def find(self, value: Any) -> Port | None:
+        """Where a tensor comes from; None for one that is not known."""
+        return self._graphs.get(value.graph, {}).get(value.name)
+
+    def find_write(self, value: Any) -> Port | None:
+        """None: nothing is written in place."""
+        return None
+
+    def set(self, value: Any, port: Port) -> None:
+        """A tensor comes from `port`."""
+        self._graphs.setdefault(value.graph, {})[value.name] = port
+
+    def set_written(self, value: Any, port: Port) -> None:
+        """Not in graphs."""
+
+
+Values = EagerValues | SymbolicValues
+
+
+def base_of(value: Any) -> Any:
+    """The tensor that a view of PyTorch's is a view of, else the tensor itself."""
+    # TensorFlow's tensors look for an attribute that is not there for long, and have no views.
+    base = getattr(value, "_base", None) if hasattr(type(value), "_base") else None
+    return value if base is None else base
+
+
+def version_of(value: Any) -> int | None:
+    """Number that grows whenever a tensor is written; None where there is none."""
+    if not hasattr(type(value), "_version"):
+        return None
+    try:
+        return int(value._version)
+    except RuntimeError:  # Those of inference mode have none.
+        return None
