@@ -354,17 +354,17 @@ def _linear(given: _Given) -> _Result:
 
 
 def _conv(given: _Given) -> _Result:
-    """A convolution; arguments as for `_windows`, and ``weight``, ``weight_layout``, ``groups``."""
-    import numpy as np
-
+    """A convolution; arguments as for `_windows`, and ``weight`` and ``weight_layout``."""
     arguments, taken = given.node.arguments, _Taken(given)
     weight, axes = arguments["weight"], arguments["weight_layout"]
-    order = [axes.index(axis) for axis in _first(axes, "OI")]
-    numbers = _indices(weight).transpose(order).reshape(weight.shape[order[0]], -1)
-    weight = weight.transpose(order)
-    depth, kernel = weight.shape[1], weight.shape[2:]
-    weight = weight.reshape(len(weight), -1)
-    per_group = len(weight) // arguments["groups"]
+    # A depthwise weight has a multiplier M, whose channels follow on one another.
+    order = [axes.index(axis) for axis in _first(axes, "IM" if "M" in axes else "OI")]
+    depth = 1 if "M" in axes else weight.shape[order[1]]
+    kernel = [weight.shape[axis] for axis in order[2:]]
+    numbers = _indices(weight).transpose(order).reshape(-1, depth * _size(kernel))
+    weight = weight.transpose(order).reshape(numbers.shape)
+    channels_in = given.inputs[0].shape[arguments["layout"].index("C")]
+    per_group = len(weight) * depth // channels_in
     windows, chosen = _windows(given, kernel), _Chosen(given)
     for part in chunks(len(chosen.outputs), weight.shape[1]):
         samples, channels, places = chosen.of(part)
