@@ -149,7 +149,9 @@ def test_modules_that_run_twice_and_in_place() -> None:
         "conv", value, weight=model.second.weight, bias=model.second.bias, padding=1
     )
     value = network.add("relu", network.add("add", value, before))
-    network.add("linear", network.add("mean", value), weight=model.head.weight, bias=model.head.bias)
+    network.add(
+        "linear", network.add("mean", value), weight=model.head.weight, bias=model.head.bias
+    )
     values = network.run(x)
     found = extracted(model, x, theta=0.6)
     assert [layer.name for layer in found.layers][3:6] == ["relu/relu_", "second/conv2d", "add"]
@@ -295,6 +297,28 @@ def test_the_forms_of_the_result(tmp_path: Path) -> None:
     assert "2/linear" in str(result.table())
     assert "<table>" in result._repr_html_()
     assert 0 < result.tool_seconds <= result.wall_seconds
+
+
+@pytest.mark.parametrize("x", ["leaf", "normalised", "made inside"])
+def test_what_the_input_may_be(x: str) -> None:
+    torch.manual_seed(0)
+    model, values = Block().eval().double(), torch.randn(2, 3, 6, 6).double()
+    expected = extracted(model, values - 0.75 if x == "normalised" else values)
+    tool = EffectivePath()
+    with amanda.apply(tool):
+        if x == "leaf":  # As for an attack.
+            model(values.clone().requires_grad_()).sum().backward()
+        elif x == "normalised":
+            model((values.clone().requires_grad_() * 2 - 1.5) / 2)
+        else:
+            model(torch.from_numpy(values.numpy()))
+    found = tool.result()
+    assert found.problems == {}
+    assert len(found.paths) == 2
+    for one, other in zip(found.paths, expected.paths, strict=True):
+        assert one.points.keys() >= other.points.keys()
+        for name in other.points.keys() - {"input"}:
+            assert np.array_equal(one.points[name], other.points[name])
 
 
 def test_the_program_is_not_changed() -> None:

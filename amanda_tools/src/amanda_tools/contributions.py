@@ -173,9 +173,7 @@ class Windows:
         self._offsets = np.stack(
             np.meshgrid(*(np.arange(size) for size in kernel), indexing="ij"), axis=-1
         ).reshape(-1, len(kernel))
-        self._reach = self._offsets @ (
-            np.asarray(dilation, int) * np.asarray(self._steps[2:], int)
-        )
+        self._reach = self._offsets @ (np.asarray(dilation, int) * np.asarray(self._steps[2:], int))
 
     def of(self, samples: Any, channels: Any, places: Sequence[Any], depth: int = 1) -> Covered:
         """What the windows at these places cover.

@@ -107,9 +107,7 @@ class EffectivePath(Tool):
                 if not isinstance(value, (list, tuple)) and context.value(position) is not None
             )
             if not op.is_eager:
-                op.inputs = [
-                    [self._symbol(item) for item in _tensors(value)] for value in inputs
-                ]
+                op.inputs = [[self._symbol(item) for item in _tensors(value)] for value in inputs]
             context.insert_before_op(self.enter, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
@@ -369,7 +367,9 @@ def _read(file: FilePath) -> dict[str, Thresholds]:
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape")
+    # What is made of an array, or of numbers, comes from nowhere.
+    is_array = type(value).__module__ == "numpy"
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not is_array
 
 
 def _is_floating(value: Any) -> bool:

@@ -53,7 +53,7 @@ class PathSets:
             for part, found in gathered.items():
                 for name, indices in getattr(path, part).items():
                     found.setdefault(name, []).append(indices)
-        sets = {
+        sets: dict[str, Any] = {
             part: {name: np.unique(np.concatenate(parts)) for name, parts in found.items()}
             for part, found in gathered.items()
         }

@@ -129,13 +129,16 @@ class Network:
             )
             if begins:
                 self.logits = number
+        self._name_inputs()
 
     def _add(self, execution: Execution) -> None:
         ports, output = execution.ports(), execution.output
         known = set(execution.ports(sorted(execution.constant)))
         if output is None:
             return
-        if ports and all(port in self._fixed or port in known for port in ports):
+        is_layer = execution.rule is not None and execution.rule.kind in WEIGHTED
+        # What a layer takes is the network's, also if gradients for it are asked for.
+        if ports and not is_layer and all(port in self._fixed | known for port in ports):
             self._fixed.add(output)
             return
         self._fixed |= known - self._numbers.keys()
@@ -144,10 +147,10 @@ class Network:
         except Unsuited as error:
             # What comes before the first layer, such as a normalisation, makes the input.
             is_loss = not self._behind.isdisjoint(ports)
-            number = self._number(output, execution.name if is_loss else "")
             if is_loss:
+                number = self._number(output)
                 self.ended[number] = str(error)
-        is_layer = execution.rule is not None and execution.rule.kind in WEIGHTED
+                self._named(number, execution.name)
         if is_layer or not self._behind.isdisjoint(ports):
             self._behind.add(output)
 
@@ -158,12 +161,13 @@ class Network:
         assert output is not None
         if rule is None:
             raise Unsuited(f"there is no rule for {execution.type}")
-        if rule.weight is not None and any(
-            port in self._numbers for port in execution.ports([rule.weight])
-        ):
+        weights = () if rule.weight is None else execution.ports([rule.weight])
+        if any(port in self._behind or self._is_made(port) for port in weights):
             raise Unsuited("its weight depends on the input")
-        operands = [port for port in execution.ports(rule.operands) if port not in self._fixed]
-        arrays = [self._run.arrays.get(port) for port in operands]
+        operands = execution.ports(rule.operands)
+        if rule.kind not in WEIGHTED:
+            operands = [port for port in operands if port not in self._fixed]
+        arrays: list[Any] = [self._run.arrays.get(port) for port in operands]
         result = self._run.arrays.get(output)
         if result is None or any(array is None for array in arrays) or not arrays:
             raise Unsuited("its values are not floating-point numbers")
@@ -184,7 +188,7 @@ class Network:
                 if execution.weight is None or np.ndim(execution.weight) < 2:
                     raise Unsuited("its weight is no matrix")
                 arguments["weight"] = np.asarray(execution.weight, float)
-        numbers = tuple(self._number(port, "") for port in operands)
+        numbers = tuple(self._number(port) for port in operands)
         for number, array in zip(numbers, arrays, strict=True):
             self.values[number] = np.asarray(array, float)
         if kind in ("shift", "scale"):
@@ -192,9 +196,9 @@ class Network:
             if before is not None and self._takers[operands[0]] == 1 and self._joins(before, kind):
                 self._extend(before, numbers[0], execution, result)
                 return
-        number = self._number(output, execution.name)
+        number = self._number(output)
         node = Node(
-            self.names[number],
+            self._named(number, execution.name),
             "batch_norm" if kind in ("shift", "scale") else kind,
             numbers,
             number,
@@ -205,6 +209,9 @@ class Network:
         self.values[number] = np.asarray(result, float)
         if kind in ("shift", "scale"):
             self._scaled.add(node.name)
+
+    def _is_made(self, port: Port) -> bool:
+        return self._numbers.get(port) in self._makers
 
     def _joins(self, before: Node, kind: str) -> bool:
         """Whether a shift or scale is part of the layer that it comes behind.
@@ -225,16 +232,27 @@ class Network:
         self._numbers[execution.output] = old
         self.values[old] = np.asarray(result, float)
 
-    def _number(self, port: Port, name: str) -> int:
-        number = self._numbers.get(port)
-        if number is None:
-            number = self._numbers[port] = len(self._numbers)
-            base = name or "input"
-            taken, count = set(self.names.values()), 1
-            while (unique := base if count == 1 else f"{base}#{count}") in taken:
-                count += 1
-            self.names[number] = unique
-        return number
+    def _number(self, port: Port) -> int:
+        return self._numbers.setdefault(port, len(self._numbers))
+
+    def _named(self, number: int, name: str) -> str:
+        """Give a value a name, with a number if there is one of this name already."""
+        taken, count, unique = set(self.names.values()), 1, name
+        while unique in taken:
+            count += 1
+            unique = f"{name}#{count}"
+        self.names[number] = unique
+        return unique
+
+    def _name_inputs(self) -> None:
+        """Name the values that no layer made and that the path may come to."""
+        reached = {self.logits}
+        for node in reversed(self.nodes):
+            if node.output in reached:
+                reached.update(node.inputs)
+        for number in sorted(number for number in reached if number is not None):
+            if number not in self.names:
+                self._named(number, "input")
 
 
 def elements(values: Mapping[int, Any], number: int) -> int:

@@ -135,9 +135,7 @@ def seeds_of(logits: Any, threshold: float | None) -> Any:
     return np.where(above.any(axis=1, keepdims=True), above, largest).reshape(logits.shape)
 
 
-def extract(
-    nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: Extraction
-) -> Path:
+def extract(nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: Extraction) -> Path:
     """Extract the paths of a batch.
 
     Args:
@@ -329,7 +327,7 @@ def _indices(value: Any) -> Any:
 
 
 def _linear(given: _Given) -> _Result:
-    """y = x @ w.T, over the last axis; ``weight`` is laid out as ``layout`` says."""
+    """A product with ``weight`` over the last axis; its axes are O and I as ``layout`` says."""
     import numpy as np
 
     (x,), weight = given.inputs, given.node.arguments["weight"]
@@ -344,12 +342,15 @@ def _linear(given: _Given) -> _Result:
         place, neuron = np.divmod(outputs, len(weight))
         terms = weight[neuron] * rows[place]
         kept = keep_terms(
-            terms, None, given.output.reshape(-1)[outputs], signs[outputs], given.how.theta, given.phi
+            terms,
+            None,
+            given.output.reshape(-1)[outputs],
+            signs[outputs],
+            given.how.theta,
+            given.phi,
         )
         indices = place[:, None] * width + np.arange(width)
-        taken.add(
-            0, indices, outputs, kept.mask, kept.signs, numbers[neuron], kept.threshold
-        )
+        taken.add(0, indices, outputs, kept.mask, kept.signs, numbers[neuron], kept.threshold)
     return taken.result(width)
 
 
@@ -540,9 +541,7 @@ def _pad(given: _Given) -> _Result:
     """``before`` has the padding in front of each axis."""
     (x,) = given.inputs
     before = given.node.arguments["before"]
-    inside = tuple(
-        slice(start, start + size) for start, size in zip(before, x.shape, strict=True)
-    )
+    inside = tuple(slice(start, start + size) for start, size in zip(before, x.shape, strict=True))
     return _passed(given, lambda array, number: array[inside])
 
 
