@@ -95,3 +95,24 @@ def test_looking_back_while_tracing() -> None:
     assert found["add"] == ["norm/layer_norm"]
     assert found["linear/linear"] == []
     assert found["add:AddBackward0"] == ["relu:ReluBackward0"]
+
+
+def test_values_that_other_tools_change_are_followed() -> None:
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(lambda x: x * 2, inputs=[0])
+        context.insert_after_op(lambda x: x * 2, outputs=[0])
+        context.insert_before_backward_op(lambda g: g * 2, grad_outputs=[0])
+        context.insert_after_backward_op(lambda g: g * 2, grad_inputs=[0])
+
+    editor = amanda.Tool()
+    editor.add_inst_for_op(analyse)
+    model, x = Residual(), torch.ones(2, 4, requires_grad=True)
+    plain = trace(lambda: model(x).sum().backward(), times=2)
+    for order in (slice(None), slice(None, None, -1)):
+        tool = GraphTracing()
+        with amanda.apply(*(tool, editor)[order]):
+            for _ in range(2):
+                model(x).sum().backward()
+        [graph] = tool.graphs.values()
+        assert names(graph.nodes) == names(plain.nodes)
+        assert graph.edges == plain.edges

@@ -130,6 +130,43 @@ def test_steps_run_in_tool_order_each_on_what_the_earlier_made() -> None:
         assert toy.relu(toy.Value(3.0)).data == 3 * 2 + 1
 
 
+class Watcher(amanda.Tool):
+    """Notes what it is given, from the outermost place."""
+
+    outermost = True
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        context.insert_before_op(self.look)
+        context.insert_after_op(self.look)
+        context.insert_before_backward_op(self.look)
+        context.insert_after_backward_op(self.look)
+
+    def look(self, value: Any) -> None:
+        self.seen.append(value.data if isinstance(value, toy.Value) else value)
+
+
+@pytest.mark.parametrize("given_first", [True, False])
+def test_an_outermost_tool_sees_what_the_program_gives_and_gets(given_first: bool) -> None:
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(lambda x: toy.Value(x.data + 10))
+        context.insert_after_op(lambda x: toy.Value(x.data + 10))
+        context.insert_before_backward_op(lambda gradient: gradient + 10)
+        context.insert_after_backward_op(lambda gradient: gradient + 10)
+
+    watcher, editor = Watcher(), tool(analyse)
+    x = toy.parameter(3.0)
+    with amanda.apply(*((watcher, editor) if given_first else (editor, watcher))):
+        y = toy.relu(x)
+        toy.backward(y)
+    assert y.data == 23.0
+    assert watcher.seen == [3.0, 23.0, 1.0, x.grad]
+    assert x.grad == 21.0
+
+
 def test_an_action_takes_effect_in_the_very_execution_in_which_it_was_asked_for() -> None:
     results = []
     with amanda.apply(tool(lambda c: c.insert_before_op(lambda x: toy.Value(9.0)))):

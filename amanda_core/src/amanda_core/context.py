@@ -560,6 +560,12 @@ class OpContext(dict[str, Any]):
                 self._conflict(action.kind, replacements[point].action.tool, action.tool)
             else:
                 replacements[point] = step
+        for point, there in steps.items():
+            outer = [step for step in there if step.action.tool.outermost]
+            if outer:
+                inner = [step for step in there if not step.action.tool.outermost]
+                before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
+                steps[point] = outer + inner if before else inner + outer
         return {
             point: Plan(steps.get(point, ()), replacements.get(point))
             for point in (*steps, *(p for p in replacements if p not in steps))

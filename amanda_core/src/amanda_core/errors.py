@@ -217,7 +217,7 @@ class ResultError(AmandaError, ValueError):
 
 
 class MissingExtraError(AmandaError, ImportError):
-    """The command line was used without the packages that it needs."""
+    """The command line, or a form of output, was used without the packages that it needs."""
 
     slug = "missing-extra"
 

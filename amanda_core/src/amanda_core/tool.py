@@ -10,7 +10,7 @@ import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from amanda_core.action import IPoint
 from amanda_core.errors import DependencyCycleError, SelectionError, ToolError
@@ -108,8 +108,14 @@ class Tool:
 
     >>> tool = Tool()
     >>> tool.add_inst_for_op(lambda context: print(context.get_op()))
+
+    Attributes:
+        outermost: Whether what it inserts encloses what other tools insert: before an op it comes
+            first, behind it last. For tools that follow values from one op to the next, and so have
+            to see those that the program gives and gets. Set by the class.
     """
 
+    outermost: ClassVar[bool] = False
     _amanda: _Registrations
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Tool:  # noqa: D102  Not for calling.
@@ -182,7 +188,8 @@ class Tool:
     def depends_on(self, *tools: Tool) -> None:
         """Declare that this tool consumes what `tools` put into contexts (paper, section 5.2).
 
-        They are applied with this tool, and their routines run before its own.
+        They are applied with this tool, and their routines run before its own (what an `outermost`
+        one inserts behind an op excepted).
 
         Raises:
             ToolError: One of them is not a tool.

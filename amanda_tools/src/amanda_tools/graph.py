@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from amanda_tools.extras import require
 from amanda_tools.facts import OpFacts, with_parents
 from amanda_tools.sizes import TensorType
 
@@ -37,7 +39,8 @@ class Op(OpFacts):
         writes: Input positions whose tensors it writes.
         executions: How often it ran, without those of a checkpoint's second run; None where
             executions are not seen, which is in graphs.
-        notes: What other tools know of it, such as ``{"time": "2.1 ms"}``.
+        notes: What other tools know of it, such as ``{"macs": 4096}``. They may write here while
+            they run, or `Graph.annotate` does later.
     """
 
     index: int
@@ -51,7 +54,7 @@ class Op(OpFacts):
     arguments: dict[str, str] = field(default_factory=dict)
     writes: list[int] = field(default_factory=list)
     executions: int | None = 0
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str | int | float | None] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -65,8 +68,9 @@ class Source:
 
     Attributes:
         index: Number in `Graph.nodes`.
-        kind: ``input``; ``parameter``; ``constant``; or ``call``, which is what steers a graph
-            (loops, branches, calls of functions) and passes values on.
+        kind: ``input``; ``parameter``; ``constant``, which a module's buffer is as well; or
+            ``call``, which is what steers a graph (loops, branches, calls of functions) and passes
+            values on.
         name: The framework's name, or the module and input that it is first read by.
         tensor: Its type, None where it is not known.
         program: Name of the function or graph that it belongs to; empty in eager modes.
@@ -263,9 +267,9 @@ class Graph:
             sources: Whether to take inputs, parameters and constants, too.
 
         Raises:
-            ImportError: networkx is not installed.
+            MissingExtraError: networkx is not installed.
         """
-        networkx = _networkx()
+        networkx = require("networkx", "networkx")
         result = networkx.MultiDiGraph(namespace=self.namespace)
         for node in tuple(self.nodes):
             if isinstance(node, Source) and not sources:
@@ -277,6 +281,31 @@ class Graph:
         for edge in tuple(self.edges):
             if edge.producer in result and edge.consumer in result:
                 result.add_edge(edge.producer, edge.consumer, **asdict(edge))
+        return result
+
+    def annotate(self, facts: Iterable[OpFacts], *names: str) -> None:
+        """Note at each operator what another tool's result says of it.
+
+        Args:
+            facts: That result's operators; those that are not in this graph are left out.
+            *names: Their attributes to take over.
+
+        ``graph.annotate(flops.result().ops, "macs", "backward_macs")``
+        """
+        for fact in facts:
+            op = self.op(fact.id)
+            if op is not None and (op.namespace, op.name) == (fact.namespace, fact.name):
+                op.notes.update((name, getattr(fact, name)) for name in names)
+
+    def copy(self) -> Graph:
+        """The graph as it is now."""
+        result = Graph(self.namespace)
+        with self._lock:
+            nodes, edges = deepcopy(self.nodes), deepcopy(self.edges)
+        for node in nodes:
+            result.add(node)
+        for edge in edges:
+            result.connect(edge)
         return result
 
     # Growing.
@@ -314,13 +343,3 @@ def _by_position(edge: Edge) -> tuple[int, int, int]:
 
 def _each_once(nodes: Iterable[Any]) -> list[Any]:
     return list({node.index: node for node in nodes}.values())
-
-
-def _networkx() -> Any:
-    try:
-        import networkx  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError as error:
-        raise ImportError(
-            "Graphs of networkx need it: pip install 'amanda-tools[graph]'"
-        ) from error
-    return networkx

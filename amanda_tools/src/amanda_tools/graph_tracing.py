@@ -15,6 +15,7 @@ from amanda_core import OpContext, Tool
 from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
 from amanda_tools.graph import Edge, Graph, Op, Position, Source
+from amanda_tools.graph_result import FORMATS, Format, GraphResult
 from amanda_tools.graph_values import EagerValues, Port, SymbolicValues, Values, version_of
 from amanda_tools.sizes import type_of
 
@@ -42,17 +43,29 @@ class GraphTracing(Tool):
     ``"graph_op"``, for tools that depend on this one and look back from an operator.
 
     Args:
+        formats: The files to write: ``json``, which is written anyway, and ``html``, a page to look
+            around in. Both if left out.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
+
+    Raises:
+        ValueError: One of the formats is unknown.
 
     Attributes:
         graphs: The graph of each namespace; they grow while the tool is applied.
 
-    >>> tool = GraphTracing()
+    >>> tool = GraphTracing(formats=["html"])
     """
 
-    def __init__(self, everything: bool = False) -> None:
+    # A value that another tool changes is the one that the next operator takes.
+    outermost = True
+
+    def __init__(self, formats: list[Format] | None = None, everything: bool = False) -> None:
         super().__init__()
+        self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
+        for one in self.formats:
+            if one not in FORMATS:
+                raise ValueError(f"formats must be of {', '.join(FORMATS)}, not {one!r}")
         self.everything = everything
         self.graphs: dict[str, Graph] = {}
         self._values: dict[str, Values] = {}
@@ -78,6 +91,11 @@ class GraphTracing(Tool):
             inputs = context.get_inputs() or ()
             traced = self._meet(context, graph, inputs)
             context["graph_op"] = traced.op
+            traced.constants = {
+                position
+                for position, value in enumerate(inputs)
+                if _is_tensor(value) and context.value(position) is not None
+            }
             traced.versions = [[version_of(item) for _, item in _items(value)] for value in inputs]
             self._connect(traced, inputs)
             if traced.is_eager:
@@ -158,6 +176,16 @@ class GraphTracing(Tool):
             for edge in self._connect_node(traced, op.node):
                 edge.executions = (edge.executions or 0) + 1
             traced.op.executions = (traced.op.executions or 0) + 1
+
+    def result(self) -> GraphResult:
+        """What was traced so far."""
+        with self._lock:
+            return GraphResult(
+                [graph.copy() for graph in self.graphs.values()],
+                self.formats,
+                tool_seconds=self._clock.spent / 1e9,
+                wall_seconds=self._clock.wall / 1e9,
+            )
 
     # Inside.
 
@@ -260,7 +288,10 @@ class GraphTracing(Tool):
     ) -> Source:
         op, graph = traced.op, traced.graph
         symbol = None if traced.is_eager else value.op
-        kind = _kind_of(value, position) if symbol is None else _SILENT.get(symbol.type, "call")
+        if symbol is not None:
+            kind = _SILENT.get(symbol.type, "call")
+        else:
+            kind = _kind_of(value, item is None and position in traced.constants)
         if kind == "input" and "resource" in str(value.dtype):
             kind = "parameter"
         name = symbol.name if symbol is not None else _reading(op, position)
@@ -362,6 +393,8 @@ class _Traced:
         self.context: weakref.ref[OpContext] | None = None
         #: Where the inputs of one execution came from -> the edges.
         self.patterns: dict[Hashable, list[Edge]] = {}
+        #: Input positions at which there was a parameter, a buffer or a constant at first.
+        self.constants: set[int] = set()
         #: Versions of the tensors by input position, from before the op ran.
         self.versions: list[list[int | None]] = []
 
@@ -395,12 +428,10 @@ def _were_written(value: Any, versions: Sequence[list[int | None]], position: in
     return position < len(versions) and now != versions[position]
 
 
-def _kind_of(value: Any, position: int) -> str:
-    if type(value).__name__ == "Parameter":
+def _kind_of(value: Any, constant: bool) -> str:
+    if type(value).__name__ == "Parameter" or (constant and getattr(value, "requires_grad", False)):
         return "parameter"
-    # Weights kept as plain tensors do not stand in front: what flows does.
-    is_leaf = position > 0 and getattr(value, "requires_grad", False) and value.is_leaf
-    return "parameter" if is_leaf else "input"
+    return "constant" if constant else "input"
 
 
 def _reading(op: Op, position: int) -> str:

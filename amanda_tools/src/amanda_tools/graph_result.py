@@ -1,0 +1,130 @@
+"""The result of `GraphTracing`: its tables, and the files that it is written to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from amanda_core.results import Table
+from amanda_tools import graph_html, graph_json
+from amanda_tools.graph import Graph, Op
+from amanda_tools.rendering import dataframe, html_of
+
+__all__ = ["FORMATS", "Format", "GraphResult"]
+
+Format = Literal["json", "html"]
+
+
+@dataclass
+class GraphResult:
+    """What was traced.
+
+    Attributes:
+        graphs: One graph for each namespace.
+        formats: The forms that `write` gives; JSON is `to_json`.
+        tool_seconds: Time that the tracing itself took, of `wall_seconds`. What the driver adds to
+            reach the operators is not in it.
+        wall_seconds: Time from the first to the last operator that was looked at.
+    """
+
+    graphs: list[Graph] = field(default_factory=list)
+    formats: Sequence[Format] = ("json", "html")
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def graph(self) -> Graph:
+        """The graph with the most operators; an empty one if there is none."""
+        return max(self.graphs, key=lambda graph: len(graph.nodes), default=Graph(""))
+
+    def table(self) -> Table:
+        """One row for each type of operator."""
+        rows = sorted(
+            (row for graph in self.graphs for row in _rows(graph)), key=lambda row: -row[1]
+        )
+        columns = ("operator", "count", "executions", "backward operators", "namespace")
+        return Table(self._title(), columns, rows)
+
+    def to_json(self) -> str:
+        """All of it, in the form of ``docs/tools/graph.schema.json``."""
+        return json.dumps(
+            {
+                "format": graph_json.FORMAT,
+                "graphs": [graph_json.to_json(graph) for graph in self.graphs],
+                "tool_seconds": self.tool_seconds,
+                "wall_seconds": self.wall_seconds,
+            },
+            indent=1,
+        )
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return dataframe(Op, [op for g in self.graphs for op in (*g.ops, *g.backward_ops)])
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the forms that were asked for, but for JSON.
+
+        Args:
+            folder: An existing folder.
+
+        Returns:
+            The files.
+
+        Raises:
+            MissingExtraError: A form needs a package that is not installed.
+        """
+        return [
+            path
+            for form, writer in FORMATS.items()
+            if form in self.formats and writer is not None
+            for path in writer(self.graphs, folder)
+        ]
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
+
+    def _title(self) -> str:
+        graphs = self.graphs
+        parts = [
+            f"{sum(len(graph.ops) for graph in graphs)} operators, "
+            f"{sum(len(graph.backward_ops) for graph in graphs)} backward operators, "
+            f"{sum(len(graph.edges) for graph in graphs)} values between them"
+        ]
+        if self.wall_seconds:
+            parts.append(
+                f"tracing took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
+                f"({self.tool_seconds / self.wall_seconds:.1%})"
+            )
+        return "; ".join(parts)
+
+
+Writer = Callable[[Sequence[Graph], Path], Sequence[Path]]
+#: Form -> what writes it; None for JSON, which every result is written as.
+FORMATS: dict[Format, Writer | None] = {"json": None, "html": graph_html.write}
+
+
+def _rows(graph: Graph) -> list[tuple[str, int, int | str, int, str]]:
+    counts: Counter[str] = Counter()
+    executions: Counter[str] = Counter()
+    backward: Counter[str] = Counter()
+    for op in graph.ops:
+        counts[op.kind] += 1
+        executions[op.kind] += op.executions or 0
+        backward[op.kind] += len(graph.backward_of(op))
+    seen = any(op.executions is not None for op in graph.ops)
+    found: list[tuple[str, int, int | str, int, str]] = [
+        (kind, count, executions[kind] if seen else "", backward[kind], graph.namespace)
+        for kind, count in counts.items()
+    ]
+    alone = sum(graph.forward_of(op) is None for op in graph.backward_ops)
+    if alone:
+        found.append(("(no forward operator)", 0, "", alone, graph.namespace))
+    return found
