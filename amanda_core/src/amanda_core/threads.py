@@ -7,9 +7,9 @@ Drivers may run routines on foreign threads; the flags that count there are the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amanda_core.session import Session
@@ -23,7 +23,7 @@ class Control:
     Slots, because drivers may read them at every operator.
     """
 
-    __slots__ = ("_entries", "autodiff", "caching", "enabled", "routine_depth")
+    __slots__ = ("_entries", "autodiff", "caching", "enabled", "original", "routine_depth")
 
     def __init__(self) -> None:
         self.enabled = True
@@ -31,6 +31,8 @@ class Control:
         self.autodiff = False
         #: More than 0 while a routine of a tool runs in this thread.
         self.routine_depth = 0
+        #: In a replacement, the op that it stands for, where the driver offers it.
+        self.original: Callable[[Sequence[Any]], Any] | None = None
         #: Switch -> what holds and held, innermost last: (owner, value).
         self._entries: dict[str, list[tuple[object, bool]]] = {
             name: [(self, getattr(self, name))] for name in ("enabled", "caching", "autodiff")

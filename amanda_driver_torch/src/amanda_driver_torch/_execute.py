@@ -296,15 +296,17 @@ class Run:
         if isinstance(written, torch.Tensor):
             # What the routine computes with must survive that its result is written over it.
             values[0] = given = written.clone()
+            version = None if given.is_inference() else given._version
             with back():
-                result = step.replace(values)
-            if result is not given:
+                result = step.replace(values, self.call_original)
+            # It may have been written itself.
+            if result is not given or version is None or given._version != version:
                 check_tensor(written, result, step)
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op its input.
             return None if self.operator.op_type == "__setitem__" else written
         with back():
-            result = step.replace(values)
+            result = step.replace(values, self.call_original)
         self._check_result(result, step)
         if self.bound.out is not None:
             return self._write_out(result, step)

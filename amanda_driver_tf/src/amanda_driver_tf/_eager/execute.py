@@ -209,7 +209,7 @@ class _Run:
         if self.recording and not own_backward and aligned[1]:
             values = tap_inputs(self.mode, aligned[1], values)
         with isolated(autodiff=not own_backward):
-            result = step.replace(values)
+            result = step.replace(values, self._original)
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         if len(results) != self.call.number:
             raise RoutineResultError(
@@ -226,6 +226,13 @@ class _Run:
             self._tell_tapes(context, outputs, aligned, settled=False)
         elif self.recording and aligned[0]:
             outputs = tap_outputs(self.mode, aligned[0], outputs)
+        return outputs
+
+    def _original(self, values: Sequence[Any]) -> Any:
+        """What the op gives for these inputs, told to the tapes."""
+        call, inputs = self.call, flattened(list(values), self.lengths)
+        outputs = call.run(inputs)
+        record_gradient(call.op_type, tuple(inputs), call.attrs, outputs)
         return outputs
 
     # Tapes.
