@@ -1,0 +1,447 @@
+"""`Rewrite`: subgraphs of a program replaced by other computations.
+
+Owns when a match is rewritten and when it falls back. Patterns are `patterns`', what stands in
+for them `rewrite_rules`', the graph `graph_tracing`'s. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from amanda_core import OpContext, Tool, plan
+from amanda_core.action import staged
+from amanda_core.selection import select
+from amanda_tools.clock import Clock
+from amanda_tools.graph import Graph, Op
+from amanda_tools.graph_tracing import GraphTracing
+from amanda_tools.patterns import Site, find
+from amanda_tools.rewrite_result import RewriteResult, Rewritten
+from amanda_tools.rewrite_rules import RULES, Matched, Rule, Taken
+
+__all__ = ["Rewrite"]
+
+Listener = Callable[[str, str, Any], Any]
+
+
+class Rewrite(Tool):
+    """Replaces subgraphs: a first run is traced, later ones are rewritten where a pattern fits.
+
+    A match is rewritten only if no operator outside of it uses a value inside of it. In eager modes
+    its last operator gives what the rule computes; the others give stand-ins, and are computed
+    after all where something else comes to use one, or the run takes another way.
+
+    Args:
+        rules: Names of rules: ``conv_bn`` folds a normalisation into the convolution in front of
+            it, ``sdpa`` computes attention by one operator, ``softmax`` the other way round.
+            `add` takes rules of one's own.
+        interior: ``skip`` leaves out what the replacement makes needless; ``run`` computes it all
+            the same, as TensorFlow's eager mode always does.
+        until: What a run ends with: that the outermost ``module`` is left, or a ``step``.
+
+    Raises:
+        ValueError: An option has none of its values.
+
+    >>> tool = Rewrite(rules=["conv_bn"])
+    """
+
+    def __init__(
+        self,
+        rules: list[Literal["conv_bn", "sdpa", "softmax"]] | None = None,
+        interior: Literal["skip", "run"] = "skip",
+        until: Literal["module", "step"] = "module",
+    ) -> None:
+        super().__init__()
+        for name in rules or ():
+            if name not in RULES:
+                raise ValueError(f"rules must be of {', '.join(RULES)}, not {name!r}")
+        if interior not in ("skip", "run"):
+            raise ValueError(f"interior must be skip or run, and is {interior!r}")
+        if until not in ("module", "step"):
+            raise ValueError(f"until must be module or step, and is {until!r}")
+        self.interior, self.until = interior, until
+        self._rules: list[Rule] = [RULES[name] for name in rules or ()]
+        self._listeners: list[Listener] = []
+        self._tracing = GraphTracing()
+        self._matches: dict[tuple[str, str, int], _Match] = {}
+        #: Namespace and op id -> what an operator is in a match.
+        self._roles: dict[tuple[str, int], _Role] = {}
+        self._known: set[tuple[str, int]] = set()
+        #: Of graphs: op -> constant inputs and attributes by name.
+        self._constants: dict[tuple[str, int], dict[str, Any]] = {}
+        self._met = self._is_tracing = True
+        #: Identity of a value inside a match -> how it came about.
+        self._inside: dict[int, _Inside] = {}
+        self._deferred = 0
+        self._depth = 0
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.depends_on(self._tracing)
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_scope(self._enter_module, self._leave_module)
+        self.add_inst_for_step(end=lambda number: self._end_run())
+
+    def add(self, rule: Rule) -> None:
+        """Add a rule; it comes behind those that are there."""
+        self._rules.append(rule)
+        self._met = True
+
+    def listen(self, function: Listener) -> None:
+        """Have a function called with what rewritten matches tell, such as ``probabilities``.
+
+        Args:
+            function: Gets the name of the operator, that of the value, and the value; what it
+                returns stands in for the value, unless it is None.
+        """
+        self._listeners.append(function)
+
+    def analyse(self, context: OpContext) -> None:
+        """Rewrite an op that is part of a match."""
+        if context.zone != "model":
+            return
+        with self._clock, self._lock:
+            key = (context.namespace, context.get_op_id())
+            if key not in self._known:
+                self._known.add(key)
+                self._met = True
+            role = self._roles.get(key)
+            is_eager = "/eager" in context.namespace
+            if not is_eager:
+                self._rewrite_node(context, key, role)
+            elif role is not None:
+                role.names, role.attrs = context.input_names, dict(context.attrs)
+                context.replace_op(self.finish if role.is_tail else self.defer, role=role)
+            elif self._roles and self.interior == "skip":
+                self._use(context.get_inputs() or (), context.name)
+                context.insert_before_op(self.watch, name=context.name)
+
+    def watch(self, *inputs: Any, name: str) -> None:
+        """See to it that what is outside of all matches gets no stand-in."""
+        if self._deferred:
+            self._use(inputs, name)
+
+    def defer(self, *inputs: Any, role: _Role) -> Any:
+        """What an operator inside a match gives: a stand-in, where all is as it was."""
+        original = plan.original()
+        assert original is not None
+        with self._clock, self._lock:
+            match, kind = role.match, _kind_of(inputs)
+            missing = self._missing(inputs, role)
+            shape = role.outputs.get(kind)
+            taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
+            if match.off is None and missing is None and self.interior == "skip" and shape:
+                stand_in = _stand_in(inputs, shape)
+                if stand_in is not None:
+                    self._keep(stand_in, _Inside(role, taken, deferred=True))
+                    return stand_in
+            if missing is not None:
+                match.fell_back(missing)
+                self._settle(inputs)
+            result = original(inputs)
+            value = result[0] if isinstance(result, (list, tuple)) else result
+            if missing is None:
+                role.outputs[kind] = (tuple(value.shape), value.dtype)
+                self._keep(value, _Inside(role, taken, deferred=False))
+            return result
+
+    def finish(self, *inputs: Any, role: _Role) -> Any:
+        """What the last operator of a match gives: what stands in, or what it would have given."""
+        original = plan.original()
+        assert original is not None
+        with self._clock, self._lock:
+            match = role.match
+            taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
+            found = self._gather(match, role, taken)
+            reason = found if isinstance(found, str) else match.rule.guard(found)
+            if reason is None:
+                match.report.rewritten += 1
+            else:
+                match.fell_back(reason)
+                self._settle(inputs)
+        if reason is not None or isinstance(found, str):
+            return original(inputs)
+        return match.rule.replacement(found)
+
+    def result(self) -> RewriteResult:
+        """What was rewritten so far."""
+        with self._lock:
+            return RewriteResult(
+                [match.report for match in self._matches.values()],
+                tool_seconds=self._clock.spent / 1e9,
+                wall_seconds=self._clock.wall / 1e9,
+            )
+
+    # Values inside of matches.
+
+    def _keep(self, value: Any, inside: _Inside) -> None:
+        key = id(value)
+
+        def forget(dead: object) -> None:
+            if self._inside.get(key) is inside:
+                del self._inside[key]
+                self._deferred -= inside.deferred
+
+        inside.ref = weakref.ref(value, forget)
+        self._inside[key] = inside
+        self._deferred += inside.deferred
+
+    def _inside_of(self, value: Any) -> _Inside | None:
+        inside = self._inside.get(id(value))
+        return inside if inside is not None and inside.ref() is value else None
+
+    def _missing(self, inputs: Sequence[Any], role: _Role) -> str | None:
+        """Why an execution is none of the match: some value does not come from inside of it."""
+        for position, index in role.links.items():
+            inside = self._inside_of(inputs[position])
+            if inside is None or inside.role.op.index != index or inside.role.match != role.match:
+                return f"{role.op.name} got a value from elsewhere"
+        return None
+
+    def _gather(self, match: _Match, role: _Role, taken: Taken) -> Matched | str:
+        """All that one execution of a match got."""
+        if match.off is not None:
+            return match.off
+        ops: dict[str, Taken] = {}
+        inputs: dict[str, Any] = {}
+        rest = [(role, taken)]
+        while rest:
+            one, at = rest.pop()
+            missing = self._missing(at.inputs, one)
+            if missing is not None:
+                return missing
+            ops[one.name] = at
+            for name, position in one.inputs:
+                value = at.inputs[position]
+                if inputs.setdefault(name, value) is not value and _is_tensor(value):
+                    return f"{name} is not one value"
+            for position in one.links:
+                inside = self._inside_of(at.inputs[position])
+                assert inside is not None
+                rest.append((inside.role, inside.taken))
+
+        def tell(name: str, value: Any) -> Any:
+            for listener in self._listeners:
+                given = listener(role.op.name, name, value)
+                value = value if given is None else given
+            return value
+
+        return Matched(role.op.name, ops, inputs, tell)
+
+    def _use(self, inputs: Sequence[Any], name: str) -> None:
+        """An operator outside of all matches takes these."""
+        with self._lock:
+            for value in _flat(inputs):
+                inside = self._inside_of(value) if self._deferred else None
+                if inside is not None and inside.deferred:
+                    match = inside.role.match
+                    match.off = f"the value of {inside.role.op.name} is used by {name}, too"
+                    match.fell_back(match.off)
+                    self._compute(value, inside)
+
+    def _settle(self, inputs: Sequence[Any]) -> None:
+        for value in _flat(inputs):
+            inside = self._inside_of(value)
+            if inside is not None and inside.deferred:
+                self._compute(value, inside)
+
+    def _compute(self, value: Any, inside: _Inside) -> None:
+        """Write what an operator would have given into its stand-in."""
+        import torch
+
+        self._settle(inside.taken.inputs)
+        inside.deferred = False
+        self._deferred -= 1
+        with torch.set_grad_enabled(inside.grad):
+            value.copy_(inside.taken.run(inside.taken.inputs))
+
+    # Runs.
+
+    def _enter_module(self, path: str) -> None:
+        self._depth += 1
+
+    def _leave_module(self, path: str) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self.until == "module":
+            self._end_run()
+
+    def _end_run(self) -> None:
+        with self._clock, self._lock:
+            for inside in list(self._inside.values()):
+                value = inside.ref()
+                if value is not None and inside.deferred:
+                    # The program has kept it: it is a result.
+                    inside.role.match.report.kept += 1
+                    self._compute(value, inside)
+            self._inside.clear()
+            self._deferred = 0
+            if not self._is_tracing and self._met:
+                # Another way was taken: the next run is traced again.
+                self._trace(True)
+            elif self._is_tracing:
+                if self._match():
+                    self.invalidate()
+                self._trace(False)
+
+    def _trace(self, on: bool) -> None:
+        self._is_tracing, self._met = on, False
+        self._tracing.where(None if on else select(lambda context: False))
+
+    def _match(self) -> bool:
+        """Look for new matches in what was traced; whether there are some."""
+        found = False
+        for graph in self._tracing.graphs.values():
+            for rule in self._rules:
+                for site in find(graph, rule.pattern):
+                    key = (graph.namespace, rule.name, site.tail.id)
+                    if key in self._matches:
+                        continue
+                    match = self._matches[key] = _Match(rule, graph, site)
+                    report = match.report
+                    report.refused = site.refusal(graph) or self._taken(graph, site)
+                    if report.refused is None and "/eager" not in graph.namespace:
+                        report.refused = self._unsuited(match)
+                    if report.refused is None:
+                        found = True
+                        for role in match.roles:
+                            self._roles[(graph.namespace, role.op.id)] = role
+        return found
+
+    def _taken(self, graph: Graph, site: Site) -> str | None:
+        for op in site.ops.values():
+            role = self._roles.get((graph.namespace, op.id))
+            if role is not None:
+                return f"{op.name} is part of {role.match.report.name} already"
+        return None
+
+    # Graphs.
+
+    def _rewrite_node(
+        self, context: OpContext, key: tuple[str, int], role: _Role | None
+    ) -> None:
+        if role is None:
+            if any(op.allows(fact) for rule in self._rules if (fact := context.get("graph_op"))
+                   for op in rule.pattern.operators()):
+                self._constants[key] = _constants_of(context)
+            return
+        match = role.match
+        if role is match.roles[-1]:
+            assert match.rule.head is not None
+            constants = {r.name: self._constants[(key[0], r.op.id)] for r in match.roles}
+            context.replace_op(staged(match.rule.head(constants)))
+            match.report.rewritten += 1
+            return
+        number = len(role.op.outputs)
+        context.replace_op(staged(lambda *inputs: _handed_on(inputs, number)))
+
+    def _unsuited(self, match: _Match) -> str | None:
+        """Why a match in a graph is left."""
+        if match.rule.head is None:
+            return "the rule is for eager modes"
+        for role in match.roles[:-1]:
+            known = self._constants.get((match.graph.namespace, role.op.id), {})
+            for name, position in zip(role.op.input_names, range(len(role.op.inputs)), strict=False):
+                if position not in role.links and name not in known:
+                    return f"{name} of {role.op.name} is not constant"
+        if any(len(role.links) > 1 for role in match.roles):
+            return "its operators are in no row"
+        return None
+
+
+class _Match:
+    """One match, and what became of it."""
+
+    def __init__(self, rule: Rule, graph: Graph, site: Site) -> None:
+        self.rule, self.graph = rule, graph
+        names = [op.name for op in site.ops.values()]
+        self.report = Rewritten(rule.name, site.tail.name, site.tail.source, names[::-1])
+        #: Why it is rewritten no longer.
+        self.off: str | None = None
+        #: What its operators are, the last one first.
+        self.roles = [_Role(self, name, op, site) for name, op in site.ops.items()]
+
+    def fell_back(self, reason: str) -> None:
+        """Note an execution that was left as it is."""
+        self.report.fallbacks[reason] = self.report.fallbacks.get(reason, 0) + 1
+
+
+class _Role:
+    """What an operator is in a match."""
+
+    def __init__(self, match: _Match, name: str, op: Op, site: Site) -> None:
+        self.match, self.name, self.op = match, name, op
+        self.is_tail = op is site.tail
+        #: Input position -> operator of the match that the value comes from.
+        self.links: Mapping[int, int] = site.links.get(op.index, {})
+        self.inputs = [
+            (input_name, position)
+            for input_name, places in site.inputs.items()
+            for index, position in places
+            if index == op.index
+        ]
+        self.names: Sequence[str] = ()
+        self.attrs: Mapping[str, Any] = {}
+        #: Kinds of inputs -> shape and dtype of the output.
+        self.outputs: dict[Any, tuple[tuple[int, ...], Any]] = {}
+
+
+class _Inside:
+    """How a value inside a match came about.
+
+    Attributes:
+        deferred: Whether it is a stand-in, which nothing was computed for.
+        grad: Whether gradients were recorded.
+    """
+
+    def __init__(self, role: _Role, taken: Taken, deferred: bool) -> None:
+        self.role, self.taken, self.deferred = role, taken, deferred
+        self.ref: Callable[[], Any] = lambda: None
+        self.grad = deferred and _records_gradients()
+
+
+def _records_gradients() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    found = []
+    for value in values:
+        found += value if isinstance(value, (list, tuple)) else [value]
+    return found
+
+
+def _kind_of(inputs: Sequence[Any]) -> Any:
+    """What the shape of an operator's output follows from."""
+    return tuple(
+        (tuple(value.shape), str(value.dtype)) if _is_tensor(value) else repr(value)
+        for value in _flat(inputs)
+    )
+
+
+def _stand_in(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
+    """A tensor of the shape and type of an output, which says so if it is read after all."""
+    first = next((value for value in _flat(inputs) if hasattr(value, "new_full")), None)
+    if first is None or not like[1].is_floating_point:
+        return None
+    return first.new_full(like[0], float("nan"), dtype=like[1])
+
+
+def _constants_of(context: OpContext) -> dict[str, Any]:
+    found = dict(context.attrs)
+    for position, name in enumerate(context.input_names):
+        value = context.value(position)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _handed_on(inputs: Sequence[Any], number: int) -> Any:
+    """The first input as it is, and others for outputs that nobody reads."""
+    return inputs[0] if number == 1 else [inputs[0], *inputs[1:]]
