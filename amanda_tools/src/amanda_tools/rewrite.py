@@ -183,6 +183,7 @@ class Rewrite(Tool):
                 del self._inside[key]
                 self._deferred -= inside.deferred
 
+        inside.before = self._inside_of(value)
         inside.ref = weakref.ref(value, forget)
         self._inside[key] = inside
         self._deferred += inside.deferred
@@ -191,11 +192,20 @@ class Rewrite(Tool):
         inside = self._inside.get(id(value))
         return inside if inside is not None and inside.ref() is value else None
 
+    def _from(self, value: Any, role: _Role, index: int) -> _Inside | None:
+        """How a value came from an operator of the same match."""
+        inside = self._inside_of(value)
+        while inside is not None:
+            if inside.role.op.index == index and inside.role.match is role.match:
+                return inside
+            # Operators that do nothing return their input.
+            inside = inside.before
+        return None
+
     def _missing(self, inputs: Sequence[Any], role: _Role) -> str | None:
         """Why an execution is none of the match: some value does not come from inside of it."""
         for position, index in role.links.items():
-            inside = self._inside_of(inputs[position])
-            if inside is None or inside.role.op.index != index or inside.role.match != role.match:
+            if self._from(inputs[position], role, index) is None:
                 return f"{role.op.name} got a value from elsewhere"
         return None
 
@@ -216,8 +226,8 @@ class Rewrite(Tool):
                 value = at.inputs[position]
                 if inputs.setdefault(name, value) is not value and _is_tensor(value):
                     return f"{name} is not one value"
-            for position in one.links:
-                inside = self._inside_of(at.inputs[position])
+            for position, index in one.links.items():
+                inside = self._from(at.inputs[position], one, index)
                 assert inside is not None
                 rest.append((inside.role, inside.taken))
 
@@ -391,12 +401,14 @@ class _Inside:
 
     Attributes:
         deferred: Whether it is a stand-in, which nothing was computed for.
+        before: What it was before, where an operator returned its input.
         grad: Whether gradients were recorded.
     """
 
     def __init__(self, role: _Role, taken: Taken, deferred: bool) -> None:
         self.role, self.taken, self.deferred = role, taken, deferred
         self.ref: Callable[[], Any] = lambda: None
+        self.before: _Inside | None = None
         self.grad = deferred and _records_gradients()
 
 
