@@ -412,7 +412,9 @@ def test_dropout_is_left() -> None:
     with amanda.apply(tool):
         for value in expected:
             assert torch.equal(model(**given).last_hidden_state, value)
-    assert [match.fallbacks for match in tool.result().matches] == [{"its dropout is random": 2}] * 2
+    assert [match.fallbacks for match in tool.result().matches] == [
+        {"its dropout is random": 2}
+    ] * 2
 
 
 # The result.

@@ -19,9 +19,10 @@ from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
 from amanda_tools.graph_values import EagerValues, Port, SymbolicValues
 from amanda_tools.path_layers import LAYER, LayerRule, rules
+from amanda_tools.path_model import Extraction, Layer, Variant
 from amanda_tools.path_result import EffectivePathResult, LayerSum, PathSets, Thresholds
 from amanda_tools.path_runs import Execution, Network, Run, array_of, elements
-from amanda_tools.paths import Extraction, Layer, Path, Variant, extract
+from amanda_tools.paths import Path, extract
 
 __all__ = ["EffectivePath"]
 
@@ -32,7 +33,7 @@ class EffectivePath(Tool):
     Args:
         theta: Share of each sum that is kept, above 0 and at most 1.
         variant: ``cumulative`` (Qiu et al.), or ``BwCU``, ``BwAB``, ``FwAB`` (Gan et al.), which
-            work with thresholds; see `amanda_tools.paths.Extraction`.
+            work with thresholds; see `amanda_tools.path_model.Extraction`.
         output_threshold: For the absolute values of outputs, where `thresholds` has none.
         term_threshold: For the terms of sums, where `thresholds` has none.
         thresholds: File of an earlier result, whose thresholds are taken.

@@ -29,8 +29,8 @@ class LayerRule:
     """How paths go through an operator.
 
     Attributes:
-        kind: A kind of `paths.Node`; ``shift`` and ``scale`` for what adds or multiplies by what
-            does not depend on the input of the network, as biases and normalisations are made of.
+        kind: A kind of `path_model.Node`; ``shift`` and ``scale`` for what adds or multiplies by
+            what does not depend on the input of the network.
         operands: Positions of the inputs that paths go on to.
         arguments: Gives what the kind's rule needs, of the inputs by name, the attributes among
             them, the arrays of the operands, and the array of the output.
@@ -47,7 +47,19 @@ class LayerRule:
 
 def rules() -> MappingTool:
     """The rules for the frameworks that there are drivers for."""
-    return MappingTool([["pytorch", _torch], ["tensorflow", _tensorflow]])
+    return MappingTool([["pytorch", _by(_TORCH)], ["tensorflow", _by(_TENSORFLOW)]])
+
+
+def _by(known: Mapping[str, Callable[[OpContext], LayerRule | None]]) -> Callable[..., None]:
+    def note(context: OpContext) -> None:
+        word = context["type"]
+        if context.is_backward() or not isinstance(word, str):
+            return
+        rule = known[word](context) if word in known else _common(word, context)
+        if rule is not None:
+            context[LAYER] = rule
+
+    return note
 
 
 #: Elementwise functions of one input, and what leaves values as they are.
@@ -60,11 +72,6 @@ _RESHAPING = words("reshape squeeze unsqueeze")
 _REDUCING = words("mean sum")
 _SHIFTING = words("add sub")
 _SCALING = words("mul div")
-
-
-def _word_of(context: OpContext) -> str | None:
-    word = context["type"]
-    return word if context.is_forward() and isinstance(word, str) else None
 
 
 def _common(word: str, context: OpContext) -> LayerRule | None:
@@ -108,15 +115,6 @@ def _not_samples(axes: Sequence[int]) -> None:
 
 
 # PyTorch.
-
-
-def _torch(context: OpContext) -> None:
-    word = _word_of(context)
-    if word is None:
-        return
-    rule = _TORCH[word](context) if word in _TORCH else _common(word, context)
-    if rule is not None:
-        context[LAYER] = rule
 
 
 def _torch_product(context: OpContext) -> LayerRule | None:
@@ -199,16 +197,16 @@ def _reduced(axes: Any, x: Any) -> dict[str, Any]:
     return {"axes": found}
 
 
-def _torch_concat(context: OpContext) -> LayerRule | None:
-    if context.op_type not in ("cat", "concat", "concatenate"):
-        return None
+def _concat(types: frozenset[str], name: str) -> Callable[[OpContext], LayerRule | None]:
+    """Of operators of these types, whose axis has this name."""
 
     def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
-        axis = int(given["dim"]) % output.ndim
+        axis = int(given[name]) % output.ndim
         _not_samples([axis])
         return {"axis": axis}
 
-    return LayerRule("concat", (0,), arguments)
+    rule = LayerRule("concat", (0,), arguments)
+    return lambda context: rule if context.op_type in types else None
 
 
 def _torch_pad(context: OpContext) -> LayerRule:
@@ -274,22 +272,13 @@ _TORCH: Mapping[str, Callable[[OpContext], LayerRule | None]] = {
     **dict.fromkeys([f"conv{rank}" for rank in _RANKS], _torch_conv),
     **dict.fromkeys(_POOLS, _torch_pool),
     **dict.fromkeys(_REDUCING, _torch_reduction),
-    "concat": _torch_concat,
+    "concat": _concat(words("cat concat concatenate"), "dim"),
     "pad": _torch_pad,
     "transpose": _torch_transpose,
 }
 
 
 # TensorFlow.
-
-
-def _tensorflow(context: OpContext) -> None:
-    word = _word_of(context)
-    if word is None:
-        return
-    rule = _TENSORFLOW[word](context) if word in _TENSORFLOW else _common(word, context)
-    if rule is not None:
-        context[LAYER] = rule
 
 
 def _tensorflow_product(context: OpContext) -> LayerRule | None:
@@ -357,18 +346,6 @@ def _tensorflow_reduction(context: OpContext) -> LayerRule:
     )
 
 
-def _tensorflow_concat(context: OpContext) -> LayerRule | None:
-    if context.op_type != "ConcatV2":
-        return None
-
-    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
-        axis = int(given["axis"]) % output.ndim
-        _not_samples([axis])
-        return {"axis": axis}
-
-    return LayerRule("concat", (0,), arguments)
-
-
 def _tensorflow_pad(context: OpContext) -> LayerRule:
     return LayerRule(
         "pad",
@@ -400,7 +377,7 @@ _TENSORFLOW: Mapping[str, Callable[[OpContext], LayerRule | None]] = {
     **dict.fromkeys([f"conv{rank}" for rank in _RANKS], _tensorflow_conv),
     **dict.fromkeys(_POOLS, _tensorflow_pool),
     **dict.fromkeys(_REDUCING, _tensorflow_reduction),
-    "concat": _tensorflow_concat,
+    "concat": _concat(words("ConcatV2"), "axis"),
     "pad": _tensorflow_pad,
     "transpose": _tensorflow_transpose,
     "add": _tensorflow_add,

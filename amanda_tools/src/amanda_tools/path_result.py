@@ -126,7 +126,7 @@ class EffectivePathResult:
     """The effective paths that were extracted.
 
     Attributes:
-        variant: How, see `amanda_tools.paths.Extraction`.
+        variant: How, see `amanda_tools.path_model.Extraction`.
         theta: Share of a sum that is kept.
         paths: One path for each sample, in the order of the samples.
         layers: Operators and values in the order of execution.

@@ -13,7 +13,7 @@ from typing import Any
 
 from amanda_tools.graph_values import Port
 from amanda_tools.path_layers import LayerRule, Unsuited
-from amanda_tools.paths import WEIGHTED, Node
+from amanda_tools.path_model import WEIGHTED, Node
 
 __all__ = ["Execution", "Network", "Run", "array_of"]
 

@@ -119,9 +119,7 @@ class _Search:
                 begun.ops[pattern.name] = op
                 yield from begun._fit_inputs(op, list(order.items()))
 
-    def _fit_inputs(
-        self, op: Op, wanted: list[tuple[int, Operator | Input]]
-    ) -> Iterator[_Search]:
+    def _fit_inputs(self, op: Op, wanted: list[tuple[int, Operator | Input]]) -> Iterator[_Search]:
         if not wanted:
             yield self
             return

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext, Tool, plan
 from amanda_core.action import staged
 from amanda_core.selection import select
 from amanda_tools.clock import Clock
-from amanda_tools.graph import Graph, Op
+from amanda_tools.graph import Graph
 from amanda_tools.graph_tracing import GraphTracing
 from amanda_tools.patterns import Site, find
-from amanda_tools.rewrite_result import RewriteResult, Rewritten
+from amanda_tools.rewrite_matches import (
+    Inside,
+    Match,
+    Role,
+    flat,
+    is_tensor,
+    kind_of,
+    stand_in_like,
+)
+from amanda_tools.rewrite_result import RewriteResult
 from amanda_tools.rewrite_rules import RULES, Matched, Rule, Taken
 
 __all__ = ["Rewrite"]
@@ -65,15 +74,15 @@ class Rewrite(Tool):
         self._rules: list[Rule] = [RULES[name] for name in rules or ()]
         self._listeners: list[Listener] = []
         self._tracing = GraphTracing()
-        self._matches: dict[tuple[str, str, int], _Match] = {}
+        self._matches: dict[tuple[str, str, int], Match] = {}
         #: Namespace and op id -> what an operator is in a match.
-        self._roles: dict[tuple[str, int], _Role] = {}
+        self._roles: dict[tuple[str, int], Role] = {}
         self._known: set[tuple[str, int]] = set()
         #: Of graphs: op -> constant inputs and attributes by name.
         self._constants: dict[tuple[str, int], dict[str, Any]] = {}
         self._met = self._is_tracing = True
         #: Identity of a value inside a match -> how it came about.
-        self._inside: dict[int, _Inside] = {}
+        self._inside: dict[int, Inside] = {}
         self._deferred = 0
         self._depth = 0
         self._lock = threading.RLock()
@@ -122,19 +131,19 @@ class Rewrite(Tool):
         if self._deferred:
             self._use(inputs, name)
 
-    def defer(self, *inputs: Any, role: _Role) -> Any:
+    def defer(self, *inputs: Any, role: Role) -> Any:
         """What an operator inside a match gives: a stand-in, where all is as it was."""
         original = plan.original()
         assert original is not None
         with self._clock, self._lock:
-            match, kind = role.match, _kind_of(inputs)
+            match, kind = role.match, kind_of(inputs)
             missing = self._missing(inputs, role)
             shape = role.outputs.get(kind)
             taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
             if match.off is None and missing is None and self.interior == "skip" and shape:
-                stand_in = _stand_in(inputs, shape)
+                stand_in = stand_in_like(inputs, shape)
                 if stand_in is not None:
-                    self._keep(stand_in, _Inside(role, taken, deferred=True))
+                    self._keep(stand_in, Inside(role, taken, deferred=True))
                     return stand_in
             if missing is not None:
                 match.fell_back(missing)
@@ -143,10 +152,10 @@ class Rewrite(Tool):
             value = result[0] if isinstance(result, (list, tuple)) else result
             if missing is None:
                 role.outputs[kind] = (tuple(value.shape), value.dtype)
-                self._keep(value, _Inside(role, taken, deferred=False))
+                self._keep(value, Inside(role, taken, deferred=False))
             return result
 
-    def finish(self, *inputs: Any, role: _Role) -> Any:
+    def finish(self, *inputs: Any, role: Role) -> Any:
         """What the last operator of a match gives: what stands in, or what it would have given."""
         original = plan.original()
         assert original is not None
@@ -175,7 +184,7 @@ class Rewrite(Tool):
 
     # Values inside of matches.
 
-    def _keep(self, value: Any, inside: _Inside) -> None:
+    def _keep(self, value: Any, inside: Inside) -> None:
         key = id(value)
 
         def forget(dead: object) -> None:
@@ -188,11 +197,11 @@ class Rewrite(Tool):
         self._inside[key] = inside
         self._deferred += inside.deferred
 
-    def _inside_of(self, value: Any) -> _Inside | None:
+    def _inside_of(self, value: Any) -> Inside | None:
         inside = self._inside.get(id(value))
         return inside if inside is not None and inside.ref() is value else None
 
-    def _from(self, value: Any, role: _Role, index: int) -> _Inside | None:
+    def _from(self, value: Any, role: Role, index: int) -> Inside | None:
         """How a value came from an operator of the same match."""
         inside = self._inside_of(value)
         while inside is not None:
@@ -202,14 +211,14 @@ class Rewrite(Tool):
             inside = inside.before
         return None
 
-    def _missing(self, inputs: Sequence[Any], role: _Role) -> str | None:
+    def _missing(self, inputs: Sequence[Any], role: Role) -> str | None:
         """Why an execution is none of the match: some value does not come from inside of it."""
         for position, index in role.links.items():
             if self._from(inputs[position], role, index) is None:
                 return f"{role.op.name} got a value from elsewhere"
         return None
 
-    def _gather(self, match: _Match, role: _Role, taken: Taken) -> Matched | str:
+    def _gather(self, match: Match, role: Role, taken: Taken) -> Matched | str:
         """All that one execution of a match got."""
         if match.off is not None:
             return match.off
@@ -224,7 +233,7 @@ class Rewrite(Tool):
             ops[one.name] = at
             for name, position in one.inputs:
                 value = at.inputs[position]
-                if inputs.setdefault(name, value) is not value and _is_tensor(value):
+                if inputs.setdefault(name, value) is not value and is_tensor(value):
                     return f"{name} is not one value"
             for position, index in one.links.items():
                 inside = self._from(at.inputs[position], one, index)
@@ -242,7 +251,7 @@ class Rewrite(Tool):
     def _use(self, inputs: Sequence[Any], name: str) -> None:
         """An operator outside of all matches takes these."""
         with self._lock:
-            for value in _flat(inputs):
+            for value in flat(inputs):
                 inside = self._inside_of(value) if self._deferred else None
                 if inside is not None and inside.deferred:
                     match = inside.role.match
@@ -251,12 +260,12 @@ class Rewrite(Tool):
                     self._compute(value, inside)
 
     def _settle(self, inputs: Sequence[Any]) -> None:
-        for value in _flat(inputs):
+        for value in flat(inputs):
             inside = self._inside_of(value)
             if inside is not None and inside.deferred:
                 self._compute(value, inside)
 
-    def _compute(self, value: Any, inside: _Inside) -> None:
+    def _compute(self, value: Any, inside: Inside) -> None:
         """Write what an operator would have given into its stand-in."""
         import torch
 
@@ -307,7 +316,7 @@ class Rewrite(Tool):
                     key = (graph.namespace, rule.name, site.tail.id)
                     if key in self._matches:
                         continue
-                    match = self._matches[key] = _Match(rule, graph, site)
+                    match = self._matches[key] = Match(rule, graph, site)
                     report = match.report
                     report.refused = site.refusal(graph) or self._taken(graph, site)
                     if report.refused is None and "/eager" not in graph.namespace:
@@ -327,122 +336,48 @@ class Rewrite(Tool):
 
     # Graphs.
 
-    def _rewrite_node(
-        self, context: OpContext, key: tuple[str, int], role: _Role | None
-    ) -> None:
+    def _rewrite_node(self, context: OpContext, key: tuple[str, int], role: Role | None) -> None:
         if role is None:
-            if any(op.allows(fact) for rule in self._rules if (fact := context.get("graph_op"))
-                   for op in rule.pattern.operators()):
+            if any(
+                op.allows(fact)
+                for rule in self._rules
+                if (fact := context.get("graph_op"))
+                for op in rule.pattern.operators()
+            ):
                 self._constants[key] = _constants_of(context)
             return
         match = role.match
         if role is match.roles[-1]:
-            assert match.rule.head is not None
-            constants = {r.name: self._constants[(key[0], r.op.id)] for r in match.roles}
-            context.replace_op(staged(match.rule.head(constants)))
+            assert match.head is not None
+            context.replace_op(match.head)
             match.report.rewritten += 1
             return
         number = len(role.op.outputs)
         context.replace_op(staged(lambda *inputs: _handed_on(inputs, number)))
 
-    def _unsuited(self, match: _Match) -> str | None:
+    def _unsuited(self, match: Match) -> str | None:
         """Why a match in a graph is left."""
         if match.rule.head is None:
             return "the rule is for eager modes"
         for role in match.roles[:-1]:
             known = self._constants.get((match.graph.namespace, role.op.id), {})
-            for name, position in zip(role.op.input_names, range(len(role.op.inputs)), strict=False):
+            for name, position in zip(
+                role.op.input_names, range(len(role.op.inputs)), strict=False
+            ):
                 if position not in role.links and name not in known:
                     return f"{name} of {role.op.name} is not constant"
+        tail = match.roles[0].op
+        if any(edge.output not in (0, None) for edge in match.graph.edges_from(tail)):
+            return f"{tail.name} gives more than one value"
         if any(len(role.links) > 1 for role in match.roles):
             return "its operators are in no row"
+        namespace = match.graph.namespace
+        constants = {role.name: self._constants[(namespace, role.op.id)] for role in match.roles}
+        head = match.rule.head(constants)
+        if isinstance(head, str):
+            return head
+        match.head = staged(head)
         return None
-
-
-class _Match:
-    """One match, and what became of it."""
-
-    def __init__(self, rule: Rule, graph: Graph, site: Site) -> None:
-        self.rule, self.graph = rule, graph
-        names = [op.name for op in site.ops.values()]
-        self.report = Rewritten(rule.name, site.tail.name, site.tail.source, names[::-1])
-        #: Why it is rewritten no longer.
-        self.off: str | None = None
-        #: What its operators are, the last one first.
-        self.roles = [_Role(self, name, op, site) for name, op in site.ops.items()]
-
-    def fell_back(self, reason: str) -> None:
-        """Note an execution that was left as it is."""
-        self.report.fallbacks[reason] = self.report.fallbacks.get(reason, 0) + 1
-
-
-class _Role:
-    """What an operator is in a match."""
-
-    def __init__(self, match: _Match, name: str, op: Op, site: Site) -> None:
-        self.match, self.name, self.op = match, name, op
-        self.is_tail = op is site.tail
-        #: Input position -> operator of the match that the value comes from.
-        self.links: Mapping[int, int] = site.links.get(op.index, {})
-        self.inputs = [
-            (input_name, position)
-            for input_name, places in site.inputs.items()
-            for index, position in places
-            if index == op.index
-        ]
-        self.names: Sequence[str] = ()
-        self.attrs: Mapping[str, Any] = {}
-        #: Kinds of inputs -> shape and dtype of the output.
-        self.outputs: dict[Any, tuple[tuple[int, ...], Any]] = {}
-
-
-class _Inside:
-    """How a value inside a match came about.
-
-    Attributes:
-        deferred: Whether it is a stand-in, which nothing was computed for.
-        before: What it was before, where an operator returned its input.
-        grad: Whether gradients were recorded.
-    """
-
-    def __init__(self, role: _Role, taken: Taken, deferred: bool) -> None:
-        self.role, self.taken, self.deferred = role, taken, deferred
-        self.ref: Callable[[], Any] = lambda: None
-        self.before: _Inside | None = None
-        self.grad = deferred and _records_gradients()
-
-
-def _records_gradients() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
-def _flat(values: Sequence[Any]) -> list[Any]:
-    found = []
-    for value in values:
-        found += value if isinstance(value, (list, tuple)) else [value]
-    return found
-
-
-def _kind_of(inputs: Sequence[Any]) -> Any:
-    """What the shape of an operator's output follows from."""
-    return tuple(
-        (tuple(value.shape), str(value.dtype)) if _is_tensor(value) else repr(value)
-        for value in _flat(inputs)
-    )
-
-
-def _stand_in(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
-    """A tensor of the shape and type of an output, which says so if it is read after all."""
-    first = next((value for value in _flat(inputs) if hasattr(value, "new_full")), None)
-    if first is None or not like[1].is_floating_point:
-        return None
-    return first.new_full(like[0], float("nan"), dtype=like[1])
 
 
 def _constants_of(context: OpContext) -> dict[str, Any]:
@@ -455,5 +390,8 @@ def _constants_of(context: OpContext) -> dict[str, Any]:
 
 
 def _handed_on(inputs: Sequence[Any], number: int) -> Any:
-    """The first input as it is, and others for outputs that nobody reads."""
-    return inputs[0] if number == 1 else [inputs[0], *inputs[1:]]
+    """The first input as it is, and something for outputs that nobody reads."""
+    if number == 1:
+        return inputs[0]
+    others = [*inputs[1:], *[inputs[-1]] * number]
+    return [inputs[0], *others[: number - 1]]

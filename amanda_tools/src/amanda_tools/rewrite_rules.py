@@ -66,15 +66,15 @@ class Rule:
         replacement: Gives what the last operator of the match would have given.
         guard: Why an execution is left as it is; None lets it be rewritten.
         head: For graphs: gives what the first operator is to give instead, of its inputs and of
-            the constant inputs of each operator by name; the others hand on their first input.
-            None where the rule is for eager modes alone.
+            the constant inputs and attributes of each operator by name, or says why it is left. The
+            other operators hand on their first input. None for a rule for eager modes alone.
     """
 
     name: str
     pattern: Operator
     replacement: Callable[[Matched], Any]
     guard: Callable[[Matched], str | None] = lambda match: None
-    head: Callable[[Mapping[str, Mapping[str, Any]]], Callable[..., Any]] | None = None
+    head: Callable[[Mapping[str, Mapping[str, Any]]], Callable[..., Any] | str] | None = None
 
 
 # A convolution and the normalisation behind it.
@@ -122,11 +122,17 @@ def _torch_conv_bn(conv: Taken, norm: Taken) -> Any:
     return conv.run(inputs)
 
 
-def _tensorflow_conv_bn(constants: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
+def _tensorflow_conv_bn(constants: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any] | str:
     """The convolution of a graph whose normalisation is constant."""
     import tensorflow as tf
 
     norm, attrs = constants["norm"], constants["conv"]
+    if norm.get("is_training"):
+        return "the normalisation is in training"
+    if _text(norm["data_format"]) != "NHWC":
+        return "the channels are not last"
+    if attrs.get("explicit_paddings"):
+        return "its padding is explicit"
     scale = norm["scale"] / (norm["variance"] + norm["epsilon"]) ** 0.5
     shift = norm["offset"] - norm["mean"] * scale
     padding = _text(attrs["padding"])
