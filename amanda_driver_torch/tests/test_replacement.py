@@ -16,20 +16,18 @@ from torch import nn
 import amanda
 from amanda_core.errors import EditError, ReplacementConflictError, RoutineResultError
 from amanda_core.plan import original
-
-from .making import (
+from amanda_core.testing.tools import (
     after,
     at_inputs,
     at_outputs,
     before,
-    equal,
-    grad_of,
-    leaf,
     replacing,
     replacing_backward,
     tool,
     watching_backward,
 )
+
+from .making import equal, grad_of, leaf
 
 # replace_op.
 

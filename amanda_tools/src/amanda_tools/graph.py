@@ -22,7 +22,7 @@ __all__ = ["Edge", "Graph", "Module", "Node", "Op", "Position", "Source"]
 Position = TensorType | list[TensorType | None] | None
 
 
-@dataclass
+@dataclass(eq=False)
 class Op(OpFacts):
     """One operator, as it was when it was met for the first time.
 
@@ -56,13 +56,17 @@ class Op(OpFacts):
     executions: int | None = 0
     notes: dict[str, str | int | float | None] = field(default_factory=dict)
 
+    # An operator is only equal to itself, and can be a key.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     @property
     def kind(self) -> str:
         """The common word if there is one, else the backend's type."""
         return self.word or self.type
 
 
-@dataclass
+@dataclass(eq=False)
 class Source:
     """Where a value comes from that no operator of the graph made.
 
@@ -102,7 +106,11 @@ class Edge:
         first: Number of the consumer's execution in which it was first seen, from 0. Not 0: a
             later round of a loop, another branch, or a later step.
         executions: How often it was seen; None where executions are not seen.
-        back: Whether it closes a circle: the value of one execution is read in a later one.
+        calls: Of the first executions, which took the value of which: the number of the producer's
+            execution and that of the consumer's, each from 0.
+        back: Whether it closes a circle: the value of one execution is read in a later one of an
+            operator that leads to it. `Graph.connect` says so; without these edges no circle is
+            left.
     """
 
     producer: int
@@ -113,6 +121,7 @@ class Edge:
     kind: Literal["value", "alias"] = "value"
     first: int = 0
     executions: int | None = 0
+    calls: list[tuple[int, int]] = field(default_factory=list)
     back: bool = False
 
 
@@ -283,6 +292,30 @@ class Graph:
                 result.add_edge(edge.producer, edge.consumer, **asdict(edge))
         return result
 
+    def unrolled(self) -> Any:
+        """A `networkx.MultiDiGraph` in which each of the first executions is a node of its own.
+
+        An operator of a loop, or of a module that is called several times, is one node of this
+        graph with several executions; here it is several nodes, and there are no circles. Of the
+        forward operators of eager modes, as many executions as were kept (`Edge.calls`). Nodes are
+        pairs: index of the operator and number of the execution. They have the attributes of the
+        operator, edges those of the edge.
+
+        Raises:
+            MissingExtraError: networkx is not installed.
+        """
+        result = require("networkx", "networkx").MultiDiGraph(namespace=self.namespace)
+        for op in self.ops:
+            calls = {call for edge in self.edges_into(op) for _, call in edge.calls}
+            for call in sorted(calls | {call for e in self.edges_from(op) for call, _ in e.calls}):
+                result.add_node((op.index, call), **vars(op))
+        for edge in tuple(self.edges):
+            for before, after in edge.calls:
+                ends = (edge.producer, before), (edge.consumer, after)
+                if ends[0] in result and ends[1] in result:
+                    result.add_edge(*ends, **asdict(edge))
+        return result
+
     def annotate(self, facts: Iterable[OpFacts], *names: str) -> None:
         """Note at each operator what another tool's result says of it.
 
@@ -321,16 +354,33 @@ class Graph:
                     self._backward.setdefault(node.forward, []).append(node)
 
     def connect(self, edge: Edge) -> Edge:
-        """Add an edge, or give the one that is there between the same positions."""
+        """Add an edge, or give the one that is there between the same positions.
+
+        Whether it closes a circle is found out here.
+        """
         key = (edge.producer, edge.output, edge.consumer, edge.input, edge.item, edge.kind)
         with self._lock:
             known = self._known.setdefault(key, edge)
             if known is edge:
+                edge.back = self._reaches(edge.consumer, edge.producer)
                 self.edges.append(edge)
                 self._into.setdefault(edge.consumer, []).append(edge)
                 self._into[edge.consumer].sort(key=_by_position)
                 self._from.setdefault(edge.producer, []).append(edge)
             return known
+
+    def _reaches(self, start: int, end: int) -> bool:
+        """Whether values pass from one node to another, circles aside."""
+        # An operator that is met for the first time leads nowhere yet.
+        seen, left = {start}, [start]
+        while left:
+            at = left.pop()
+            if at == end:
+                return True
+            after = {edge.consumer for edge in self._from.get(at, ()) if not edge.back}
+            left += after - seen
+            seen |= after
+        return False
 
     def _ops(self, indices: Iterable[int]) -> list[Op]:
         nodes = (self.nodes[index] for index in indices)

@@ -11,21 +11,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 from string import Template
 from typing import Any
 
 from amanda_tools import graph_json
 from amanda_tools.graph import Graph
 
-__all__ = ["page", "write"]
-
-
-def write(graphs: Sequence[Graph], folder: Path) -> list[Path]:
-    """Write ``graph.html``."""
-    path = folder / "graph.html"
-    path.write_text(page(graphs), encoding="utf-8")
-    return [path]
+__all__ = ["page"]
 
 
 def page(graphs: Sequence[Graph]) -> str:

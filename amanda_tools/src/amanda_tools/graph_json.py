@@ -114,7 +114,10 @@ def _of(kind: Any, value: Any, where: str) -> Any:
     if origin is list and isinstance(value, list):
         return [_of(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)]
     if origin is tuple and isinstance(value, list):
-        return tuple(_of(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value))
+        kinds = arguments[:1] * len(value) if arguments[-1] is ... else arguments
+        if len(value) == len(kinds):
+            items = zip(kinds, value, strict=True)
+            return tuple(_of(one, item, f"{where}[{n}]") for n, (one, item) in enumerate(items))
     if origin is dict and isinstance(value, dict):
         return {key: _of(arguments[1], item, f"{where}.{key:.60}") for key, item in value.items()}
     if type(value) is kind or (kind is float and type(value) is int):

@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from amanda_core.results import Table
-from amanda_tools import graph_html, graph_json
+from amanda_tools import graph_dot, graph_html, graph_json, graph_onnx, graph_tensorboard
 from amanda_tools.graph import Graph, Op
 from amanda_tools.rendering import dataframe, html_of
 
 __all__ = ["FORMATS", "Format", "GraphResult"]
 
-Format = Literal["json", "html"]
+Format = Literal["json", "html", "dot", "svg", "tensorboard", "onnx"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 @dataclass
@@ -79,14 +80,19 @@ class GraphResult:
             The files.
 
         Raises:
-            MissingExtraError: A form needs a package that is not installed.
+            MissingExtraError: A form needs a package, or a program, that is not installed.
         """
-        return [
-            path
-            for form, writer in FORMATS.items()
-            if form in self.formats and writer is not None
-            for path in writer(self.graphs, folder)
-        ]
+        found: list[Path] = []
+        if "html" in self.formats:
+            found.append(folder / "graph.html")
+            found[-1].write_text(graph_html.page(self.graphs), encoding="utf-8")
+        for number, graph in enumerate(self.graphs):
+            for form, (ending, writer) in _WRITERS.items():
+                if form in self.formats:
+                    path = folder / (f"graph-{number}{ending}" if number else f"graph{ending}")
+                    writer(graph, path)
+                    found += sorted(path.iterdir()) if path.is_dir() else [path]
+        return found
 
     def _repr_html_(self) -> str:
         return html_of([self.table()])
@@ -106,9 +112,13 @@ class GraphResult:
         return "; ".join(parts)
 
 
-Writer = Callable[[Sequence[Graph], Path], Sequence[Path]]
-#: Form -> what writes it; None for JSON, which every result is written as.
-FORMATS: dict[Format, Writer | None] = {"json": None, "html": graph_html.write}
+#: Form of which each graph has a file of its own -> ending of its name, and what writes it.
+_WRITERS: dict[Format, tuple[str, Callable[[Graph, Path], None]]] = {
+    "dot": (".dot", graph_dot.write),
+    "svg": (".svg", graph_dot.draw),
+    "tensorboard": ("-tensorboard", graph_tensorboard.write),
+    "onnx": (".onnx", graph_onnx.write),
+}
 
 
 def _rows(graph: Graph) -> list[tuple[str, int, int | str, int, str]]:

@@ -6,21 +6,31 @@ Owns what becomes a node and an edge when. The data are `graph`'s, the identity 
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Literal
 
 from amanda_core import OpContext, Tool
 from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
 from amanda_tools.graph import Edge, Graph, Op, Position, Source
 from amanda_tools.graph_result import FORMATS, Format, GraphResult
-from amanda_tools.graph_values import EagerValues, Port, SymbolicValues, Values, version_of
+from amanda_tools.graph_values import (
+    EagerValues,
+    Origin,
+    Port,
+    SymbolicValues,
+    Values,
+    is_parameter,
+    version_of,
+)
 from amanda_tools.sizes import type_of
 
 __all__ = ["GraphTracing"]
 
+_Kind = Literal["value", "alias"]
 #: Key of a node of PyTorch's backward graph under which those that came before leave a word.
 _CAME_FROM = "amanda.graph"
 #: TensorFlow's operators that hold values and compute nothing -> kind of source.
@@ -40,16 +50,21 @@ class GraphTracing(Tool):
     """Records operators, backward operators, and the values that pass between them.
 
     Each context of an operator has the graph so far under ``"graph"`` and the operator's node under
-    ``"graph_op"``, for tools that depend on this one and look back from an operator.
+    ``"graph_op"`` (None for what is not recorded), for tools that depend on this one and look back
+    from an operator.
 
     Args:
-        formats: The files to write: ``json``, which is written anyway, and ``html``, a page to look
-            around in. Both if left out.
+        formats: The files to write: ``json``, which is written anyway; ``html``, a page to look
+            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron. The
+            first two if left out.
+        backward: Whether to record the backward operators as well.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
+        calls: Of how many executions of each operator to keep which took the value of which, for
+            `Graph.unrolled`.
 
     Raises:
-        ValueError: One of the formats is unknown.
+        ValueError: One of the formats is unknown, or `calls` negative.
 
     Attributes:
         graphs: The graph of each namespace; they grow while the tool is applied.
@@ -60,8 +75,17 @@ class GraphTracing(Tool):
     # A value that another tool changes is the one that the next operator takes.
     outermost = True
 
-    def __init__(self, formats: list[Format] | None = None, everything: bool = False) -> None:
+    def __init__(
+        self,
+        formats: list[Format] | None = None,
+        backward: bool = True,
+        everything: bool = False,
+        calls: int = 8,
+    ) -> None:
         super().__init__()
+        if calls < 0:
+            raise ValueError(f"calls must not be negative, and is {calls}")
+        self.calls = calls
         self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
         for one in self.formats:
             if one not in FORMATS:
@@ -77,8 +101,9 @@ class GraphTracing(Tool):
         self._clock = Clock()
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
-        self.add_inst_for_op(self.analyse_backward, backward=True)
-        self.add_inst_for_op(self.analyse_grad_inputs, backward=True, require_outputs=True)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
+            self.add_inst_for_op(self.analyse_grad_inputs, backward=True, require_outputs=True)
 
     # Forward.
 
@@ -86,15 +111,19 @@ class GraphTracing(Tool):
         """Add an op and what it takes to the graph, and have its executions followed."""
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
+            context["graph_op"] = None
             if context.zone != "model" and not self.everything:
                 return
             inputs = context.get_inputs() or ()
             traced = self._meet(context, graph, inputs)
             context["graph_op"] = traced.op
+            find = self._values_of(traced).find
             traced.constants = {
                 position
                 for position, value in enumerate(inputs)
-                if _is_tensor(value) and context.value(position) is not None
+                # Only of what needs a source: the answer may take long.
+                if traced.is_eager and _is_tensor(value) and find(value) is None
+                if is_parameter(value) or context.value(position) is not None
             }
             traced.versions = [[version_of(item) for _, item in _items(value)] for value in inputs]
             self._connect(traced, inputs)
@@ -122,9 +151,12 @@ class GraphTracing(Tool):
     def enter(self, *inputs: Any, traced: _Traced) -> None:
         """Note what one execution takes."""
         with self._clock, self._lock:
-            for edge in self._connect(traced, inputs):
+            number = traced.call = traced.op.executions or 0
+            for edge, call in self._connect(traced, inputs):
                 edge.executions = (edge.executions or 0) + 1
-            traced.op.executions = (traced.op.executions or 0) + 1
+                if number < self.calls:
+                    edge.calls.append((call, number))
+            traced.op.executions = number + 1
             self._note_writes(traced, inputs)
 
     def leave(self, *outputs: Any, traced: _Traced) -> None:
@@ -138,6 +170,7 @@ class GraphTracing(Tool):
         """Add a backward op and what it takes to the graph."""
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
+            context["graph_op"] = None
             if context.zone != "model" and not self.everything:
                 return
             gradients = context.get_grad_outputs() or ()
@@ -227,65 +260,62 @@ class GraphTracing(Tool):
         traced.context = weakref.ref(context)
         return traced
 
-    def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> list[Edge]:
-        """The edges of one execution, made where they are new."""
+    def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> Iterable[tuple[Edge, int]]:
+        """The edges of one execution, made where they are new, and the producers' executions."""
         values = self._values_of(traced)
-        ports = tuple(
-            (position, item, *self._ports(traced, values, value, position, item))
-            for position, at in enumerate(inputs)
-            for item, value in _items(at)
-        )
-        known = traced.patterns.get(ports)
+        taken: list[tuple[int, int | None, Port, _Kind]] = []
+        calls: list[int] = []
+        for position, at in enumerate(inputs):
+            for item, value in _items(at):
+                origin = values.find(value)
+                if origin is None:
+                    origin = self._recomputed(traced, position, item)
+                    if origin is None:
+                        origin = self._source(traced, values, value, position, item)
+                    values.set_source(value, origin)
+                taken.append((position, item, origin.port, "value"))
+                calls.append(origin.call)
+                written = values.find_write(value)
+                if written is not None and written.port != origin.port:
+                    taken.append((position, item, written.port, "alias"))
+                    calls.append(written.call)
+        pattern = tuple(taken)
+        known = traced.patterns.get(pattern)
         if known is None:
-            known = traced.patterns[ports] = list(self._edges(traced, ports))
-        return known
+            known = traced.patterns[pattern] = [self._edge(traced, *facts) for facts in taken]
+        return zip(known, calls, strict=True)
 
-    def _edges(self, traced: _Traced, ports: tuple[Any, ...]) -> Iterator[Edge]:
-        op, graph = traced.op, traced.graph
-        for position, item, port, written in ports:
-            for one in (port, written):
-                if one is not None:
-                    back = one.node >= op.index and isinstance(graph.nodes[one.node], Op)
-                    edge = Edge(
-                        one.node,
-                        one.output,
-                        op.index,
-                        position,
-                        item,
-                        "value" if one is port else "alias",
-                        first=op.executions or 0,
-                        executions=0 if traced.is_eager else None,
-                        back=back and traced.is_eager,
-                    )
-                    yield graph.connect(edge)
+    def _edge(
+        self, traced: _Traced, position: int, item: int | None, port: Port, kind: _Kind
+    ) -> Edge:
+        op = traced.op
+        return traced.graph.connect(
+            Edge(
+                port.node,
+                port.output,
+                op.index,
+                position,
+                item,
+                kind,
+                first=op.executions or 0,
+                executions=0 if traced.is_eager else None,
+            )
+        )
 
-    def _ports(
-        self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
-    ) -> tuple[Port, Port | None]:
-        """Where a value comes from, and what has written it through another one since."""
-        port = values.find(value)
-        written = values.find_write(value)
-        if port is None:
-            port = self._recomputed(traced, position, item)
-            if port is None:
-                source = self._source(traced, values, value, position, item)
-                port = Port(source.index, 0 if source.kind != "call" else value.value_index)
-            values.set(value, port)
-        return port, written if written != port else None
-
-    def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Port | None:
+    def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Origin | None:
         """A checkpoint runs operators again on copies of what they ran on."""
         context = traced.context() if traced.context is not None else None
         if context is None or not context.recomputed or context.is_backward():
             return None
         for edge in traced.graph.edges_into(traced.op, position):
             if edge.item == item and edge.kind == "value":
-                return Port(edge.producer, edge.output)
+                return Origin(Port(edge.producer, edge.output))
         return None
 
     def _source(
         self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
-    ) -> Source:
+    ) -> Origin:
+        """The source of a value that no operator made."""
         op, graph = traced.op, traced.graph
         symbol = None if traced.is_eager else value.op
         if symbol is not None:
@@ -303,18 +333,19 @@ class GraphTracing(Tool):
             self._slots[slot] = source
         if kind == "call" and symbol is not None:
             self._call(traced, values, source, symbol)
-        return source
+            return Origin(Port(source.index, value.value_index))
+        return Origin(Port(source.index, 0))
 
     def _call(self, traced: _Traced, values: Values, source: Source, symbol: Any) -> None:
         """What goes into a call, loop or branch, and that all its outputs are its."""
         for output, value in enumerate(symbol.outputs):
-            values.set(value, Port(source.index, output))
+            values.set(value, Origin(Port(source.index, output)))
         for position, value in enumerate(symbol.inputs):
-            port = values.find(value)
-            if port is None:
-                before = self._source(traced, values, value, position, -1)
-                port = Port(before.index, 0 if before.kind != "call" else value.value_index)
-                values.set(value, port)
+            origin = values.find(value)
+            if origin is None:
+                origin = self._source(traced, values, value, position, -1)
+                values.set_source(value, origin)
+            port = origin.port
             edge = Edge(port.node, port.output, source.index, position, executions=None)
             traced.graph.connect(edge)
 
@@ -323,17 +354,18 @@ class GraphTracing(Tool):
         for position in traced.op.writes:
             if position < len(inputs):
                 for _, value in _items(inputs[position]):
-                    values.set_written(value, Port(traced.op.index, None))
+                    values.set_written(value, Origin(Port(traced.op.index, None), traced.call))
 
     def _set(self, traced: _Traced, outputs: Sequence[Any]) -> None:
         values = self._values_of(traced)
         for position, at in enumerate(outputs):
             for _, value in _items(at):
-                port = Port(traced.op.index, position)
-                if traced.op.writes and values.find(value) == Port(traced.op.index, None):
-                    values.set_written(value, port)
+                origin = Origin(Port(traced.op.index, position), traced.call)
+                written = values.last_write(value) if traced.op.writes else None
+                if written is not None and written.port == Port(traced.op.index, None):
+                    values.set_written(value, origin)
                 else:
-                    values.set(value, port)
+                    values.set(value, origin)
 
     def _connect_node(self, traced: _Traced, node: Any) -> list[Edge]:
         """Edges of a node of PyTorch's backward graph.
@@ -365,7 +397,6 @@ class GraphTracing(Tool):
                         op.index,
                         position,
                         first=op.executions or 0,
-                        back=producer >= op.index,
                     )
                 )
                 for producer, output, position in sorted(words)
@@ -393,6 +424,8 @@ class _Traced:
         self.context: weakref.ref[OpContext] | None = None
         #: Where the inputs of one execution came from -> the edges.
         self.patterns: dict[Hashable, list[Edge]] = {}
+        #: Number of the execution that is under way.
+        self.call = 0
         #: Input positions at which there was a parameter, a buffer or a constant at first.
         self.constants: set[int] = set()
         #: Versions of the tensors by input position, from before the op ran.
@@ -409,11 +442,15 @@ def _is_tensor(value: Any) -> bool:
 
 def _items(value: Any) -> list[tuple[int | None, Any]]:
     """The tensors at a position, with their places if it is a list."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    kind = type(value)
+    if kind in _PLAIN:
         return []
-    if isinstance(value, (list, tuple)):
+    if kind is list or kind is tuple:
         return [(place, item) for place, item in enumerate(value) if _is_tensor(item)]
     return [(None, value)] if _is_tensor(value) else []
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def _position(value: Any) -> Position:
@@ -429,7 +466,7 @@ def _were_written(value: Any, versions: Sequence[list[int | None]], position: in
 
 
 def _kind_of(value: Any, constant: bool) -> str:
-    if type(value).__name__ == "Parameter" or (constant and getattr(value, "requires_grad", False)):
+    if is_parameter(value) or (constant and getattr(value, "requires_grad", False)):
         return "parameter"
     return "constant" if constant else "input"
 
@@ -444,7 +481,8 @@ def _reading(op: Op, position: int) -> str:
 def _program(context: OpContext) -> str:
     op = context.get_backward_op() if context.is_backward() else context.get_op()
     name = getattr(getattr(op, "graph", None), "name", "")
-    return name if isinstance(name, str) else ""
+    # The number at the end counts what was traced before.
+    return re.sub(r"_\d+$", "", name) if isinstance(name, str) else ""
 
 
 def _arguments(context: OpContext) -> dict[str, str]:

@@ -10,7 +10,16 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-__all__ = ["EagerValues", "Port", "SymbolicValues", "Values", "base_of", "version_of"]
+__all__ = [
+    "EagerValues",
+    "Origin",
+    "Port",
+    "SymbolicValues",
+    "Values",
+    "base_of",
+    "is_parameter",
+    "version_of",
+]
 
 
 class Port(NamedTuple):
@@ -25,9 +34,21 @@ class Port(NamedTuple):
     output: int | None
 
 
+class Origin(NamedTuple):
+    """Where and when a value was made.
+
+    Attributes:
+        port: Where it comes from.
+        call: Number of the node's execution.
+    """
+
+    port: Port
+    call: int = 0
+
+
 class _Entry(NamedTuple):
     ref: weakref.ref[Any]
-    port: Port
+    origin: Origin
     serial: int
 
 
@@ -44,37 +65,55 @@ class EagerValues:
         self._written: dict[int, _Entry] = {}
         self._serial = 0
 
-    def find(self, value: Any) -> Port | None:
+    def find(self, value: Any) -> Origin | None:
         """Where a tensor comes from; None for one that is not known."""
         entry = self._entries.get(id(value))
-        return entry.port if entry is not None and entry.ref() is value else None
+        return entry.origin if entry is not None and entry.ref() is value else None
 
-    def find_write(self, value: Any) -> Port | None:
-        """The write through another tensor of the same memory, if it is the newer one."""
+    def last_write(self, value: Any) -> Origin | None:
+        """What has written a tensor, or another of the same memory, last."""
+        written = self._write_of(value)
+        return None if written is None else written.origin
+
+    def find_write(self, value: Any) -> Origin | None:
+        """The last write, if it is newer than what `find` gives."""
+        written = self._write_of(value)
+        if written is None:
+            return None
+        entry = self._entries.get(id(value))
+        newer = entry is None or entry.ref() is not value or written.serial > entry.serial
+        return written.origin if newer else None
+
+    def set(self, value: Any, origin: Origin) -> None:
+        """A tensor comes from there from now on."""
+        self._serial += 1
+        self._keep(self._entries, value, origin, self._serial)
+
+    def set_source(self, value: Any, origin: Origin) -> None:
+        """A tensor was there before all that was written."""
+        self._keep(self._entries, value, origin, 0)
+
+    def set_written(self, value: Any, origin: Origin) -> None:
+        """What is there has written a tensor, and so all that share its memory.
+
+        A parameter stays one, whoever writes it.
+        """
+        self._serial += 1
+        if not is_parameter(value):
+            self._keep(self._entries, value, origin, self._serial)
+        self._keep(self._written, base_of(value), origin, self._serial)
+
+    def _write_of(self, value: Any) -> _Entry | None:
         if not self._written:
             return None
         base = base_of(value)
         written = self._written.get(id(base))
-        if written is None or written.ref() is not base:
-            return None
-        entry = self._entries.get(id(value))
-        newer = entry is None or entry.ref() is not value or written.serial > entry.serial
-        return written.port if newer else None
-
-    def set(self, value: Any, port: Port) -> None:
-        """A tensor comes from `port` from now on."""
-        self._serial += 1
-        self._keep(self._entries, value, port)
-
-    def set_written(self, value: Any, port: Port) -> None:
-        """`port` has written a tensor, and so all that share its memory."""
-        self.set(value, port)
-        self._keep(self._written, base_of(value), port)
+        return written if written is not None and written.ref() is base else None
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _keep(self, entries: dict[int, _Entry], value: Any, port: Port) -> None:
+    def _keep(self, entries: dict[int, _Entry], value: Any, origin: Origin, serial: int) -> None:
         key = id(value)
 
         def forget(dead: weakref.ref[Any]) -> None:
@@ -86,34 +125,43 @@ class EagerValues:
             reference = weakref.ref(value, forget)
         except TypeError:
             return  # A foreign kind of tensor, which nothing can be known of later.
-        entries[key] = _Entry(reference, port, self._serial)
+        entries[key] = _Entry(reference, origin, serial)
 
 
 class SymbolicValues:
     """The nodes that the tensors of graphs come from, by graph and name."""
 
     def __init__(self) -> None:
-        self._graphs: weakref.WeakKeyDictionary[Any, dict[Hashable, Port]] = (
+        self._graphs: weakref.WeakKeyDictionary[Any, dict[Hashable, Origin]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def find(self, value: Any) -> Port | None:
+    def find(self, value: Any) -> Origin | None:
         """Where a tensor comes from; None for one that is not known."""
         return self._graphs.get(value.graph, {}).get(value.name)
 
-    def find_write(self, value: Any) -> Port | None:
+    def find_write(self, value: Any) -> Origin | None:
         """None: nothing is written in place."""
         return None
 
-    def set(self, value: Any, port: Port) -> None:
-        """A tensor comes from `port`."""
-        self._graphs.setdefault(value.graph, {})[value.name] = port
+    last_write = find_write
 
-    def set_written(self, value: Any, port: Port) -> None:
+    def set(self, value: Any, origin: Origin) -> None:
+        """A tensor comes from there."""
+        self._graphs.setdefault(value.graph, {})[value.name] = origin
+
+    set_source = set
+
+    def set_written(self, value: Any, origin: Origin) -> None:
         """Not in graphs."""
 
 
 Values = EagerValues | SymbolicValues
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether a tensor is declared as a parameter of a PyTorch module."""
+    return type(value).__name__ == "Parameter"
 
 
 def base_of(value: Any) -> Any:

@@ -40,6 +40,7 @@
     const digits = Number.isInteger(number) ? String(number) : number.toPrecision(3);
     return (digits + " " + prefixes[power] + unit).trim();
   };
+  const counted = (number) => number === 1 ? "1 operator" : `${number} operators`;
   const measures = {
     "size of outputs": {of: (op) => bytesOf(op.outputs), unit: "B"},
     "executions": {of: (op) => op.executions || 0, unit: ""},
@@ -72,7 +73,7 @@
     const forward = graph.nodes.filter((node) => isOp(node) && !node.is_backward);
     const backward = graph.nodes.filter((node) => isOp(node) && node.is_backward);
     byId("title").textContent =
-      `${graph.namespace}: ${forward.length} operators, ${backward.length} backward operators`;
+      `${graph.namespace}: ${counted(forward.length)}, ${backward.length} backward`;
     document.title = `Graph of ${graph.namespace}`;
     byId("backward").checked = forward.length === 0;
     plant(forward.length + backward.length < 40);
@@ -109,7 +110,7 @@
         const facts = [op.name, op.type, op.word, op.module, op.source, op.id].join("\n");
         return words.every((word) => facts.toLowerCase().includes(word));
       });
-      byId("found").textContent = found.length === 1 ? "1 operator" : `${found.length} operators`;
+      byId("found").textContent = counted(found.length);
       tree.replaceChildren(...found.map((op) => row(op, 0, largest(root))));
     } else {
       byId("found").textContent = "";
@@ -140,7 +141,7 @@
     line.style.setProperty("--depth", depth);
     if (entry.entries) {
       line.append(make("span", "name module", entry.name || "(program)"));
-      line.append(make("span", "count", `${entry.ops.length} operators`));
+      line.append(make("span", "count", counted(entry.ops.length)));
     } else {
       const name = search.value ? entry.name : entry.name.replace(/^.*\//, "");
       line.append(make("span", "type" + (entry.is_backward ? " backward" : ""), kindOf(entry)));
@@ -148,7 +149,7 @@
       line.append(make("span", "shape", entry.outputs.map(text).filter((one) => one).join(" ")));
     }
     const amount = sum(entry), bar = make("i");
-    bar.style.width = `${4.5 * amount / total}rem`;
+    bar.style.width = `${3 * amount / total}rem`;
     if (amount)
       line.append(make("span", "bar", bar, make("span", "", scaled(amount, measure().unit))));
     const item = make("li", "", line);
@@ -251,7 +252,8 @@
       return;
     }
     const node = graph.nodes[index];
-    const parts = [make("h2", "", node.name), picture(node)];
+    const broken = node.name.split(/(?<=[./])/).flatMap((part) => [part, make("wbr")]);
+    const parts = [make("h2", "", ...broken), picture(node)];
     const facts = isOp(node)
       ? [["type", node.type], ["common word", node.word], ["module", node.module],
          ["source", node.source], ["program", node.program], ["zone", node.zone],

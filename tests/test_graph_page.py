@@ -1,0 +1,232 @@
+"""The page of a graph in a browser: no error, search, folding, details, the keyboard, attacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda_tools.graph_result import GraphResult
+from amanda_tools.graph_tracing import GraphTracing
+
+from .test_graph_files import HOSTILE, hostile
+
+support = pytest.importorskip("selenium.webdriver.support.ui", reason="selenium is not installed")
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+BROWSER = os.environ.get("CHROME") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
+    None,
+)
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (BROWSER and DRIVER), reason="no chromium or google-chrome with a chromedriver is installed"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.add_argument("--window-size=1280,800")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def opened(browser: Any, result: GraphResult, folder: Path) -> Page:
+    result.formats = ["html"]
+    [file] = result.write(folder)
+    browser.get(file.as_uri())
+    return Page(browser)
+
+
+class Page:
+    """What a person sees and does."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+
+    def rows(self) -> list[str]:
+        """The names of the rows of the tree, from above."""
+        script = "return [...document.querySelectorAll('#tree .name')].map((e) => e.textContent)"
+        found: list[str] = self.browser.execute_script(script)
+        return found
+
+    def row(self, name: str) -> Any:
+        """The row of this name."""
+        path = f"//*[@id='tree']//li/div[span[contains(@class, 'name')][text()='{name}']]"
+        return self.browser.find_element("xpath", path)
+
+    def details(self) -> str:
+        """The text on the right."""
+        return str(self.browser.find_element("id", "details").text)
+
+    def type(self, text: str) -> None:
+        """Write into the search box, in the place of what is there."""
+        box = self.browser.find_element("id", "search")
+        box.clear()
+        box.send_keys(text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys where the focus is."""
+        for key in keys:
+            self.browser.switch_to.active_element.send_keys(key)
+
+    def problems(self) -> list[str]:
+        """What the console holds."""
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.head(self.blocks(x) + x))
+
+
+@pytest.fixture(scope="module")
+def result() -> GraphResult:
+    tool = GraphTracing()
+    model, x = Classifier(), torch.ones(3, 4)
+    with amanda.apply(tool):
+        model(x).sum().backward()
+    for op in tool.result().graph.ops:
+        tool.graphs[op.namespace].nodes[op.index].notes["macs"] = 48  # type: ignore[union-attr]
+    return tool.result()
+
+
+@pytest.fixture
+def page(browser: Any, result: GraphResult, tmp_path: Path) -> Iterator[Page]:
+    page = opened(browser, result, tmp_path)
+    assert page.problems() == []
+    yield page
+    assert page.problems() == []
+
+
+def test_modules_fold_and_open(page: Page) -> None:
+    # 41 products, an addition, tanh and the sum; backward two of each product and parameter.
+    title = page.browser.find_element("id", "title").text
+    assert title.endswith(f": 44 operators, {41 * 4 + 3} backward")
+    assert {"blocks", "head", "add", "tanh"} <= set(page.rows())
+    assert "0" not in page.rows()
+    page.row("blocks").click()
+    opened = page.rows()
+    assert [name for name in opened if name.isdigit()] == [str(n) for n in range(40)]
+    page.row("7").click()
+    assert page.rows()[opened.index("7") + 1] == "linear"
+    page.row("blocks").click()
+    assert "7" not in page.rows()
+    page.row("blocks").click()
+    assert page.rows() == opened
+    page.browser.find_element("id", "close-all").click()
+    assert page.rows().count("linear") == 0
+    page.browser.find_element("id", "open-all").click()
+    assert page.rows().count("linear") == 41
+
+
+def test_search_and_details(page: Page) -> None:
+    page.type("blocks.12 linear")
+    assert page.rows() == ["blocks.12/linear"]
+    assert page.browser.find_element("id", "found").text == "1 operator"
+    page.row("blocks.12/linear").click()
+    text = page.details()
+    for part in (
+        "blocks.12/linear", "float32[3,4]", "48 B", "blocks.12.weight", "float32[4,4]", "macs",
+        "blocks.11/linear", "blocks.13/linear", "AddmmBackward0", "Backward operators", "source",
+    ):  # fmt: skip
+        assert part in text, part
+    # A neighbour, then one of its backward operators, then the forward one again.
+    find = page.browser.find_element
+    find("xpath", "//article//button[text()='blocks.13/linear']").click()
+    assert page.details().startswith("blocks.13/linear")
+    find("xpath", "//article//button[text()='blocks.13/linear:AddmmBackward0']").click()
+    assert page.details().startswith("blocks.13/linear:AddmmBackward0")
+    assert find("id", "backward").is_selected()
+    find("xpath", "//article//button[text()='blocks.13/linear']").click()
+    chosen = find("css selector", "li[aria-selected=true]")
+    assert chosen.is_displayed()
+    assert "linear" in chosen.text
+    # The picture's neighbours can be clicked as well.
+    shown = page.browser.find_elements("css selector", "svg g[data-index]")
+    assert len(shown) == 3 + 1 + 1
+    page.type("nothing is called so")
+    assert page.rows() == []
+
+
+def test_parameters_have_their_readers(page: Page) -> None:
+    page.type("head/linear")
+    page.row("head/linear").click()
+    page.browser.find_element("xpath", "//article//button[text()='head.weight']").click()
+    assert "parameter" in page.details()
+    assert "Read by\nhead/linear" in page.details()
+
+
+def test_the_keyboard_is_enough(page: Page) -> None:
+    page.browser.find_element("tag name", "body").send_keys("/")
+    assert page.browser.switch_to.active_element.get_attribute("id") == "search"
+    page.press("tanh", "\ue007")  # Enter
+    assert page.details().startswith("tanh")
+    page.type("")
+    page.press("\ue00c")  # Escape
+    page.press("\ue015")  # Down, into the tree
+    before = page.rows()
+    page.press("\ue010")  # End
+    page.press("\ue013")  # Up
+    page.press("\ue011", "\ue015")  # Home, Down: the first module
+    page.press("\ue014")  # Right
+    assert len(page.rows()) > len(before)
+    page.press("\ue012")  # Left
+    assert page.rows() == before
+    page.press("\ue00d")  # Space
+    assert len(page.rows()) > len(before)
+
+
+def test_bars_follow_the_measure(page: Page) -> None:
+    select = support.Select(page.browser.find_element("id", "measure"))
+    assert [option.text for option in select.options] == ["size of outputs", "executions", "macs"]
+    select.select_by_visible_text("macs")
+    assert page.browser.find_element("css selector", "#tree .bar").text == "2.11 k"  # 44 * 48
+    select.select_by_visible_text("executions")
+    assert page.browser.find_element("css selector", "#tree .bar").text == "44"
+
+
+def test_dark_and_light(page: Page) -> None:
+    colours = []
+    for scheme in ("light", "dark"):
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        script = "return getComputedStyle(document.body).backgroundColor"
+        colours.append(page.browser.execute_script(script))
+    assert colours == ["rgb(255, 255, 255)", "rgb(20, 23, 28)"]
+
+
+def test_hostile_names_are_only_shown(browser: Any, tmp_path: Path) -> None:
+    page = opened(browser, hostile(), tmp_path)
+    page.browser.find_element("id", "open-all").click()
+    for number, text in enumerate(HOSTILE):
+        row = page.browser.find_elements("css selector", "#tree li[data-index]")[number]
+        row.find_element("css selector", ".row").click()
+        heading = page.browser.execute_script("return document.querySelector('h2').textContent")
+        assert heading == text
+    assert page.browser.execute_script("return window.broken") is None
+    assert page.browser.find_elements("tag name", "img") == []
+    assert page.problems() == []
+
+
+def test_an_empty_graph(browser: Any, tmp_path: Path) -> None:
+    page = opened(browser, GraphResult(), tmp_path)
+    assert page.browser.find_element("id", "title").text == "No operators were seen"
+    assert page.problems() == []
