@@ -156,7 +156,14 @@ def lint(session: nox.Session) -> None:
     # mypy refuses a folder without sources.
     typed = [
         name
-        for name in [*folders, "tests", "benchmarks", "sweeps", "examples/demo", "examples/effective_path"]
+        for name in [
+            *folders,
+            "tests",
+            "benchmarks",
+            "sweeps",
+            "examples/demo",
+            "examples/effective_path",
+        ]
         if any(ROOT.glob(f"{name}/**/*.py"))
     ]
     commands = {

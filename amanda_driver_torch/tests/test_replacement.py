@@ -15,7 +15,6 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, ReplacementConflictError, RoutineResultError
-from amanda_core.plan import original
 from amanda_core.testing.tools import (
     after,
     at_inputs,
@@ -26,6 +25,7 @@ from amanda_core.testing.tools import (
     tool,
     watching_backward,
 )
+from amanda_core.threads import original
 
 from .making import equal, grad_of, leaf
 

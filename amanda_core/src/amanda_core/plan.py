@@ -7,7 +7,7 @@ steps itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.action import Action
@@ -17,17 +17,7 @@ from amanda_core.threads import THREAD
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
 
-__all__ = ["Plan", "Step", "original"]
-
-
-def original() -> Callable[[Sequence[Any]], Any] | None:
-    """The op that the running replacement stands for, as a function of its inputs by position.
-
-    For a replacement that holds for some executions only. What the function gives is the op's
-    result, differentiated like the op. It may be kept and called later. None outside of a
-    replacement, and where the driver cannot run the op itself.
-    """
-    return THREAD.control.original
+__all__ = ["Plan", "Step"]
 
 
 class Step:
@@ -108,27 +98,15 @@ class Step:
         """Keep an exception of this step for `Session.raise_pending`."""
         self._context._session.defer(error)
 
-    def replace(
-        self, values: Sequence[Any], original: Callable[[Sequence[Any]], Any] | None = None
-    ) -> Any:
+    def replace(self, values: Sequence[Any]) -> Any:
         """Call a replacement and return what it stands for: the op's result, as it came.
-
-        Args:
-            values: The inputs of the op.
-            original: Runs the op itself on inputs by position; for routines that ask for it by
-                `amanda_core.plan.original`. None where a driver cannot.
 
         Raises:
             RoutineResultError: The routine returned None.
         """
         positions = self.action.positions
         selected = values if positions is None else self._select(values, positions)
-        control = THREAD.control
-        before, control.original = control.original, original
-        try:
-            result = self._call(list(selected))
-        finally:
-            control.original = before
+        result = self._call(list(selected))
         if result is None:
             raise RoutineResultError(
                 "A replacement returned None",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amanda_core.session import Session
 
-__all__ = ["THREAD", "Control", "inside_routine"]
+__all__ = ["THREAD", "Control", "inside_routine", "original", "standing_for"]
 
 
 class Control:
@@ -77,3 +77,28 @@ def inside_routine() -> Iterator[None]:
         yield
     finally:
         control.routine_depth -= 1
+
+
+@contextmanager
+def standing_for(op: Callable[[Sequence[Any]], Any]) -> Iterator[None]:
+    """Mark the extent of a replacement's routine, for drivers that can run the op itself.
+
+    Args:
+        op: Runs the op on inputs by position.
+    """
+    control = THREAD.control
+    before, control.original = control.original, op
+    try:
+        yield
+    finally:
+        control.original = before
+
+
+def original() -> Callable[[Sequence[Any]], Any] | None:
+    """The op that the running replacement stands for, as a function of its inputs by position.
+
+    For a replacement that holds for some executions only. What the function gives is the op's
+    result, differentiated like the op. It may be kept and called later. None outside of a
+    replacement, and where the driver cannot run the op itself.
+    """
+    return THREAD.control.original

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from amanda import OpContext, apply, autodiff_enabled
 from amanda_core.errors import EditError, PositionError, RoutineResultError
-from amanda_core.plan import original
 from amanda_core.testing.tools import (
     after,
     at_inputs,
@@ -25,6 +24,7 @@ from amanda_core.testing.tools import (
     replacing_backward,
     tool,
 )
+from amanda_core.threads import original
 
 from .making import close, equal, normal, noting, variable
 

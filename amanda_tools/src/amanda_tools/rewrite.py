@@ -11,9 +11,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from amanda_core import OpContext, Tool, plan
+from amanda_core import OpContext, Tool
 from amanda_core.action import staged
 from amanda_core.selection import select
+from amanda_core.threads import original as op_itself
 from amanda_tools.clock import Clock
 from amanda_tools.graph import Graph
 from amanda_tools.graph_tracing import GraphTracing
@@ -133,7 +134,7 @@ class Rewrite(Tool):
 
     def defer(self, *inputs: Any, role: Role) -> Any:
         """What an operator inside a match gives: a stand-in, where all is as it was."""
-        original = plan.original()
+        original = op_itself()
         assert original is not None
         with self._clock, self._lock:
             match, kind = role.match, kind_of(inputs)
@@ -157,7 +158,7 @@ class Rewrite(Tool):
 
     def finish(self, *inputs: Any, role: Role) -> Any:
         """What the last operator of a match gives: what stands in, or what it would have given."""
-        original = plan.original()
+        original = op_itself()
         assert original is not None
         with self._clock, self._lock:
             match = role.match
