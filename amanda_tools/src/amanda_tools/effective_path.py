@@ -17,7 +17,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import load
 from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
-from amanda_tools.graph_values import EagerValues, Port, SymbolicValues
+from amanda_tools.graph_values import EagerValues, Origin, Port, SymbolicValues, Values
 from amanda_tools.path_layers import LAYER, LayerRule, rules
 from amanda_tools.path_model import Extraction, Layer, Variant
 from amanda_tools.path_result import EffectivePathResult, LayerSum, PathSets, Thresholds
@@ -121,7 +121,7 @@ class EffectivePath(Tool):
             if not op.is_eager:
                 for position, value in enumerate(outputs):
                     if _is_tensor(value):
-                        self._symbolic.set(value, Port(op.number, position))
+                        self._symbolic.set(value, Origin(Port(op.number, position)))
             context.insert_after_op(self.leave, op=op)
 
     def enter(self, *inputs: Any, op: _Op) -> None:
@@ -150,7 +150,7 @@ class EffectivePath(Tool):
             for position, value in enumerate(outputs):
                 if op.is_eager:
                     for item in _tensors(value):
-                        self._eager.set(item, Port(number, position))
+                        self._eager.set(item, Origin(Port(number, position)))
             self._run.made.update(Port(number, position) for position in range(len(outputs)))
             if outputs and _is_tensor(outputs[0]):
                 execution.output = Port(number, 0)
@@ -188,19 +188,18 @@ class EffectivePath(Tool):
             self._run.arrays[port] = np.array(array_of(value))
 
     def _tensor(self, value: Any) -> Port:
-        port = self._eager.find(value)
-        written = self._eager.find_write(value)
-        if port is None or written is not None:
-            port = Port(next(self._serials), 0)
-            self._eager.set(value, port)
-        return port
+        # One that was written through another is a new value.
+        return self._port(self._eager, value, self._eager.find_write(value) is not None)
 
     def _symbol(self, value: Any) -> Port:
-        port = self._symbolic.find(value)
-        if port is None:
-            port = Port(next(self._serials), 0)
-            self._symbolic.set(value, port)
-        return port
+        return self._port(self._symbolic, value, False)
+
+    def _port(self, values: Values, value: Any, is_new: bool) -> Port:
+        origin = values.find(value)
+        if origin is None or is_new:
+            origin = Origin(Port(next(self._serials), 0))
+            values.set(value, origin)
+        return origin.port
 
     def _enter_module(self, path: str) -> None:
         self._depth += 1

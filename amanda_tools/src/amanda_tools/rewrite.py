@@ -27,6 +27,7 @@ from amanda_tools.rewrite_matches import (
     is_tensor,
     kind_of,
     stand_in_like,
+    write,
 )
 from amanda_tools.rewrite_result import RewriteResult
 from amanda_tools.rewrite_rules import RULES, Matched, Rule, Taken
@@ -268,13 +269,10 @@ class Rewrite(Tool):
 
     def _compute(self, value: Any, inside: Inside) -> None:
         """Write what an operator would have given into its stand-in."""
-        import torch
-
         self._settle(inside.taken.inputs)
         inside.deferred = False
         self._deferred -= 1
-        with torch.set_grad_enabled(inside.grad):
-            value.copy_(inside.taken.run(inside.taken.inputs))
+        write(value, lambda: inside.taken.run(inside.taken.inputs), inside.grad)
 
     # Runs.
 

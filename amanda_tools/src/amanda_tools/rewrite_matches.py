@@ -13,7 +13,7 @@ from amanda_tools.patterns import Site
 from amanda_tools.rewrite_result import Rewritten
 from amanda_tools.rewrite_rules import Rule, Taken
 
-__all__ = ["Inside", "Match", "Role", "flat", "is_tensor", "kind_of", "stand_in_like"]
+__all__ = ["Inside", "Match", "Role", "flat", "is_tensor", "kind_of", "stand_in_like", "write"]
 
 
 class Match:
@@ -99,8 +99,29 @@ def kind_of(inputs: Sequence[Any]) -> Any:
 
 
 def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
-    """A tensor of the shape and type of an output, which says so if it is read after all."""
+    """A tensor of the shape and type of an output, NaN throughout and without memory of its own.
+
+    Args:
+        inputs: Inputs of the operator.
+        like: Shape and dtype.
+
+    Returns:
+        The tensor; None where there can be none, as for whole numbers and outside of PyTorch.
+    """
+    shape, dtype = like
     first = next((value for value in flat(inputs) if hasattr(value, "new_full")), None)
-    if first is None or not like[1].is_floating_point:
+    if first is None or not dtype.is_floating_point:
         return None
-    return first.new_full(like[0], float("nan"), dtype=like[1])
+    one = first.new_full((1,), float("nan"), dtype=dtype)
+    return first.new_empty(0, dtype=dtype).set_(one.untyped_storage(), 0, shape, (0,) * len(shape))
+
+
+def write(stand_in: Any, compute: Callable[[], Any], grad: bool) -> None:
+    """Write what an operator gives into its stand-in, with its gradients if `grad`."""
+    import torch
+
+    with torch.no_grad():
+        own = stand_in.new_empty(stand_in.shape)
+        stand_in.set_(own.untyped_storage(), 0, own.shape, own.stride())
+    with torch.set_grad_enabled(grad):
+        stand_in.copy_(compute())
