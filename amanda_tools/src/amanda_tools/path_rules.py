@@ -381,8 +381,8 @@ def _batch_norm(given: Given) -> Result:
     """Passes on what is in the path, with the sign of input times output."""
     import numpy as np
 
-    signs = (np.sign(given.inputs[0]) * np.sign(given.output)).astype(np.int8)
-    signs[(signs == 0) | ~given.mask] = 1
+    turned = np.sign(given.inputs[0]) * np.sign(given.output) < 0
+    signs = np.where(turned & given.mask, -1, 1).astype(np.int8)
     return Result([given.mask], [signs])
 
 
