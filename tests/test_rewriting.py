@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig, ViTModel
 
 import amanda
@@ -159,6 +160,7 @@ def test_a_run_that_takes_another_way(way: str) -> None:
     if used is not None:
         reason = f"the value of conv/conv2d is used by {used}, too"
         assert match.fallbacks[reason] >= 1
+        assert match.refused == reason
     else:
         assert match.kept >= 1
 
@@ -200,6 +202,50 @@ def test_a_guard_that_refuses() -> None:
     (match,) = tool.result().matches
     assert match.fallbacks == {"the normalisation is in training": 2}
     assert match.rewritten == 0
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_run_again_what_has_run(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.outside = Pair(), Pair()
+            self.between = nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            inside = checkpoint(self.inside, x, use_reentrant=reentrant)
+            return self.outside(self.between(inside))
+
+    model, x = Checkpointed().eval(), torch.randn(2, 4, 5, 5, requires_grad=True)
+
+    def gradient() -> Any:
+        x.grad = None
+        total: Any = model(x).sum()
+        total.backward()
+        return x.grad
+
+    expected = gradient()
+    tool = Rewrite(rules=["conv_bn"])
+    with amanda.apply(tool):
+        for _ in range(4):
+            assert_close(gradient(), expected)
+    inside, outside = tool.result().matches
+    assert inside.refused == "a checkpoint runs it again"
+    assert (inside.rewritten, outside.rewritten, outside.refused) == (0, 3, None)
+
+
+def test_a_selection_of_operators() -> None:
+    model = nn.Sequential(Pair(), nn.Conv2d(6, 4, 1), Pair()).eval()
+    x = torch.randn(2, 4, 5, 5)
+    expected = model(x)
+    tool = Rewrite(rules=["conv_bn"]).where(amanda.select(module="2*"))
+    with amanda.apply(tool):
+        for _ in range(3):
+            assert_close(model(x), expected)
+    assert [(match.name, match.rewritten) for match in tool.result().matches] == [
+        ("0.norm/batch_norm", 0),
+        ("2.norm/batch_norm", 2),
+    ]
 
 
 def test_what_works_in_place_is_refused() -> None:

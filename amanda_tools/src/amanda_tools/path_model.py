@@ -22,7 +22,7 @@ class Node:
 
     Attributes:
         name: Readable name, which is its own.
-        kind: One of `path_rules.KINDS`.
+        kind: What `path_rules` has a rule for, such as ``conv``.
         inputs: Numbers of the values that it is computed from.
         output: Number of the value that it computes.
         arguments: What its rule needs besides the values.

@@ -13,7 +13,7 @@ from typing import Any
 from amanda_tools.contributions import Windows, chunks, keep_terms, maximal
 from amanda_tools.path_model import WEIGHTED, Extraction, Layer, Node
 
-__all__ = ["KINDS", "Result", "apply"]
+__all__ = ["Result", "apply"]
 
 
 @dataclass
@@ -399,5 +399,3 @@ _RULES: Mapping[str, Callable[[Given], Result]] = {
     "transpose": _transpose,
     "batch_norm": _batch_norm,
 }
-#: The kinds of nodes that there is a rule for.
-KINDS = frozenset(_RULES)

@@ -121,6 +121,9 @@ class Rewrite(Tool):
             is_eager = "/eager" in context.namespace
             if not is_eager:
                 self._rewrite_node(context, key, role)
+            elif role is not None and context.recomputed:
+                # What it is to be the same as has run before there was a match.
+                role.match.refuse("a checkpoint runs it again")
             elif role is not None:
                 role.names, role.attrs = context.input_names, dict(context.attrs)
                 context.replace_op(self.finish if role.is_tail else self.defer, role=role)
@@ -257,8 +260,9 @@ class Rewrite(Tool):
                 inside = self._inside_of(value) if self._deferred else None
                 if inside is not None and inside.deferred:
                     match = inside.role.match
-                    match.off = f"the value of {inside.role.op.name} is used by {name}, too"
-                    match.fell_back(match.off)
+                    reason = f"the value of {inside.role.op.name} is used by {name}, too"
+                    match.refuse(reason)
+                    match.fell_back(reason)
                     self._compute(value, inside)
 
     def _settle(self, inputs: Sequence[Any]) -> None:

@@ -30,6 +30,10 @@ class Match:
         #: What its operators are, the last one first.
         self.roles = [Role(self, name, op, site) for name, op in site.ops.items()]
 
+    def refuse(self, reason: str) -> None:
+        """Rewrite it no longer."""
+        self.off = self.report.refused = reason
+
     def fell_back(self, reason: str) -> None:
         """Note an execution that was left as it is."""
         self.report.fallbacks[reason] = self.report.fallbacks.get(reason, 0) + 1

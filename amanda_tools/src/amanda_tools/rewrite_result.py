@@ -21,7 +21,7 @@ class Rewritten:
         name: Readable name of the last operator.
         source: ``file:line`` of its call, or None.
         ops: Names of the operators, the last one last.
-        refused: Why it is never rewritten, or None.
+        refused: Why it is not rewritten, or no longer, or None.
         rewritten: How often it was: executions in eager modes, graphs elsewhere.
         fallbacks: Why executions were left as they are -> how many.
         kept: Values inside of it that the program kept, and that were computed for it.
