@@ -106,11 +106,9 @@ def path_of(network: Network, values: Sequence[Any], how: Selection) -> Found:
                 walk(number, kind, inputs, arguments, values, dict.fromkeys(seeds, 1), how, found)
         return found
     seeds = (
-        {np.unravel_index(int(np.argmax(logits)), logits.shape)}
-        if how.variant == "cumulative"
-        else above(logits, how.output_threshold)
+        {largest(logits)} if how.variant == "cumulative" else above(logits, how.output_threshold)
     )
-    signs[last] = {tuple(map(int, seed)): 1 for seed in seeds}
+    signs[last] = dict.fromkeys(seeds, 1)
     for number in reversed(range(len(network.layers))):
         if number + 1 not in signs:
             continue
@@ -126,7 +124,11 @@ def path_of(network: Network, values: Sequence[Any], how: Selection) -> Found:
 
 def above(output: Any, threshold: float) -> set[Index]:
     chosen = {index for index in np.ndindex(output.shape) if abs(output[index]) > threshold}
-    return chosen or {tuple(map(int, np.unravel_index(int(np.argmax(output)), output.shape)))}
+    return chosen or {largest(output)}
+
+
+def largest(output: Any) -> Index:
+    return max(np.ndindex(output.shape), key=lambda index: output[index])
 
 
 def walk(
@@ -171,11 +173,12 @@ def walk(
                 else kept(terms, how.theta)
             )
             handed = -1 if sign == -1 and max(terms.values()) < 0 else 1
-        for place, *index in chosen:
-            marks[place].setdefault(tuple(index), handed)
-            found.edges[number].add((place, tuple(index), output))
+        for term in chosen:
+            place, index = term[0], term[1:]
+            marks[place].setdefault(index, handed)
+            found.edges[number].add((place, index, output))
             if weights:
-                found.weights.setdefault(number, set()).add(weights[(place, *index)])
+                found.weights.setdefault(number, set()).add(weights[term])
     return list(zip(inputs, marks, strict=True))
 
 
@@ -190,8 +193,8 @@ def terms_of(
         return {(place, *output): float(v[output]) for place, v in enumerate(given)}, {}
     if kind == "mean":
         rows, columns = x.shape[1:]
-        for place in itertools.product(range(rows), range(columns)):
-            terms[(0, output[0], *place)] = float(x[(output[0], *place)])
+        for inside in itertools.product(range(rows), range(columns)):
+            terms[(0, output[0], *inside)] = float(x[(output[0], *inside)])
         return terms, {}
     if kind == "linear":
         for i in range(len(x)):

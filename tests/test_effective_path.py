@@ -1,5 +1,8 @@
 """Effective paths on PyTorch: the published algorithm in plain loops is the oracle."""
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 import json
@@ -111,7 +114,7 @@ def test_the_prefix_by_hand() -> None:
     valid = np.random.default_rng(1).random((200, 9)) < 0.7
     valid[:, 0] = True
     for row, mask, chosen in zip(random, valid, cumulative(random, valid, 0.6), strict=True):
-        terms = {(i,): row[i] for i in range(9) if mask[i]}
+        terms: dict[tuple[int, ...], float] = {(i,): row[i] for i in range(9) if mask[i]}
         assert {i for (i,) in kept(terms, 0.6)} == set(np.flatnonzero(chosen).tolist())
 
 
@@ -124,7 +127,7 @@ class Block(nn.Module):
         self.norm, self.relu = nn.BatchNorm2d(4), nn.ReLU(inplace=True)
         self.head = nn.Linear(4, 5)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         before = self.relu(self.norm(self.first(x)))
         after = self.relu(self.second(before) + before)
         return self.head(nn.functional.adaptive_avg_pool2d(after, 1).flatten(1))
@@ -213,7 +216,7 @@ def test_where_paths_end() -> None:
             super().__init__()
             self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: torch.Tensor) -> Any:
             hidden = self.first(x)
             return self.head(hidden * hidden.sigmoid())
 

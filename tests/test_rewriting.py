@@ -1,5 +1,8 @@
 """Rewriting of subgraphs on PyTorch: results and gradients are those of the program itself."""
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 import json
@@ -374,8 +377,10 @@ SMALL: Any = {
 def transformer(kind: str, attention: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     model: Any
+    config: Any
+    chosen: Any = {"attn_implementation": attention}
     if kind == "bert":
-        model = BertModel(BertConfig(**SMALL, vocab_size=50, attn_implementation=attention))
+        model = BertModel(BertConfig(**SMALL, vocab_size=50, **chosen))
         mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
         given = {"input_ids": torch.randint(0, 50, (2, 7)), "attention_mask": mask}
     elif kind == "gpt2":
@@ -387,11 +392,11 @@ def transformer(kind: str, attention: str) -> tuple[nn.Module, dict[str, torch.T
             n_positions=16,
             bos_token_id=None,
             eos_token_id=None,
-            attn_implementation=attention,
+            **chosen,
         )
         model, given = GPT2Model(config), {"input_ids": torch.randint(0, 50, (2, 7))}
     else:
-        config = ViTConfig(**SMALL, image_size=16, patch_size=4, attn_implementation=attention)
+        config = ViTConfig(**SMALL, image_size=16, patch_size=4, **chosen)
         model, given = ViTModel(config), {"pixel_values": torch.randn(2, 3, 16, 16)}
     return model.eval(), given
 
@@ -414,8 +419,8 @@ def test_attention_there_and_back(kind: str, attention: str, rule: Any) -> None:
     fused = [name for name in counting.counts if "scaled_dot_product" in name]
     assert bool(fused) == (rule == "sdpa")
     assert ("_softmax" in counting.counts) == (rule == "softmax")
-    found = tool.result()
-    assert [(m.refused, m.rewritten, m.fallbacks) for m in found.matches] == [(None, 3, {})] * 2
+    report = tool.result().matches
+    assert [(m.refused, m.rewritten, m.fallbacks) for m in report] == [(None, 3, {})] * 2
 
 
 def test_probabilities_are_seen_and_changed() -> None:

