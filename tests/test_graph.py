@@ -20,6 +20,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_tools import graph_json
 from amanda_tools.graph import Graph, Op
 from amanda_tools.graph_tracing import GraphTracing
+from amanda_tools.graph_values import EagerValues
 
 Program = Callable[[], Any]
 
@@ -115,9 +116,9 @@ def test_values_that_other_tools_change_are_followed() -> None:
     editor.add_inst_for_op(analyse)
     model, x = Residual(), torch.ones(2, 4, requires_grad=True)
     plain = trace(lambda: model(x).sum().backward(), times=2)
-    for order in (slice(None), slice(None, None, -1)):
+    for first in (True, False):
         tool = GraphTracing()
-        with amanda.apply(*(tool, editor)[order]):
+        with amanda.apply(*((tool, editor) if first else (editor, tool))):
             for _ in range(2):
                 model(x).sum().backward()
         [graph] = tool.graphs.values()
@@ -195,6 +196,8 @@ def test_branches_of_later_steps() -> None:
         "exp:ExpBackward0",
     ]
     assert names(graph.successors(named(graph, "exp:ExpBackward0"))) == ["relu:ReluBackward0"]
+    entered = graph.edges_into(named(graph, "relu:ReluBackward0"))
+    assert [(edge.first, edge.executions) for edge in entered] == [(0, 2), (1, 1)]
     # It was met after what it leads to, and still is no circle.
     assert not any(edge.back for edge in graph.edges)
 
@@ -206,7 +209,9 @@ def test_a_module_that_is_called_twice() -> None:
             self.activation = nn.ReLU()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.activation(self.activation(x.exp()).neg())
+            y: torch.Tensor = self.activation(x.exp())
+            z: torch.Tensor = self.activation(y.neg())
+            return z
 
     model, x = Twice(), torch.ones(2)
     graph = trace(lambda: model(x), times=2)
@@ -342,6 +347,27 @@ def test_checkpoints(reentrant: bool) -> None:
     assert {(kind, at, name) for kind, at, name in forward(found) if kind in inner} == expected
 
 
+def test_two_at_once() -> None:
+    model, x = Residual(), torch.ones(2, 4)
+    tools = GraphTracing(), GraphTracing(everything=True)
+    with amanda.apply(*tools):
+        # The second one has seen more before.
+        torch.ones(3).exp()
+        for _ in range(2):
+            model(x).sum().backward()
+    one, other = (tool.result().graph for tool in tools)
+    assert graph_json.to_json(one) == graph_json.to_json(other)
+    late = GraphTracing()
+    with amanda.apply(tools[0]):
+        model(x).sum().backward()
+        with amanda.apply(late):
+            model(x).sum().backward()
+    [found] = late.graphs.values()
+    assert [op.kind for op in found.ops] == ["linear", "layer_norm", "add", "relu", "sum"]
+    add = named(found, "add:AddBackward0")
+    assert names(found.predecessors(add)) == ["relu:ReluBackward0"]
+
+
 # What it must not do.
 
 
@@ -366,6 +392,7 @@ def test_no_tensor_is_kept_alive() -> None:
         gc.collect()
         assert not any(reference() is not None for reference in seen)
         [values] = tool._values.values()
+        assert isinstance(values, EagerValues)
         assert len(values) < 20
     # The first step is the graph.
     assert len(set(sizes)) == 1
@@ -374,6 +401,18 @@ def test_no_tensor_is_kept_alive() -> None:
     del model, optimizer
     gc.collect()
     assert model_alive() is None
+
+
+def test_the_first_steps_can_be_enough() -> None:
+    model, x = Residual(), torch.ones(2, 4)
+    tool = GraphTracing().where(amanda.select(steps=range(1)))
+    with amanda.apply(tool):
+        for _ in range(3):
+            model(x).sum().backward()
+            amanda.step()
+    [graph] = tool.graphs.values()
+    assert {op.executions for op in (*graph.ops, *graph.backward_ops)} == {1}
+    assert graph.chain(named(graph, "relu"), "linear", "layer_norm", "add", "relu") is not None
 
 
 def test_only_the_model_is_traced_unless_everything_is_asked_for() -> None:
@@ -402,7 +441,8 @@ class Block(nn.Module):
         a, b = self.act(self.norm(self.linear(x))).split(2, dim=1)
         y = torch.cat([b, a], dim=1)
         y[0].mul_(2)
-        return self.act(y + x)
+        z: torch.Tensor = self.act(y + x)
+        return z
 
 
 def test_both_interceptors_give_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:

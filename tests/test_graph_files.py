@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Block(nn.Module):
         self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a, b = torch.relu(self.norm(self.linear(x))).split(2, dim=1)
+        a, b = torch.split(torch.relu(self.norm(self.linear(x))), 2, dim=1)
         return torch.cat([b, a], dim=1).add_(1) + x
 
 
@@ -109,7 +110,7 @@ def data_of(result: GraphResult) -> list[dict[str, Any]]:
     return [graph_json.to_json(graph) for graph in result.graphs]
 
 
-WRONG = {
+WRONG: dict[str, Callable[[Any], Any]] = {
     "no object": lambda data: [],
     "no format": lambda data: {**data, "format": "amanda.flops/1"},
     "no graphs": lambda data: {**data, "graphs": None},
@@ -322,6 +323,9 @@ def test_drawing_without_graphviz(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingExtraError, match="Install Graphviz"):
         graph_dot.draw(Graph("a/1/eager"), tmp_path / "graph.svg")
+    # Before the program runs, and not behind it.
+    with pytest.raises(MissingExtraError, match="Install Graphviz"):
+        GraphTracing(formats=["svg"])
 
 
 def test_onnx(result: GraphResult, tmp_path: Path) -> None:
@@ -343,6 +347,9 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'amanda-tools\[networkx\]'"):
         Graph("a/1/eager").to_networkx()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'amanda-tools\[onnx\]'"):
+        GraphTracing(formats=["onnx"])
 
 
 def test_an_unknown_form_is_refused() -> None:

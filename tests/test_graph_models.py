@@ -88,12 +88,12 @@ def exported(model: nn.Module, arguments: dict[str, torch.Tensor]) -> nx.MultiDi
 def normalised(graph: nx.MultiDiGraph, outputs: int) -> nx.MultiDiGraph:
     """A graph as the two can be compared; `outputs` is the number of the model's results."""
     graph = graph.copy()
-    for ends in [
+    for edge in [
         (before, after, key)
         for before, after, key, facts in graph.edges(keys=True, data=True)
         if graph.nodes[after]["type"] == "scaled_dot_product_attention" and facts["input"] == 3
     ]:
-        graph.remove_edge(*ends)
+        graph.remove_edge(*edge)
     while True:
         # What leads nowhere now was the mask's; the model's results are made last.
         ends = [node for node in graph if graph.out_degree(node) == 0][:-outputs]

@@ -1,5 +1,8 @@
 """The graph over PyTorch and TensorFlow's modes: one network, and graphs as TensorFlow has them."""
 
+# mypy: allow-untyped-decorators
+# TensorFlow has no types.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -11,6 +14,7 @@ import tensorflow as tf
 import torch
 
 import amanda
+from amanda_core import OpContext
 from amanda_tools.graph import Graph, Op, Source
 from amanda_tools.graph_tracing import GraphTracing
 
@@ -95,19 +99,25 @@ def test_one_network_everywhere(backend: str, inside: bool) -> None:
 def assert_is_graph_def(graph: Graph, program: Any) -> None:
     """The graph is TensorFlow's: each input of each operator is the tensor that it names."""
     definition = {node.name: node for node in program.as_graph_def().node}
+    # A variable's argument has the variable's name here.
+    captured = {
+        variable.name.removesuffix(":0"): inner.op.name
+        for variable in getattr(program, "variables", ())
+        for outer, inner in program.captures
+        if outer is variable.handle
+    }
     assert {op.name for op in graph.ops} <= definition.keys()
     for node in definition.values():
-        found = [op for op in (*graph.ops, *graph.backward_ops) if op.name == node.name]
-        if not found:
+        named = [op for op in (*graph.ops, *graph.backward_ops) if op.name == node.name]
+        if not named:
             assert node.op in ("Const", "Placeholder", "NoOp", "VarHandleOp", *CALLS), node.op
             continue
-        [op] = found  # One node for each name.
+        [op] = named
         assert op.type == node.op
         expected = [text for text in node.input if not text.startswith("^")]
         edges = graph.edges_into(op)
-        names = [
-            f"{graph.nodes[edge.producer].name}:{edge.output}".removesuffix(":0") for edge in edges
-        ]
+        found = [(graph.nodes[edge.producer].name, edge.output) for edge in edges]
+        names = [f"{captured.get(name, name)}:{at}".removesuffix(":0") for name, at in found]
         assert names == expected, op.name
 
 
@@ -155,7 +165,7 @@ def test_a_graph_of_a_session_is_its_graph_def() -> None:
 
 
 def test_a_function_is_its_graph_def() -> None:
-    weight = tf.Variable(tf.ones((3, 4)))
+    weight = tf.Variable(tf.ones((3, 4)), name="weight")
 
     @tf.function
     def step(x: Any) -> Any:
@@ -168,6 +178,10 @@ def test_a_function_is_its_graph_def() -> None:
     concrete = step.get_concrete_function(x).graph
     assert_is_graph_def(graph, concrete)
     assert {op.program for op in graph.ops} == {concrete.name}
+    assert {s.name: s.kind for s in graph.sources if s.kind != "constant"} == {
+        "x": "input",
+        "weight": "parameter",
+    }
     # Traced again for another shape it is the same operators.
     tool = GraphTracing()
     with amanda.apply(tool):
@@ -197,6 +211,40 @@ def test_loops_and_branches_of_graphs_pass_values_on() -> None:
     assert graph.sources_of(total)[0] is loop
     # Each operator belongs to the function that it is in.
     assert len({op.program for op in graph.ops}) == 5
+
+
+@pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "function"])
+def test_values_that_other_tools_change_are_followed(in_graph: bool) -> None:
+    def analyse(context: OpContext) -> None:
+        if context["type"] in ("matmul", "relu"):
+            context.insert_before_op(lambda x: x * 2, inputs=[0])
+            context.insert_after_op(lambda x: x * 2, outputs=[0])
+            context.insert_after_backward_op(lambda g: g * 2, grad_inputs=[0])
+
+    editor = amanda.Tool()
+    editor.add_inst_for_op(analyse)
+    weight, x = tf.Variable(tf.ones((3, 4))), tf.ones((2, 3))
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = network(x, weight)
+        return tape.gradient(loss, [x, weight])
+
+    program = tf.function(step) if in_graph else step
+    program()
+    [plain] = trace(program)
+    tool = GraphTracing()
+    with amanda.apply(tool, editor):
+        program()
+    [graph] = tool.result().graphs
+    found, expected = ([op.name for op in one.ops] for one in (graph, plain))
+    assert found == expected
+    for op, other in zip(graph.ops, plain.ops, strict=True):
+        assert [before.name for before in graph.predecessors(op)] == [
+            before.name for before in plain.predecessors(other)
+        ]
+        assert len(graph.sources_of(op)) == len(plain.sources_of(other))
 
 
 def test_eager_loops_lists_and_constants() -> None:

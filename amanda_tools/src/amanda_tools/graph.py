@@ -14,12 +14,9 @@ from typing import Any, Literal
 
 from amanda_tools.extras import require
 from amanda_tools.facts import OpFacts, with_parents
-from amanda_tools.sizes import TensorType
+from amanda_tools.sizes import Position, TensorType
 
-__all__ = ["Edge", "Graph", "Module", "Node", "Op", "Position", "Source"]
-
-#: What stands at a position: a tensor, a list of them, or None for what is no tensor.
-Position = TensorType | list[TensorType | None] | None
+__all__ = ["Edge", "Graph", "Module", "Node", "Op", "Source"]
 
 
 @dataclass(eq=False)

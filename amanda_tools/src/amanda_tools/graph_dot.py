@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from amanda_core.errors import MissingExtraError
 from amanda_core.results import printable
-from amanda_tools.graph import Graph, Module, Op, Position
+from amanda_tools.extras import program
+from amanda_tools.graph import Graph, Module, Op
+from amanda_tools.sizes import text_of
 
 __all__ = ["dot", "draw", "write"]
 
@@ -28,13 +28,7 @@ def draw(graph: Graph, path: Path) -> None:
         MissingExtraError: There is no program ``dot``.
         subprocess.SubprocessError: It failed, or takes too long.
     """
-    program = shutil.which("dot")
-    if program is None:
-        raise MissingExtraError(
-            "Drawing needs Graphviz, whose program 'dot' is not found",
-            fix="Install Graphviz with the system's package manager, or leave out the format svg",
-        )
-    command = [program, "-Tsvg", "-o", str(path)]
+    command = [program("dot", "Graphviz"), "-Tsvg", "-o", str(path)]
     text = dot(graph).encode()
     subprocess.run(command, input=text, check=True, capture_output=True, timeout=_PATIENCE)
 
@@ -74,14 +68,8 @@ def _box(module: Module) -> Iterator[str]:
 
 
 def _label(op: Op) -> str:
-    shapes = " ".join(text for text in map(_text, op.outputs) if text)
+    shapes = " ".join(text for text in map(text_of, op.outputs) if text)
     return f"{op.kind}\n{op.name}\n{shapes}"
-
-
-def _text(position: Position) -> str:
-    if isinstance(position, list):
-        return f"({' '.join(map(_text, position))})"
-    return "" if position is None else str(position)
 
 
 def _quoted(value: object) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from amanda_tools.extras import require
-from amanda_tools.graph import Edge, Graph, Op, Position, Source
-from amanda_tools.sizes import TensorType
+from amanda_tools.graph import Edge, Graph, Op, Source
+from amanda_tools.sizes import Position, TensorType
 
 __all__ = ["DOMAIN", "model", "write"]
 

@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args
 
 from amanda_core.results import Table
 from amanda_tools import graph_dot, graph_html, graph_json, graph_onnx, graph_tensorboard
+from amanda_tools.extras import program, require
 from amanda_tools.graph import Graph, Op
 from amanda_tools.rendering import dataframe, html_of
 
-__all__ = ["FORMATS", "Format", "GraphResult"]
+__all__ = ["FORMATS", "Format", "GraphResult", "check"]
 
 Format = Literal["json", "html", "dot", "svg", "tensorboard", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -119,6 +120,24 @@ _WRITERS: dict[Format, tuple[str, Callable[[Graph, Path], None]]] = {
     "tensorboard": ("-tensorboard", graph_tensorboard.write),
     "onnx": (".onnx", graph_onnx.write),
 }
+
+
+def check(formats: Sequence[Format]) -> None:
+    """Find out before a long run whether the forms can be written after it.
+
+    Raises:
+        MissingExtraError: One needs a package, or a program, that is not installed.
+        ValueError: One is unknown.
+    """
+    for form in formats:
+        if form not in FORMATS:
+            raise ValueError(f"formats must be of {', '.join(FORMATS)}, not {form!r}")
+    if "svg" in formats:
+        program("dot", "Graphviz")
+    if "tensorboard" in formats:
+        require("tensorboard", "tensorboard")
+    if "onnx" in formats:
+        require("onnx", "onnx")
 
 
 def _rows(graph: Graph) -> list[tuple[str, int, int | str, int, str]]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from amanda_tools.extras import require
-from amanda_tools.graph import Graph, Node, Op, Position
-from amanda_tools.sizes import TensorType
+from amanda_tools.graph import Graph, Node, Op
+from amanda_tools.sizes import Position, TensorType
 
 __all__ = ["graph_def", "write"]
 

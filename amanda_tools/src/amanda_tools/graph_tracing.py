@@ -1,12 +1,11 @@
 """`GraphTracing`: the graph of a program, made while it runs.
 
 Owns what becomes a node and an edge when. The data are `graph`'s, the identity of values is
-`graph_values`'. Imports no framework.
+`graph_values`', what no operator made `graph_sources`'. Imports no framework.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
@@ -15,8 +14,15 @@ from typing import Any, Literal
 from amanda_core import OpContext, Tool
 from amanda_tools.clock import Clock
 from amanda_tools.facts import key_of
-from amanda_tools.graph import Edge, Graph, Op, Position, Source
-from amanda_tools.graph_result import FORMATS, Format, GraphResult
+from amanda_tools.graph import Edge, Graph, Op
+from amanda_tools.graph_facts import (
+    arguments_of,
+    is_tensor,
+    items_of,
+    program_of,
+)
+from amanda_tools.graph_result import Format, GraphResult, check
+from amanda_tools.graph_sources import Sources
 from amanda_tools.graph_values import (
     EagerValues,
     Origin,
@@ -26,24 +32,11 @@ from amanda_tools.graph_values import (
     is_parameter,
     version_of,
 )
-from amanda_tools.sizes import type_of
+from amanda_tools.sizes import position_of
 
 __all__ = ["GraphTracing"]
 
 _Kind = Literal["value", "alias"]
-#: Key of a node of PyTorch's backward graph under which those that came before leave a word.
-_CAME_FROM = "amanda.graph"
-#: TensorFlow's operators that hold values and compute nothing -> kind of source.
-_SILENT = {
-    "Const": "constant",
-    "Placeholder": "input",
-    "PlaceholderV2": "input",
-    "PlaceholderWithDefault": "input",
-    "_Arg": "input",
-    "VarHandleOp": "parameter",
-    "Variable": "parameter",
-    "VariableV2": "parameter",
-}
 
 
 class GraphTracing(Tool):
@@ -64,6 +57,7 @@ class GraphTracing(Tool):
             `Graph.unrolled`.
 
     Raises:
+        MissingExtraError: A format needs a package, or a program, that is not installed.
         ValueError: One of the formats is unknown, or `calls` negative.
 
     Attributes:
@@ -87,15 +81,14 @@ class GraphTracing(Tool):
             raise ValueError(f"calls must not be negative, and is {calls}")
         self.calls = calls
         self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
-        for one in self.formats:
-            if one not in FORMATS:
-                raise ValueError(f"formats must be of {', '.join(FORMATS)}, not {one!r}")
+        check(self.formats)
         self.everything = everything
         self.graphs: dict[str, Graph] = {}
         self._values: dict[str, Values] = {}
         self._traced: dict[tuple[object, ...], _Traced] = {}
-        #: Consumer, position and item -> the source that was first seen there.
-        self._slots: dict[tuple[int, int, int | None, str], Source] = {}
+        self._sources = Sources()
+        #: Under it the nodes of PyTorch's backward graph leave a word at those that run after them.
+        self._came_from = object()
         # Graphs run routines on threads of the framework's.
         self._lock = threading.RLock()
         self._clock = Clock()
@@ -122,27 +115,29 @@ class GraphTracing(Tool):
                 position
                 for position, value in enumerate(inputs)
                 # Only of what needs a source: the answer may take long.
-                if traced.is_eager and _is_tensor(value) and find(value) is None
+                if traced.is_eager and is_tensor(value) and find(value) is None
                 if is_parameter(value) or context.value(position) is not None
             }
-            traced.versions = [[version_of(item) for _, item in _items(value)] for value in inputs]
+            traced.versions = [
+                [version_of(item) for _, item in items_of(value)] for value in inputs
+            ]
             self._connect(traced, inputs)
             if traced.is_eager:
                 context.insert_before_op(self.enter, traced=traced)
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Note what an op gives."""
-        op = context.get("graph_op")
-        if op is None:
+        traced = self._traced.get(_key(context))
+        if traced is None:
             return
         with self._clock, self._lock:
-            traced = self._traced[_key(context)]
             inputs, outputs = context.get_inputs() or (), context.get_outputs() or ()
-            if not op.outputs:
-                op.outputs = [_position(value) for value in outputs]
-                for position, value in enumerate(inputs):
-                    if _were_written(value, traced.versions, position):
-                        op.writes.append(position)
+            traced.op.outputs = traced.op.outputs or [position_of(value) for value in outputs]
+            traced.op.writes = traced.op.writes or [
+                position
+                for position, value in enumerate(inputs)
+                if _were_written(value, traced.versions, position)
+            ]
             self._note_writes(traced, inputs)
             self._set(traced, outputs)
             if traced.is_eager:
@@ -178,9 +173,10 @@ class GraphTracing(Tool):
             context["graph_op"] = traced.op
             node = context.get_backward_op()
             if hasattr(node, "next_functions"):
-                self._connect_node(traced, node.node)
+                if node.node is not None:
+                    self._connect_node(traced, node.node, 0)
                 if not traced.graph.edges_into(traced.op):
-                    self._seed(traced, gradients)
+                    self._sources.seed(gradients, graph, traced.op)
                 context.insert_before_backward_op(
                     self.enter_node, grad_outputs=[], traced=traced, op=node
                 )
@@ -196,7 +192,7 @@ class GraphTracing(Tool):
             return
         with self._clock, self._lock:
             found = context.get_grad_inputs() or ()
-            traced.op.outputs = traced.op.outputs or [_position(value) for value in found]
+            traced.op.outputs = traced.op.outputs or [position_of(value) for value in found]
             if hasattr(context.get_backward_op(), "next_functions"):
                 return
             self._set(traced, found)
@@ -206,9 +202,21 @@ class GraphTracing(Tool):
     def enter_node(self, traced: _Traced, op: Any) -> None:
         """Note one execution of a backward op of PyTorch's."""
         with self._clock, self._lock:
-            for edge in self._connect_node(traced, op.node):
+            number, node = traced.op.executions or 0, op.node
+            traced.op.executions = number + 1
+            if node is None:
+                return
+            for edge in self._connect_node(traced, node, number):
                 edge.executions = (edge.executions or 0) + 1
-            traced.op.executions = (traced.op.executions or 0) + 1
+            node.metadata.pop(self._came_from, None)
+            for output, (after, position) in enumerate(node.next_functions):
+                while after is not None and after.name().startswith("Amanda"):
+                    # The driver's own, which hand the gradients on.
+                    ways = after.next_functions
+                    after, position = ways[min(position, len(ways) - 1)] if ways else (None, 0)
+                if after is not None:
+                    words = after.metadata.setdefault(self._came_from, set())
+                    words.add((traced.op.index, output, position))
 
     def result(self) -> GraphResult:
         """What was traced so far."""
@@ -223,7 +231,10 @@ class GraphTracing(Tool):
     # Inside.
 
     def _graph_of(self, context: OpContext) -> Graph:
-        return self.graphs.setdefault(context.namespace, Graph(context.namespace))
+        graph = self.graphs.get(context.namespace)
+        if graph is None:
+            graph = self.graphs[context.namespace] = Graph(context.namespace)
+        return graph
 
     def _values_of(self, traced: _Traced) -> Values:
         values = self._values.get(traced.op.namespace)
@@ -238,17 +249,17 @@ class GraphTracing(Tool):
         if traced is None:
             backward = context.is_backward()
             forward = context.forward
-            before = forward.get("graph_op") if forward is not None else None
+            before = self._traced.get(_key(forward)) if forward is not None else None
             op = Op.of(
                 context,
                 index=-1,
                 zone=context.zone,
-                program=_program(context),
-                forward=before.index if before is not None else None,
+                program=program_of(context),
+                forward=before.op.index if before is not None else None,
                 is_backward=backward,
                 input_names=[] if backward else list(context.input_names),
-                inputs=[_position(value) for value in inputs],
-                arguments={} if backward else _arguments(context),
+                inputs=[position_of(value) for value in inputs],
+                arguments={} if backward else arguments_of(context),
                 executions=0 if "/eager" in context.namespace else None,
             )
             if backward:
@@ -266,12 +277,15 @@ class GraphTracing(Tool):
         taken: list[tuple[int, int | None, Port, _Kind]] = []
         calls: list[int] = []
         for position, at in enumerate(inputs):
-            for item, value in _items(at):
+            for item, value in items_of(at):
                 origin = values.find(value)
                 if origin is None:
                     origin = self._recomputed(traced, position, item)
                     if origin is None:
-                        origin = self._source(traced, values, value, position, item)
+                        constant = item is None and position in traced.constants
+                        origin = self._sources.of(
+                            values, value, traced.graph, traced.op, position, item, constant
+                        )
                     values.set_source(value, origin)
                 taken.append((position, item, origin.port, "value"))
                 calls.append(origin.call)
@@ -312,54 +326,17 @@ class GraphTracing(Tool):
                 return Origin(Port(edge.producer, edge.output))
         return None
 
-    def _source(
-        self, traced: _Traced, values: Values, value: Any, position: int, item: int | None
-    ) -> Origin:
-        """The source of a value that no operator made."""
-        op, graph = traced.op, traced.graph
-        symbol = None if traced.is_eager else value.op
-        if symbol is not None:
-            kind = _SILENT.get(symbol.type, "call")
-        else:
-            kind = _kind_of(value, item is None and position in traced.constants)
-        if kind == "input" and "resource" in str(value.dtype):
-            kind = "parameter"
-        name = symbol.name if symbol is not None else _reading(op, position)
-        slot = (op.index, position, item, "" if symbol is None else symbol.name)
-        source = self._slots.get(slot)
-        if source is None:
-            source = Source(-1, kind, name, type_of(value), op.program)  # type: ignore[arg-type]
-            graph.add(source)
-            self._slots[slot] = source
-        if kind == "call" and symbol is not None:
-            self._call(traced, values, source, symbol)
-            return Origin(Port(source.index, value.value_index))
-        return Origin(Port(source.index, 0))
-
-    def _call(self, traced: _Traced, values: Values, source: Source, symbol: Any) -> None:
-        """What goes into a call, loop or branch, and that all its outputs are its."""
-        for output, value in enumerate(symbol.outputs):
-            values.set(value, Origin(Port(source.index, output)))
-        for position, value in enumerate(symbol.inputs):
-            origin = values.find(value)
-            if origin is None:
-                origin = self._source(traced, values, value, position, -1)
-                values.set_source(value, origin)
-            port = origin.port
-            edge = Edge(port.node, port.output, source.index, position, executions=None)
-            traced.graph.connect(edge)
-
     def _note_writes(self, traced: _Traced, inputs: Sequence[Any]) -> None:
         values = self._values_of(traced)
         for position in traced.op.writes:
             if position < len(inputs):
-                for _, value in _items(inputs[position]):
+                for _, value in items_of(inputs[position]):
                     values.set_written(value, Origin(Port(traced.op.index, None), traced.call))
 
     def _set(self, traced: _Traced, outputs: Sequence[Any]) -> None:
         values = self._values_of(traced)
         for position, at in enumerate(outputs):
-            for _, value in _items(at):
+            for _, value in items_of(at):
                 origin = Origin(Port(traced.op.index, position), traced.call)
                 written = values.last_write(value) if traced.op.writes else None
                 if written is not None and written.port == Port(traced.op.index, None):
@@ -367,52 +344,22 @@ class GraphTracing(Tool):
                 else:
                     values.set(value, origin)
 
-    def _connect_node(self, traced: _Traced, node: Any) -> list[Edge]:
-        """Edges of a node of PyTorch's backward graph.
+    def _connect_node(self, traced: _Traced, node: Any, number: int) -> list[Edge]:
+        """Edges of a node of PyTorch's backward graph, at an execution of this number.
 
         Gradients of several readers arrive as their sum, so it is not the tensors that tell where
         they come from. Each node leaves a word at those that run after it.
         """
-        if node is None:
-            return []
-        op, graph = traced.op, traced.graph
-        words = node.metadata.get(_CAME_FROM)
-        if words is None:
-            words = node.metadata[_CAME_FROM] = set()
-        for output, (after, position) in enumerate(node.next_functions):
-            while after is not None and after.name().startswith("Amanda"):
-                # The driver's own, which hand the gradients on.
-                before = after.next_functions
-                after, position = before[min(position, len(before) - 1)] if before else (None, 0)
-            if after is not None:
-                after.metadata.setdefault(_CAME_FROM, set()).add((op.index, output, position))
-        key = frozenset(words)
-        known = traced.patterns.get(key)
+        words = frozenset(node.metadata.get(self._came_from, ()))
+        known = traced.patterns.get(words)
         if known is None:
-            known = traced.patterns[key] = [
-                graph.connect(
-                    Edge(
-                        producer,
-                        output,
-                        op.index,
-                        position,
-                        first=op.executions or 0,
-                    )
+            known = traced.patterns[words] = [
+                traced.graph.connect(
+                    Edge(producer, output, traced.op.index, position, first=number)
                 )
                 for producer, output, position in sorted(words)
             ]
         return known
-
-    def _seed(self, traced: _Traced, gradients: Sequence[Any]) -> None:
-        for position, value in enumerate(gradients):
-            if type_of(value) is not None:
-                slot = (traced.op.index, position, None, "")
-                if slot not in self._slots:
-                    source = Source(-1, "input", f"{traced.op.name}.gradient", type_of(value))
-                    traced.graph.add(source)
-                    self._slots[slot] = source
-                    edge = Edge(source.index, 0, traced.op.index, position, executions=None)
-                    traced.graph.connect(edge)
 
 
 class _Traced:
@@ -436,73 +383,6 @@ def _key(context: OpContext) -> tuple[object, ...]:
     return context.is_backward(), context.get_backward_op_id(), *key_of(context)
 
 
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
-def _items(value: Any) -> list[tuple[int | None, Any]]:
-    """The tensors at a position, with their places if it is a list."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return []
-    if kind is list or kind is tuple:
-        return [(place, item) for place, item in enumerate(value) if _is_tensor(item)]
-    return [(None, value)] if _is_tensor(value) else []
-
-
-_PLAIN = frozenset({type(None), bool, int, float, str})
-
-
-def _position(value: Any) -> Position:
-    if isinstance(value, (list, tuple)):
-        types = [type_of(item) for item in value]
-        return types if any(types) else None
-    return type_of(value)
-
-
 def _were_written(value: Any, versions: Sequence[list[int | None]], position: int) -> bool:
-    now = [version_of(item) for _, item in _items(value)]
+    now = [version_of(item) for _, item in items_of(value)]
     return position < len(versions) and now != versions[position]
-
-
-def _kind_of(value: Any, constant: bool) -> str:
-    if is_parameter(value) or (constant and getattr(value, "requires_grad", False)):
-        return "parameter"
-    return "constant" if constant else "input"
-
-
-def _reading(op: Op, position: int) -> str:
-    """A name for what an operator reads first: its module and what it is there."""
-    names = op.input_names
-    name = names[position] if position < len(names) else str(position)
-    return f"{op.module or op.name}.{name}"
-
-
-def _program(context: OpContext) -> str:
-    op = context.get_backward_op() if context.is_backward() else context.get_op()
-    name = getattr(getattr(op, "graph", None), "name", "")
-    # The number at the end counts what was traced before.
-    return re.sub(r"_\d+$", "", name) if isinstance(name, str) else ""
-
-
-def _arguments(context: OpContext) -> dict[str, str]:
-    found = {}
-    names = context.input_names
-    for position, value in enumerate(context.get_inputs() or ()):
-        if not _items(value) and value is not None:
-            name = names[position] if position < len(names) else str(position)
-            found[name] = _text(value)
-    found.update((name, _text(value)) for name, value in context.attrs.items())
-    return found
-
-
-def _text(value: Any) -> str:
-    # Of objects of the user's only the type: their text may be anything, and take long.
-    if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_text, value[:16]))}{', ...' if len(value) > 16 else ''})"
-    if value is None or value is ... or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)[:80]
-    if isinstance(value, slice):
-        return f"{_text(value.start)}:{_text(value.stop)}:{_text(value.step)}"
-    module = type(value).__module__.partition(".")[0]
-    return str(value)[:80] if module in ("torch", "tensorflow") else type(value).__name__

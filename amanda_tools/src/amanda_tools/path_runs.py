@@ -194,7 +194,8 @@ class Network:
         if kind in ("shift", "scale"):
             before = self._makers.get(numbers[0])
             if before is not None and self._takers[operands[0]] == 1 and self._joins(before, kind):
-                self._extend(before, numbers[0], execution, result)
+                self._numbers[output] = numbers[0]
+                self.values[numbers[0]] = np.asarray(result, float)
                 return
         number = self._number(output)
         node = Node(
@@ -224,13 +225,6 @@ class Network:
             self._shifted.add(before.name)
             return True
         return False
-
-    def _extend(self, node: Node, old: int, execution: Execution, result: Any) -> None:
-        import numpy as np
-
-        assert execution.output is not None
-        self._numbers[execution.output] = old
-        self.values[old] = np.asarray(result, float)
 
     def _number(self, port: Port) -> int:
         return self._numbers.setdefault(port, len(self._numbers))

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Size", "TensorType", "size_of", "type_of"]
+__all__ = ["Position", "Size", "TensorType", "position_of", "size_of", "text_of", "type_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,10 @@ class TensorType:
         if self.shape is None:
             return f"{self.dtype}[...]"
         return f"{self.dtype}[{','.join('?' if n is None else str(n) for n in self.shape)}]"
+
+
+#: What stands at a position: a tensor, a list of them, or None for what is no tensor.
+Position = TensorType | list[TensorType | None] | None
 
 
 class Size(tuple[int, ...]):
@@ -79,3 +83,22 @@ def type_of(value: Any) -> TensorType | None:
     except (TypeError, ValueError):
         sizes = None  # Not even the number of dimensions is known.
     return TensorType(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2], sizes)
+
+
+def position_of(value: Any) -> Position:
+    """The tensor types at a position."""
+    if isinstance(value, (list, tuple)):
+        types = [type_of(item) for item in value]
+        return types if any(types) else None
+    return type_of(value)
+
+
+def text_of(position: Position) -> str:
+    """The tensor types at a position, for people; empty where there is no tensor.
+
+    >>> text_of([TensorType("int8", ()), TensorType("int8", (2,))])
+    '(int8[] int8[2])'
+    """
+    if isinstance(position, list):
+        return f"({' '.join(map(str, position))})"
+    return "" if position is None else str(position)

@@ -15,7 +15,7 @@ from typing import Any
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.facts import OpFacts
-from amanda_tools.sizes import type_of
+from amanda_tools.sizes import position_of, text_of
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
 
@@ -133,16 +133,4 @@ class Trace(Tool):
 
 
 def _described(values: Sequence[Any] | None) -> list[str | None]:
-    found: list[str | None] = []
-    for value in values or ():
-        if isinstance(value, (list, tuple)):  # A list of tensors is one position.
-            parts = [_tensor(part) for part in value]
-            found.append(f"({' '.join(map(str, parts))})" if any(parts) else None)
-        else:
-            found.append(_tensor(value))
-    return found
-
-
-def _tensor(value: Any) -> str | None:
-    found = type_of(value)
-    return None if found is None else str(found)
+    return [text_of(position_of(value)) or None for value in values or ()]
