@@ -331,6 +331,28 @@ def test_optional_operators_and_predicates() -> None:
     assert matches(tool, lambda: x.sin().tanh() + x.cos().tanh()) == [["sin", "tanh"]]
 
 
+def test_arguments_that_change_inside_of_a_match() -> None:
+    first = Operator(("exp",), {0: Input("x")}, "exp")
+    inner = Operator(("softmax",), {0: first}, "softmax")
+    rule = Rule(
+        "test",
+        Operator(("tanh",), {0: inner}, "tanh"),
+        lambda match: match.inputs["x"].exp().softmax(0).tanh(),
+        lambda match: "another axis" if match.ops["softmax"].get("dim") else None,
+    )
+    tool = Rewrite(until="step")
+    tool.add(rule)
+    x = torch.randn(3, 4)
+    with amanda.apply(tool):
+        for dim in (0, 0, 0, 1, 1, 0):
+            with amanda.disabled():
+                expected = x.exp().softmax(dim).tanh()
+            assert_close(x.exp().softmax(dim).tanh(), expected)
+            amanda.step()
+    (match,) = tool.result().matches
+    assert (match.rewritten, match.fallbacks) == (3, {"another axis": 2})
+
+
 def test_matches_do_not_overlap() -> None:
     pattern = Operator(("exp",), {0: Operator(("exp",), {0: Input("x")}, "first")}, "second")
     tool = rule_of(pattern, lambda match: match.inputs["x"].exp().exp())

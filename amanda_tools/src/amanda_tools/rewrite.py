@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from amanda_core import OpContext, Tool
 from amanda_core.action import staged
+from amanda_core.errors import UnsupportedError
 from amanda_core.selection import select
 from amanda_core.threads import original as op_itself
 from amanda_tools.clock import Clock
@@ -138,8 +139,7 @@ class Rewrite(Tool):
 
     def defer(self, *inputs: Any, role: Role) -> Any:
         """What an operator inside a match gives: a stand-in, where all is as it was."""
-        original = op_itself()
-        assert original is not None
+        original = _original()
         with self._clock, self._lock:
             match, kind = role.match, kind_of(inputs)
             missing = self._missing(inputs, role)
@@ -152,7 +152,7 @@ class Rewrite(Tool):
                     return stand_in
             if missing is not None:
                 match.fell_back(missing)
-                self._settle(inputs)
+            self._settle(inputs)
             result = original(inputs)
             value = result[0] if isinstance(result, (list, tuple)) else result
             if missing is None:
@@ -162,8 +162,7 @@ class Rewrite(Tool):
 
     def finish(self, *inputs: Any, role: Role) -> Any:
         """What the last operator of a match gives: what stands in, or what it would have given."""
-        original = op_itself()
-        assert original is not None
+        original = _original()
         with self._clock, self._lock:
             match = role.match
             taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
@@ -381,6 +380,16 @@ class Rewrite(Tool):
             return head
         match.head = staged(head)
         return None
+
+
+def _original() -> Callable[[Sequence[Any]], Any]:
+    found = op_itself()
+    if found is None:
+        raise UnsupportedError(
+            "This driver cannot run an operator from inside of its replacement",
+            fix="Rewrite with another driver",
+        )
+    return found
 
 
 def _constants_of(context: OpContext) -> dict[str, Any]:
