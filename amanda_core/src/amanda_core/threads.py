@@ -7,14 +7,14 @@ Drivers may run routines on foreign threads; the flags that count there are the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amanda_core.session import Session
 
-__all__ = ["THREAD", "Control", "inside_routine"]
+__all__ = ["THREAD", "Control", "inside_routine", "original", "standing_for"]
 
 
 class Control:
@@ -23,7 +23,7 @@ class Control:
     Slots, because drivers may read them at every operator.
     """
 
-    __slots__ = ("_entries", "autodiff", "caching", "enabled", "routine_depth")
+    __slots__ = ("_entries", "autodiff", "caching", "enabled", "original", "routine_depth")
 
     def __init__(self) -> None:
         self.enabled = True
@@ -31,6 +31,8 @@ class Control:
         self.autodiff = False
         #: More than 0 while a routine of a tool runs in this thread.
         self.routine_depth = 0
+        #: In a replacement, the op that it stands for, where the driver offers it.
+        self.original: Callable[[Sequence[Any]], Any] | None = None
         #: Switch -> what holds and held, innermost last: (owner, value).
         self._entries: dict[str, list[tuple[object, bool]]] = {
             name: [(self, getattr(self, name))] for name in ("enabled", "caching", "autodiff")
@@ -75,3 +77,28 @@ def inside_routine() -> Iterator[None]:
         yield
     finally:
         control.routine_depth -= 1
+
+
+@contextmanager
+def standing_for(op: Callable[[Sequence[Any]], Any]) -> Iterator[None]:
+    """Mark the extent of a replacement's routine, for drivers that can run the op itself.
+
+    Args:
+        op: Runs the op on inputs by position.
+    """
+    control = THREAD.control
+    before, control.original = control.original, op
+    try:
+        yield
+    finally:
+        control.original = before
+
+
+def original() -> Callable[[Sequence[Any]], Any] | None:
+    """The op that the running replacement stands for, as a function of its inputs by position.
+
+    For a replacement that holds for some executions only. What the function gives is the op's
+    result, differentiated like the op. It may be kept and called later. None outside of a
+    replacement, and where the driver cannot run the op itself.
+    """
+    return THREAD.control.original

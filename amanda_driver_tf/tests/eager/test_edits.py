@@ -24,6 +24,7 @@ from amanda_core.testing.tools import (
     replacing_backward,
     tool,
 )
+from amanda_core.threads import original
 
 from .making import close, equal, normal, noting, variable
 
@@ -424,3 +425,28 @@ def test_identity_instrumentation_changes_no_bit_of_a_model(edit: str) -> None:
         for _ in range(2):
             equal(run(), plain)
     equal(run(), plain)
+
+
+@pytest.mark.parametrize("op", ["Conv2D", "Relu", "ConcatV2", "Reshape", "Softmax"])
+def test_a_replacement_may_run_the_op_itself(op: str) -> None:
+    kernel, x = variable(3, 3, 2, 4), normal(2, 5, 5, 2)
+
+    def itself(*values: Any) -> Any:
+        run = original()
+        assert run is not None
+        return run(values)
+
+    def program() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))
+            y = tf.nn.softmax(tf.reshape(tf.concat([y, y], 3), (2, -1)))
+            total = tf.reduce_sum(y * y)
+        return total, *tape.gradient(total, [x, kernel])
+
+    expected = program()
+    with apply(replacing(op, itself)):
+        found = program()
+    for value, other in zip(found, expected, strict=True):
+        equal(value, other)
+    assert original() is None

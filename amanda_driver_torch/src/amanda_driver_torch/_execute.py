@@ -13,6 +13,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
+from amanda_core.threads import standing_for
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved, pass_straight
 from amanda_driver_torch._backward import Backward
@@ -287,14 +288,16 @@ class Run:
         if isinstance(written, torch.Tensor):
             # What the routine computes with must survive that its result is written over it.
             values[0] = given = written.clone()
-            with back():
+            version = None if given.is_inference() else given._version
+            with back(), standing_for(self.call_original):
                 result = step.replace(values)
-            if result is not given:
+            # It may have been written itself.
+            if result is not given or version is None or given._version != version:
                 check_tensor(written, result, step)
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op its input.
             return None if self.operator.op_type == "__setitem__" else written
-        with back():
+        with back(), standing_for(self.call_original):
             result = step.replace(values)
         self._check_result(result, step)
         if self.bound.out is not None:

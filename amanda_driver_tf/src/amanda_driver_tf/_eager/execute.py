@@ -15,6 +15,7 @@ from tensorflow.python.framework import dtypes
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import AmandaError, RoutineResultError, is_annotated
+from amanda_core.threads import standing_for
 from amanda_driver_tf._eager.edits import call_step, edited, is_trainable, isolated
 from amanda_driver_tf._eager.op_types import PASS, READ
 from amanda_driver_tf._eager.operator import Attributes, EagerOp
@@ -208,7 +209,7 @@ class _Run:
         values = self.values
         if self.recording and not own_backward and aligned[1]:
             values = tap_inputs(self.mode, aligned[1], values)
-        with isolated(autodiff=not own_backward):
+        with isolated(autodiff=not own_backward), standing_for(self._original):
             result = step.replace(values)
         results = list(result) if isinstance(result, (list, tuple)) else [result]
         if len(results) != self.call.number:
@@ -226,6 +227,13 @@ class _Run:
             self._tell_tapes(context, outputs, aligned, settled=False)
         elif self.recording and aligned[0]:
             outputs = tap_outputs(self.mode, aligned[0], outputs)
+        return outputs
+
+    def _original(self, values: Sequence[Any]) -> Any:
+        """What the op gives for these inputs, told to the tapes."""
+        call, inputs = self.call, flattened(list(values), self.lengths)
+        outputs = call.run(inputs)
+        record_gradient(call.op_type, tuple(inputs), call.attrs, outputs)
         return outputs
 
     # Tapes.

@@ -126,7 +126,13 @@ def problems() -> list[str]:
         if have != wanted:
             found.append(f"{owner.__name__}.{name} takes {have} and not {wanted}")
     # Somebody may attach while a graph is built; nothing can be tried then.
-    return found or (list(_tried()) if executes_eagerly() else [])
+    return found or (list(_tried()) if _is_running() and executes_eagerly() else [])
+
+
+def _is_running() -> bool:
+    # Trying something would start the runtime, whose threads and devices the program may still
+    # want to configure.
+    return context._context is not None and context._context._initialized
 
 
 @functools.cache

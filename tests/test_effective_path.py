@@ -1,0 +1,332 @@
+"""Effective paths on PyTorch: the published algorithm in plain loops is the oracle."""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda_core.results import HasResult, Result, load
+from amanda_tools.contributions import cumulative
+from amanda_tools.effective_path import EffectivePath
+from amanda_tools.path_result import EffectivePathResult, PathSets
+
+from .path_oracle import Network, Selection, kept, networks, path_of
+
+COUNT = 24
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Listed(nn.Module):
+    """A network of the oracle's as a module; keeps the values of its last run."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+        self.values: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.values = self.network.run(x)
+        return self.values[-1]
+
+
+def extracted(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> EffectivePathResult:
+    tool = EffectivePath(**options)
+    with amanda.apply(tool):
+        for x in inputs:
+            model(x)
+    return tool.result()
+
+
+def places(indices: Any, shape: tuple[int, ...]) -> set[tuple[int, ...]]:
+    return set(map(tuple, np.stack(np.unravel_index(indices, shape), axis=-1).tolist()))
+
+
+@pytest.mark.parametrize("variant", ["cumulative", "BwCU", "BwAB", "FwAB"])
+def test_sets_are_the_oracle_s(variant: Any) -> None:
+    compared = 0
+    for number, (network, x) in enumerate(networks(COUNT)):
+        model = Listed(network)
+        how = Selection(0.2 + 0.7 * (number % 7) / 7, variant, 0.8, 0.2)
+        found = extracted(
+            model, x, theta=how.theta, variant=variant, output_threshold=0.8, term_threshold=0.2
+        )
+        assert found.problems == {}
+        # The operators ran in the order of the layers, so the names come in their order, too.
+        names = [layer.name for layer in found.layers]
+        for sample in range(2):
+            values = [value[sample].numpy() for value in model.values]
+            oracle = path_of(network, values, how)
+            assert len(names) == len(oracle.points)
+            path = found.paths[sample]
+            for name, value in zip(names, sorted(oracle.points), strict=True):
+                shape = values[value].shape
+                assert places(path.points[name], shape) == oracle.points[value], (number, name)
+                compared += 1
+                if value == 0 or value - 1 not in oracle.edges:
+                    continue
+                edges = oracle.edges[value - 1]
+                assert len(path.edges[name]) == len(edges)
+                kind, inputs, arguments = network.layers[value - 1]
+                sizes = [values[i].size for i in inputs]
+                shapes = [values[i].shape for i in inputs]
+                codes = {
+                    (sum(sizes[:i]) + int(np.ravel_multi_index(a, shapes[i]))) * values[value].size
+                    + int(np.ravel_multi_index(b, shape))
+                    for i, a, b in edges
+                }
+                assert set(path.edges[name].tolist()) == codes
+                if kind in ("conv", "linear"):
+                    weights = oracle.weights.get(value - 1, set())
+                    assert places(path.weights[name], arguments["weight"].shape) == weights
+    assert compared > 100
+
+
+def test_the_prefix_by_hand() -> None:
+    # Half of 10 is 5: 4 is too little, 4 and 3 are enough.
+    rows = np.array([[1.0, 4.0, 3.0, 2.0], [-1.0, -4.0, -3.0, -2.0], [5.0, -1.0, -2.0, 3.0]])
+    assert cumulative(rows, None, 0.5).tolist() == [
+        [False, True, True, False],
+        [True, False, False, False],  # No positive sum: the largest alone.
+        [True, False, False, False],
+    ]
+    # A quarter of the number is a quarter: one is enough whatever it is.
+    assert cumulative(rows, None, 0.25).sum(axis=1).tolist() == [1, 1, 1]
+    random = np.random.default_rng(0).normal(size=(200, 9))
+    valid = np.random.default_rng(1).random((200, 9)) < 0.7
+    valid[:, 0] = True
+    for row, mask, chosen in zip(random, valid, cumulative(random, valid, 0.6), strict=True):
+        terms: dict[tuple[int, ...], float] = {(i,): row[i] for i in range(9) if mask[i]}
+        assert {i for (i,) in kept(terms, 0.6)} == set(np.flatnonzero(chosen).tolist())
+
+
+class Block(nn.Module):
+    """A residual block that runs one module twice, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding="same")
+        self.norm, self.relu = nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        before = self.relu(self.norm(self.first(x)))
+        after = self.relu(self.second(before) + before)
+        return self.head(nn.functional.adaptive_avg_pool2d(after, 1).flatten(1))
+
+
+def test_modules_that_run_twice_and_in_place() -> None:
+    torch.manual_seed(0)
+    model, x = Block().double().eval(), torch.randn(3, 3, 6, 6).double()
+    network = Network()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    norm = {
+        "running_mean": model.norm.running_mean,
+        "running_var": model.norm.running_var,
+        "weight": model.norm.weight,
+        "bias": model.norm.bias,
+    }
+    value = network.add("conv", 0, weight=model.first.weight, bias=model.first.bias, padding=1)
+    value = network.add("batch_norm", value, **norm)
+    before = value = network.add("relu", value)
+    value = network.add(
+        "conv", value, weight=model.second.weight, bias=model.second.bias, padding=1
+    )
+    value = network.add("relu", network.add("add", value, before))
+    network.add(
+        "linear", network.add("mean", value), weight=model.head.weight, bias=model.head.bias
+    )
+    values = network.run(x)
+    found = extracted(model, x, theta=0.6)
+    assert [layer.name for layer in found.layers][3:6] == ["relu/relu_", "second/conv2d", "add"]
+    names = ["input", "first/conv2d", "norm/batch_norm", "relu/relu_", "second/conv2d", "add"]
+    for sample in range(3):
+        arrays = [array[sample].numpy() for array in values]
+        oracle = path_of(network, arrays, Selection(0.6))
+        for number, name in enumerate([*names, "relu/relu_#2"]):
+            shape = arrays[number].shape
+            got = places(found.paths[sample].points[name], shape)
+            assert got == oracle.points.get(number, set()), name
+
+
+def test_paths_of_a_batch_are_those_of_its_samples() -> None:
+    torch.manual_seed(0)
+    model, x = Block().eval().double(), torch.randn(4, 3, 6, 6).double()
+    whole = extracted(model, x)
+    single = extracted(model, *x.split(1))
+    assert len(whole.paths) == len(single.paths) == 4
+    for one, other in zip(whole.paths, single.paths, strict=True):
+        assert one.predicted == other.predicted
+        for part in ("points", "edges", "weights"):
+            first, second = getattr(one, part), getattr(other, part)
+            assert first.keys() == second.keys()
+            assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert [path.predicted for path in whole.paths] == model(x).argmax(1).tolist()
+
+
+def path(**points: list[int]) -> PathSets:
+    return PathSets({name: np.array(found) for name, found in points.items()}, predicted=0)
+
+
+def test_class_paths_and_similarity_by_hand() -> None:
+    first, second = path(a=[0, 1], b=[5]), path(a=[1, 2], b=[6])
+    second.predicted = 1
+    third = path(a=[0, 3], b=[7])
+    result = EffectivePathResult("cumulative", 0.5, [first, second, third])
+    classes = result.class_paths()
+    assert {name: found.tolist() for name, found in classes[0].points.items()} == {
+        "a": [0, 1, 3],
+        "b": [5, 7],
+    }
+    assert classes[0].samples == 2
+    # The second is predicted as 1 and is 0: it counts for neither.
+    assert list(result.class_paths([0, 0, 0])) == [0]
+    probe = path(a=[0, 2], b=[5], c=[])
+    assert probe.similarities(classes[0]) == {"a": 0.5, "b": 1.0}
+    assert probe.similarity(classes[0]) == pytest.approx(2 / 3)
+    shares = result.similarities({0: classes[0]})
+    assert shares[0] == {"": 1.0, "a": 1.0, "b": 1.0}
+    assert shares[1] == {"": 0.0, "a": 0.0, "b": 0.0}
+    with pytest.raises(ValueError, match="3 samples and 1 labels"):
+        result.class_paths([0])
+
+
+def test_where_paths_end() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            hidden = self.first(x)
+            return self.head(hidden * hidden.sigmoid())
+
+    found = extracted(Gated(), torch.randn(2, 4))
+    assert found.problems == {"mul": "both its inputs depend on the network's"}
+    assert [layer.name for layer in found.layers] == ["mul", "head/linear"]
+    assert "END" in found.table().title
+
+
+def test_where_paths_begin_and_how_many_are_kept() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    x = torch.randn(5, 4).double()
+    found = extracted(model, x, output="0/linear", limit=3)
+    assert (len(found.paths), found.left_out) == (3, 2)
+    assert [path.predicted for path in found.paths] == model[0](x)[:3].argmax(1).tolist()
+    assert [layer.name for layer in found.layers] == ["input", "0/linear"]
+    # Functions alone, without a module around them: a step is a run.
+    tool = EffectivePath(until="step")
+    weight = torch.randn(3, 4)
+    with amanda.apply(tool):
+        for _ in range(2):
+            nn.functional.linear(torch.randn(2, 4), weight)
+            amanda.step()
+    assert len(tool.result().paths) == 4
+
+
+def test_thresholds_of_an_earlier_result(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+    x = torch.randn(1, 6).double()
+    first = extracted(model, x, theta=0.7)
+    file = tmp_path / "paths.json"
+    file.write_text(first.to_json())
+    second = extracted(model, x, variant="BwAB", thresholds=file)
+    with torch.no_grad():
+        predicted = first.paths[0].predicted
+        hidden, logit = model[:2](x), model(x)[0, predicted]
+        terms = (model[2].weight * hidden)[predicted] * logit.sign()
+    chosen = first.paths[0].points["1/relu"]
+    threshold = first.thresholds["2/linear"]
+    assert threshold.term == pytest.approx(float(terms[chosen].min()))
+    assert threshold.output == pytest.approx(float(model(x).detach().abs().max()))
+    # None is above the largest, so the prediction is where it begins; then all such terms.
+    expected = np.flatnonzero(terms.numpy() >= threshold.term)
+    assert second.paths[0].points["1/relu"].tolist() == expected.tolist()
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="no result of effective paths"):
+        EffectivePath(thresholds=file)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"theta": 0}, {"theta": 1.5}, {"variant": "x"}, {"until": "x"}, {"limit": -1}],
+)
+def test_options_without_sense(options: Any) -> None:
+    with pytest.raises(ValueError, match="must"):
+        EffectivePath(**options)
+
+
+def test_the_forms_of_the_result(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tool = EffectivePath()
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    with amanda.apply(tool):
+        model(torch.randn(2, 4))
+    assert isinstance(tool, HasResult)
+    result = tool.result()
+    assert isinstance(result, Result)
+    (tmp_path / "r.json").write_text(result.to_json())
+    data = load(tmp_path / "r.json")
+    assert data["format"] == "amanda.effective_path/1"
+    assert [layer["elements"] for layer in data["layers"]] == [4, 6, 6, 3]
+    assert json.dumps(data["thresholds"])
+    last = result.layers[-1]
+    assert last.points == 1
+    assert last.edge_density == pytest.approx((last.edges or 0) / 18)
+    assert math.isclose(result.density, sum(x.points for x in result.layers) / 19)
+    (file,) = result.write(tmp_path)
+    with np.load(file, allow_pickle=False) as arrays:
+        assert np.array_equal(arrays["1/points/input"], result.paths[1].points["input"])
+    assert "2/linear" in str(result.table())
+    assert "<table>" in result._repr_html_()
+    assert 0 < result.tool_seconds <= result.wall_seconds
+
+
+@pytest.mark.parametrize("x", ["leaf", "normalised", "made inside"])
+def test_what_the_input_may_be(x: str) -> None:
+    torch.manual_seed(0)
+    model, values = Block().eval().double(), torch.randn(2, 3, 6, 6).double()
+    expected = extracted(model, values - 0.75 if x == "normalised" else values)
+    tool = EffectivePath()
+    with amanda.apply(tool):
+        if x == "leaf":  # As for an attack.
+            model(values.clone().requires_grad_()).sum().backward()
+        elif x == "normalised":
+            model((values.clone().requires_grad_() * 2 - 1.5) / 2)
+        else:
+            model(torch.from_numpy(values.numpy()))
+    found = tool.result()
+    assert found.problems == {}
+    assert len(found.paths) == 2
+    for one, other in zip(found.paths, expected.paths, strict=True):
+        assert one.points.keys() >= other.points.keys()
+        for name in other.points.keys() - {"input"}:
+            assert np.array_equal(one.points[name], other.points[name])
+
+
+def test_the_program_is_not_changed() -> None:
+    torch.manual_seed(0)
+    model, x = Block().eval(), torch.randn(2, 3, 6, 6)
+    expected = model(x)
+    with amanda.apply(EffectivePath()):
+        assert torch.equal(model(x), expected)
