@@ -60,6 +60,11 @@ CHECKERS = [
 ]
 
 
+# Others' training loops, which the sweep runs under tools.
+LOOPS = ["accelerate", "lightning"]
+# Frameworks, and modes of them, that the sweep makes faults in.
+FAULTY = ["torch", "tensorflow", "tensorflow-function", "tensorflow-graph"]
+
 # The folders of tests whose process loads TensorFlow, and the others.
 WITH_TENSORFLOW = ["amanda_driver_tf/tests", "tests/portable"]
 # Those whose results may depend on PyTorch's interceptor.
@@ -124,17 +129,19 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def sweep(session: nox.Session) -> None:
-    """Run every operator, model and fault plain and instrumented; writes docs/trust.md.
+    """Run operators, models, programs, long runs and faults; writes docs/trust.md.
 
     All of it takes hours. Parts of it, or samples: `-- operators --sample 40`; the page is made of
     all results in sweep_results/.
     """
-    environment(session, "torch", "transformers", *TENSORFLOW, *CHECKERS)
+    environment(session, "torch", "transformers", *TENSORFLOW, *CHECKERS, *LOOPS)
     parts = [
         ["operators"],
-        ["faults"],
-        ["faults", "--framework", "tensorflow"],
         ["models"],
+        ["programs"],
+        ["random"],
+        ["long"],
+        *(["faults", "--framework", framework] for framework in FAULTY),
     ]
     if session.posargs:
         parts = [session.posargs]

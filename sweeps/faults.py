@@ -5,6 +5,7 @@ Framework-free: what is done to whom stands in `frameworks`.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -306,6 +307,46 @@ def _interleaved(check: _Check) -> None:
         check.all_is_well("handles out of order", f"{order}")
 
 
+def _random_handles(check: _Check) -> None:
+    """Handles and extents that come and go at random, some within others, some in generators."""
+    for seed in range(8):
+        chance = random.Random(seed)
+        open_: list[Callable[[], Any]] = []
+        for _ in range(12):
+            if open_ and chance.random() < 0.45:
+                open_.pop(chance.randrange(len(open_)))()
+            elif chance.random() < 0.5:
+                open_.append(amanda.attach(check.watching()).remove)
+            else:
+                left = _half_way(check)
+                next(left)
+                open_.append(functools.partial(next, left, None))
+            check.program()
+        while open_:
+            open_.pop(chance.randrange(len(open_)))()
+        check.all_is_well("handles at random", f"seed {seed}")
+
+
+def _half_way(check: _Check) -> Iterator[None]:
+    with amanda.apply(check.watching()):
+        check.program()
+        yield
+
+
+def _dropped(check: _Check) -> None:
+    """What a program made is dropped while tools are applied, and while they are not any more."""
+    with amanda.apply(check.watching()):
+        for _ in range(3):
+            check.framework.program()()
+            gc.collect()
+        left = check.framework.program()
+        left()
+    left()
+    del left
+    gc.collect()
+    check.all_is_well("programs that are dropped", "collected")
+
+
 def _of_the_program(check: _Check) -> None:
     """The program itself raises, with tools applied once or nested."""
     for error, depth in itertools.product(ERRORS, (1, 2)):
@@ -337,6 +378,8 @@ FAULTS: dict[str, Callable[[_Check], None]] = {
     "threads": _threads,
     "garbage": _collected,
     "handles": _interleaved,
+    "handles at random": _random_handles,
+    "programs dropped": _dropped,
     "the program": _of_the_program,
     "again": _again,
 }

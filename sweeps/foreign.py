@@ -47,11 +47,13 @@ class Note:
 
     Attributes:
         facts: What is compared with the plain run.
+        plain: Whether this is a plain run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, plain: bool) -> None:
         """Start without facts."""
         self.facts: Facts = {}
+        self.plain = plain
 
     def __call__(self, name: str, tree: Any) -> None:
         """Note all tensors in `tree`, to the bit; where there are none, `tree` as it prints."""
@@ -226,7 +228,7 @@ def _run(program: Program, how: str) -> Seen:
         tool = Count()
     elif how != "plain":
         tool = Identity(ROUTINES[how], left_alone=[*LEFT_ALONE, *program.left_alone])
-    note = Note()
+    note = Note(plain=how == "plain")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", amanda.AmandaWarning)

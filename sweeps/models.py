@@ -9,12 +9,16 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import amanda
 
+from .coverage import Inside, Operators, unaccounted
 from .identity import ROUTINES, Identity, clones
 from .model_list import MODELS
 from .observations import Facts, different, random_states, tensors, value
@@ -93,19 +97,28 @@ def feed(task: str, model: Any) -> dict[str, Any]:
     return {"input_ids": ids, "labels": ids.roll(1, dims=1)}
 
 
-def run(name: str, task: str, tool: amanda.Tool | None) -> Facts:
-    """Train for two steps, look once without gradients, generate; everything that came of it."""
+def run(
+    name: str, task: str, tool: amanda.Tool | None, watch: TorchDispatchMode | None = None
+) -> Facts:
+    """Train for two steps, look once without gradients, generate; everything that came of it.
+
+    Args:
+        name: The class.
+        task: What it is for.
+        tool: The tool; None: a plain run.
+        watch: A mode that sees the operators of all this.
+    """
     torch.manual_seed(5)
     model: Any = build(name)
     model.train()
     found: Facts = {}
 
     def note(part: str, things: Any) -> None:
-        with amanda.disabled():
+        with unseen():
             for number, tensor in enumerate(tensors(things)):
                 found[f"{part} {number}: value"] = value(tensor)
 
-    with amanda.apply(tool) if tool is not None else amanda.disabled():
+    with watch or nullcontext(), amanda.apply(tool) if tool is not None else amanda.disabled():
         for step in range(2):
             given = feed(task, model)
             model.zero_grad()
@@ -113,7 +126,7 @@ def run(name: str, task: str, tool: amanda.Tool | None) -> Facts:
             output.loss.backward()
             note(f"step {step}, output", tuple(output.to_tuple()))
             note(f"step {step}, gradient", [p.grad for p in model.parameters()])
-            with amanda.disabled(), torch.no_grad():
+            with unseen(), torch.no_grad():
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter -= 0.01 * parameter.grad
@@ -126,6 +139,13 @@ def run(name: str, task: str, tool: amanda.Tool | None) -> Facts:
     note("buffer", list(model.buffers()))
     found["random state"] = random_states()
     return found
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Extent that neither tools nor modes see."""
+    with amanda.disabled(), _disable_current_modes():
+        yield
 
 
 def generate(model: Any, ids: torch.Tensor) -> Any:
@@ -185,6 +205,24 @@ def _model(part: Part, name: str, task: str) -> None:
             part.counts["routines called"] += tool.called
             if names:
                 part.failures.append(Failure(name, f"{interceptor}, {routine}", names[:10], why))
+    _coverage(part, name, task)
+
+
+def _coverage(part: Part, name: str, task: str) -> None:
+    """Whether instrumented ops account for every operator that torch counts."""
+    plain = Operators(None)
+    run(name, task, None, plain)
+    for interceptor in INTERCEPTORS:
+        os.environ[VARIABLE] = interceptor
+        tool = Inside()
+        seen = Operators(tool)
+        run(name, task, tool, seen)
+        missing, total, engine = unaccounted(plain, seen)
+        part.cases[name] += 1
+        part.counts["operators counted by torch"] += total
+        part.counts["operators counted by torch: the engine's sums of gradients"] += engine
+        if missing:
+            part.failures.append(Failure(name, f"{interceptor}, coverage", missing[:10]))
 
 
 def _differences(plain: Facts, name: str, task: str, tool: Identity) -> list[str]:

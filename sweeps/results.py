@@ -47,6 +47,7 @@ class Part:
         failures: What differed, explained or not.
         refused: What Amanda refused with a named error -> how often.
         left_out: Case -> why it could not be compared at all.
+        figures: What was measured, by case, in words.
         options: What of the part was asked for.
         when: When it began, in seconds since the epoch.
     """
@@ -58,6 +59,7 @@ class Part:
     failures: list[Failure] = dataclasses.field(default_factory=list)
     refused: Counter[str] = dataclasses.field(default_factory=Counter)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    figures: dict[str, str] = dataclasses.field(default_factory=dict)
     options: list[str] = dataclasses.field(default_factory=list)
     when: float = dataclasses.field(default_factory=time.time)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -99,6 +101,7 @@ def merged(parts: Iterable[Part]) -> dict[str, Part]:
         into.refused += part.refused
         into.failures += part.failures
         into.left_out |= part.left_out
+        into.figures |= part.figures
         into.options += [option for option in part.options if option not in into.options]
         into.versions |= part.versions
     return whole

@@ -18,7 +18,6 @@ from amanda_core.errors import EditError, RoutineResultError
 
 from .making import after, before, close, equal, grad_of, leaf, tool, twin
 
-
 X = torch.ones(2)
 
 

@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd import tap
-from amanda_driver_torch._backward import Backward, Token
+from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._edits import edited_gradient
 from amanda_driver_torch._gradient_hooks import (
     outputs_prehook,
@@ -25,6 +25,7 @@ from amanda_driver_torch._gradient_hooks import (
     window_prehook,
     with_shapes,
 )
+from amanda_driver_torch._lifetime import Token
 from amanda_driver_torch._meetings import Result, meeting
 from amanda_driver_torch._modes import changes_of
 from amanda_driver_torch._nodes import (
