@@ -49,8 +49,10 @@ TENSORFLOW = ["tensorflow-cpu"]
 # What the benchmark measures Amanda beside, and what draws its figure.
 PEERS = ["matplotlib", "nnsight", "torchlens"]
 CHECKERS = [
+    "accelerate",  # others' training loops: this and lightning
     "expecttest",
     "hypothesis",
+    "lightning",
     "mypy",
     "nox",
     "pytest",
@@ -60,8 +62,6 @@ CHECKERS = [
 ]
 
 
-# Others' training loops, which the sweep runs under tools.
-LOOPS = ["accelerate", "lightning"]
 # Frameworks, and modes of them, that the sweep makes faults in.
 FAULTY = ["torch", "tensorflow", "tensorflow-function", "tensorflow-graph"]
 
@@ -134,13 +134,14 @@ def sweep(session: nox.Session) -> None:
     All of it takes hours. Parts of it, or samples: `-- operators --sample 40`; the page is made of
     all results in sweep_results/.
     """
-    environment(session, "torch", "transformers", *TENSORFLOW, *CHECKERS, *LOOPS)
+    environment(session, "torch", "transformers", *TENSORFLOW, *CHECKERS)
     parts = [
         ["operators"],
         ["models"],
         ["programs"],
         ["random"],
         ["long"],
+        ["exceptions"],
         *(["faults", "--framework", framework] for framework in FAULTY),
     ]
     if session.posargs:

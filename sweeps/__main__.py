@@ -114,6 +114,12 @@ def _random(options: argparse.Namespace) -> Part:
     return random_programs.sweep(options.sample or 300, options.seed, options.seconds)
 
 
+def _exceptions(options: argparse.Namespace) -> Part:
+    from . import stale
+
+    return stale.sweep(options.only, options.seed)
+
+
 def _shard(options: argparse.Namespace) -> tuple[int, int]:
     index, count = map(int, options.shard.split("/"))
     return index, count
@@ -126,6 +132,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "random": _random,
     "long": _long,
     "faults": _faults,
+    "exceptions": _exceptions,
 }
 
 

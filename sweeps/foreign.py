@@ -210,7 +210,7 @@ def _runs(program: Program) -> list[Seen]:
     before: Fingerprint = {}
     for interceptor, how in RUNS:
         os.environ[VARIABLE] = interceptor
-        found.append(_run(program, how))
+        found.append(run(program, how))
         now = TORCH.fingerprint()
         if interceptor:
             found[-1].left = changed(before, now)
@@ -219,7 +219,7 @@ def _runs(program: Program) -> list[Seen]:
     return found
 
 
-def _run(program: Program, how: str) -> Seen:
+def run(program: Program, how: str) -> Seen:
     """Run a program in this process."""
     torch.manual_seed(11)
     random.seed(11)

@@ -712,6 +712,7 @@ def parametrizations(note: Note) -> None:
     output = model(torch.randn(4, 6))
     output.square().mean().backward()
     note("output", output)
+    note("parameters", list(model.parameters()))
     note("gradients", [parameter.grad for parameter in model.parameters()])
 
 

@@ -78,8 +78,13 @@ Each fault is made on purpose at each point where it can happen, and afterwards 
 the framework is compared with the one taken before: every attribute and code object of its
 modules that a driver might touch, stacks of modes, hooks, redirected pointers, import hooks.""",
     ),
+    "exceptions": (
+        "Exceptions",
+        """\
+Each exception that the other parts make is tried without: one that nothing needs any more would
+be a place to hide, and is named as stale.""",
+    ),
 }
-
 
 #: Part -> the heading of what is in `Part.refused`, where it is not of errors.
 REFUSED = {"programs": "Run in another way, with a named notice"}
