@@ -57,11 +57,14 @@ LEFT_ALONE = dict.fromkeys(
     "may hand its input back, so that `y` is `x` and the users of both add up their gradients in "
     "one place; copied, `y` has a sum of its own, as after `y = y.clone()` in the program",
 )
-#: Given where nothing differs any more once `x[i]` is left alone.
-VIEW_WRITTEN = (
-    "the program writes into `x[i]`, and a copied view is no view of its base any more, as after "
-    "`y = y.clone()` in the program; with `x[i]` left alone nothing differs"
-)
+#: Given where nothing differs any more once these ops are left alone: op -> why.
+EXPLAINED = {
+    "__getitem__": "the program writes into `x[i]`, and a copied view is no view of its base any "
+    "more, as after `y = y.clone()` in the program; with `x[i]` left alone nothing differs",
+    "add_": "the edited result of `x += b` goes into `x` by a copy, by which the gradient comes in "
+    "another layout, and its sums over the dimensions that `b` has not round otherwise; with "
+    "`add_` left alone nothing differs",
+}
 #: Parameters that a model may have; those that the rule does not make small are not in the list.
 MOST = 3_000_000
 
@@ -198,9 +201,11 @@ def _model(part: Part, name: str, task: str) -> None:
             tool = Identity(function, left_alone=LEFT_ALONE)
             part.cases[name] += 1
             names, why = _differences(plain, name, task, tool), ""
-            if names and function is clones:
-                kept = Identity(function, left_alone=[*LEFT_ALONE, "__getitem__"])
-                why = "" if _differences(plain, name, task, kept) else VIEW_WRITTEN
+            for op_type in EXPLAINED if names and function is clones else ():
+                kept = Identity(function, left_alone=[*LEFT_ALONE, op_type])
+                if not _differences(plain, name, task, kept):
+                    why = EXPLAINED[op_type]
+                    break
             part.counts["values compared"] += len(plain)
             part.counts["routines called"] += tool.called
             if names:

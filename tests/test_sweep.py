@@ -75,7 +75,7 @@ def test_faults(tmp_path: Path, framework: str) -> None:
 
 def test_a_model_and_who_accounts_for_its_operators(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    model = "BertForSequenceClassification"
+    model = "GPT2ForSequenceClassification"
     status, output, found = sweep(tmp_path, "models", "--only", model)
     assert status == 0, output
     assert found["counts"]["operators counted by torch"] > 1000
@@ -104,7 +104,7 @@ def test_an_exception_that_is_needed_is_not_stale(tmp_path: Path) -> None:
 UNSEEN = """
 import sweeps.coverage as coverage
 forward = coverage.Inside.forward
-coverage.Inside.forward = lambda self, c: None if c.op_type == "gelu" else forward(self, c)
+coverage.Inside.forward = lambda self, c: None if c.op_type == "tanh" else forward(self, c)
 """
 STALE = """
 import sweeps.foreign_programs as programs
@@ -122,7 +122,7 @@ long.Statistics.count = lambda self, *v: (count(self, *v), kept.append([[] for _
 @pytest.mark.parametrize(
     ("code", "what", "told"),
     [
-        (UNSEEN, ["models", "--only", "BertForSequenceClassification"], "aten::gelu ran"),
+        (UNSEEN, ["models", "--only", "GPT2ForSequenceClassification"], "aten::tanh ran"),
         (STALE, ["exceptions", "--only", "pruning: linear"], "stale"),
         (GROWS, ["long", "--steps", "60", "--only", "training, native"], "objects grew"),
     ],
