@@ -109,8 +109,8 @@ def tests(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure the cost of instrumentation; writes docs/benchmarks/. Shorter: `-- --quick`."""
     environment(session, "torch", "transformers", *TENSORFLOW, *PEERS)
-    run(session, "python", "benchmarks/bench.py", *session.posargs)
-    run(session, "python", "benchmarks/tensorflow_bench.py", *session.posargs)
+    for script in ("start_bench", "bench", "tensorflow_bench"):
+        run(session, "python", f"benchmarks/{script}.py", *session.posargs)
 
 
 @nox.session

@@ -19,8 +19,9 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, UnsupportedError
+from amanda_core.testing.tools import at_inputs, at_outputs, tool
 
-from .making import at_inputs, at_outputs, close, equal, grad_of, leaf, tool, twin
+from .making import close, equal, grad_of, leaf, twin
 
 LATE = pytest.mark.parametrize("late", [False, True], ids=["asked-before", "asked-after"])
 

@@ -16,18 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import amanda
 from amanda_core.errors import EditError
+from amanda_core.testing.tools import at_outputs, before, tool, watching_backward
 
-from .making import (
-    at_outputs,
-    before,
-    close,
-    equal,
-    grad_of,
-    leaf,
-    tool,
-    twin,
-    watching_backward,
-)
+from .making import close, equal, grad_of, leaf, twin
 
 
 def raw(op_type: str, action: Any) -> amanda.Tool:

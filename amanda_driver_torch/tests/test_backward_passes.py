@@ -15,19 +15,9 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import AmandaWarning
+from amanda_core.testing.tools import at_inputs, at_outputs, before, tool, watching_backward
 
-from .making import (
-    at_inputs,
-    at_outputs,
-    before,
-    close,
-    equal,
-    grad_of,
-    leaf,
-    tool,
-    twin,
-    watching_backward,
-)
+from .making import close, equal, grad_of, leaf, twin
 
 # Ways to run a backward pass.
 

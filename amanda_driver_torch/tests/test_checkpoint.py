@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import amanda
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import after, at_inputs, before, tool
 
-from .making import after, at_inputs, before, close, equal, grad_of, leaf, tool, twin
+from .making import close, equal, grad_of, leaf, twin
 
 VARIANTS = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved-tensors"])
 

@@ -15,8 +15,9 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, RoutineResultError
+from amanda_core.testing.tools import after, before, tool
 
-from .making import after, before, close, equal, grad_of, leaf, tool, twin
+from .making import close, equal, grad_of, leaf, twin
 
 X = torch.ones(2)
 

@@ -23,9 +23,10 @@ from amanda_core.errors import (
     PositionError,
     RoutineResultError,
 )
+from amanda_core.testing.tools import after, at_inputs, at_outputs, before, replacing, tool
 from amanda_driver_torch._interceptor import choice
 
-from .making import after, at_inputs, at_outputs, before, equal, grad_of, leaf, replacing, tool
+from .making import equal, grad_of, leaf
 
 X = torch.randn(2, 3)
 

@@ -15,9 +15,8 @@ import torch
 
 import amanda
 from amanda_core.errors import ActionError
+from amanda_core.testing.tools import tool
 from amanda_driver_torch import extensions
-
-from .making import tool
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, UnsupportedError
+from amanda_core.testing.tools import after, at_inputs, at_outputs, before, tool
 
-from .making import after, at_inputs, at_outputs, before, equal, grad_of, leaf, tool
+from .making import equal, grad_of, leaf
 
 
 def double(value: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,9 @@ from torch import relu as early_relu
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda_core.testing.tools import after, before, tool, watching
 
-from .making import after, before, close, equal, grad_of, leaf, tool, watching
+from .making import close, equal, grad_of, leaf
 
 X = torch.randn(3, 3)
 

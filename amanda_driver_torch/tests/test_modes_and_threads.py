@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import amanda
+from amanda_core.testing.tools import before, tool, watching
 
-from .making import before, equal, tool, watching
+from .making import equal
 
 X = torch.randn(2, 3)
 

@@ -18,11 +18,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import amanda
-
-from .making import (
-    at_inputs,
-    tool,
-)
+from amanda_core.testing.tools import at_inputs, tool
 
 
 def model() -> nn.Sequential:

@@ -15,20 +15,18 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import EditError, ReplacementConflictError, RoutineResultError
-
-from .making import (
+from amanda_core.testing.tools import (
     after,
     at_inputs,
     at_outputs,
     before,
-    equal,
-    grad_of,
-    leaf,
     replacing,
     replacing_backward,
     tool,
     watching_backward,
 )
+
+from .making import equal, grad_of, leaf
 
 # replace_op.
 

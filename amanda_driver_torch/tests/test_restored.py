@@ -22,18 +22,18 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import amanda
-
-from .making import (
+from amanda_core.testing.tools import (
     after,
     at_inputs,
     at_outputs,
     before,
-    equal,
     replacing,
     replacing_backward,
     tool,
     watching,
 )
+
+from .making import equal
 
 OWNERS: list[Any] = [
     *(

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 import amanda
-
-from .making import before, tool
+from amanda_core.testing.tools import before, tool
 
 X = torch.ones(1, 2)
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import amanda
+from amanda_core.testing.tools import before, watching
 
-from .making import before, close, equal, watching
+from .making import close, equal
 
 X = torch.randn(2, 3)
 

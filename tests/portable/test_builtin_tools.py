@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 import amanda
 from amanda_tools.prune import Prune, numpy_mask
@@ -16,14 +14,6 @@ from .models import DENSE, STEPS, WEIGHTS, Effect, Record, assert_same, assert_s
 from .test_portable_tools import PRODUCTS, PROGRAMS, backends, built, instrumented
 
 SPARSITY = 0.55
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import torch
 
 import amanda
 from amanda_tools.flops import Flops
@@ -19,14 +18,6 @@ from amanda_tools.flops_result import FlopsResult
 from .models import STEPS, WEIGHTS, assert_same_bits
 from .test_builtin_tools import reference
 from .test_portable_tools import backends, built, instrumented
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def count(program: Callable[[], Any], **options: Any) -> FlopsResult:

@@ -8,11 +8,9 @@ to one another. TensorFlow's functions and graphs are built before the tools are
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 import amanda
 
@@ -60,14 +58,6 @@ PRODUCTS = ("linear", "matmul")
 backends = pytest.mark.parametrize("backend", PROGRAMS)
 built = pytest.mark.parametrize("inside", [False, True], ids=["built before", "built inside"])
 staging = pytest.mark.parametrize("staged", [False, True], ids=["host", "staged"])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache

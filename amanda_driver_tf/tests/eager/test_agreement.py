@@ -17,12 +17,13 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import execute
 
 import amanda
+from amanda_core.testing.tools import idle, tool
 from amanda_driver_tf._eager.call_sites import PythonCallSite
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._interceptor import VARIABLE
 from amanda_driver_tf._state import STATE
 
-from .making import idle, normal, tool, variable
+from .making import normal, variable
 
 Seen = list[tuple[Any, ...]]
 

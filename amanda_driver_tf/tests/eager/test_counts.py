@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from amanda import OpContext, apply, attach, cache_disabled, disabled
+from amanda_core.testing import tools
 from amanda_driver_tf._namespaces import EAGER
 
 from . import making
@@ -41,7 +42,7 @@ def gradients(model: Any, x: tf.Tensor) -> list[Any]:
 
 def test_ops_of_a_keras_model_are_counted_in_every_execution() -> None:
     model, x = small_model(), making.normal(2, 6, 6, 2)
-    seen, tool = making.watching()
+    seen, tool = tools.watching()
     with apply(tool):
         for _ in range(3):
             seen.clear()
@@ -56,7 +57,7 @@ def test_ops_of_a_keras_model_are_counted_in_every_execution() -> None:
 
 def test_backward_ops_belong_to_their_forward_ops() -> None:
     model, x = small_model(), making.normal(2, 6, 6, 2)
-    seen, tool = making.watching_backward()
+    seen, tool = tools.watching_backward()
     with apply(tool):
         for _ in range(3):
             seen.clear()
@@ -98,7 +99,7 @@ def test_seen_as_many_gradient_ops_as_tensorflow_runs(monkeypatch: pytest.Monkey
         patch.setattr(pywrap_tfe, "TFE_Py_FastPathExecute", note)
         patch.setattr(imperative_grad, "imperative_grad", note_pass)
         gradients(model, x)
-    seen, tool = making.watching_backward()
+    seen, tool = tools.watching_backward()
     with apply(tool):
         gradients(model, x)
     assert Counter(op for op, _ in seen) == Counter(ran)
@@ -106,7 +107,7 @@ def test_seen_as_many_gradient_ops_as_tensorflow_runs(monkeypatch: pytest.Monkey
 
 def test_variables_given_to_an_op_are_read_visibly_and_the_op_counts_once() -> None:
     v, x = making.variable(3), making.normal(3)
-    seen, tool = making.watching()
+    seen, tool = tools.watching()
     with apply(tool):
         for _ in range(2):
             seen.clear()
@@ -117,7 +118,7 @@ def test_variables_given_to_an_op_are_read_visibly_and_the_op_counts_once() -> N
 def test_reads_are_seen_although_nothing_else_is_wanted_of_the_op() -> None:
     v, x = making.variable(3), making.normal(3)
     read: list[Any] = []
-    tool = making.before("ReadVariableOp", lambda handle: read.append(handle.dtype))
+    tool = tools.before("ReadVariableOp", lambda handle: read.append(handle.dtype))
     with apply(tool):
         for _ in range(3):
             tf.multiply(x, v)
@@ -127,7 +128,7 @@ def test_reads_are_seen_although_nothing_else_is_wanted_of_the_op() -> None:
 def test_read_of_a_variable_can_be_edited() -> None:
     v, x = making.variable(3), making.normal(3)
     expected = x * (v * 2.0)
-    with apply(making.after("ReadVariableOp", lambda value: value * 2.0)):
+    with apply(tools.after("ReadVariableOp", lambda value: value * 2.0)):
         for _ in range(2):
             with tf.GradientTape() as tape:
                 y = tf.multiply(x, v)
@@ -157,7 +158,7 @@ def test_context_has_the_ops_facts() -> None:
             source=context.source,
         )
 
-    with apply(making.tool(analyse, "Conv2D")):
+    with apply(tools.tool(analyse, "Conv2D")):
         tf.nn.conv2d(x, v, 1, "SAME")
     assert found["name"] == found["type"] == found["dunder"] == "Conv2D"
     assert found["positions"] == ("input", "filter")
@@ -178,7 +179,7 @@ def test_raw_op_holds_no_tensor_afterwards() -> None:
     from amanda_core.errors import StaleContextError
 
     kept: list[Any] = []
-    with apply(making.tool(lambda context: kept.append(context.get_op()), "Relu")):
+    with apply(tools.tool(lambda context: kept.append(context.get_op()), "Relu")):
         x = tf.constant(np.ones(3, np.float32))
         y = tf.nn.relu(x)
         dead = [weakref.ref(x), weakref.ref(y)]
@@ -197,7 +198,7 @@ def test_list_of_tensors_is_one_position() -> None:
         shapes.append([len(i) if isinstance(i, list) else None for i in context.inputs])
         context.insert_before_op(lambda values: [values[1], values[0]], inputs=[0])
 
-    with apply(making.tool(analyse, "ConcatV2")):
+    with apply(tools.tool(analyse, "ConcatV2")):
         making.equal(tf.concat([a, b], 0), np.concatenate([b.numpy(), a.numpy()]))
     assert shapes == [[2, None]]
 
@@ -209,7 +210,7 @@ def test_constants_written_by_the_program_have_a_value_and_computed_ones_none() 
     def analyse(context: OpContext) -> None:
         found.append((context.value(0), None if context.value(1) is None else 1))
 
-    with apply(making.tool(analyse, "Sum")):
+    with apply(tools.tool(analyse, "Sum")):
         tf.reduce_sum(x, axis=[1])
         tf.reduce_sum(x, axis=tf.range(1))
     assert found == [(None, 1), (None, None)]
@@ -225,7 +226,7 @@ def test_value_of_a_variable_is_found_through_what_only_passes_it_on(read: str) 
         "read_value": lambda: tf.cast(v.read_value(), tf.float16),
     }
     found: list[Any] = []
-    with apply(making.tool(lambda c: found.append(c.value(1)), "MatMul"), making.idle()):
+    with apply(tools.tool(lambda c: found.append(c.value(1)), "MatMul"), tools.idle()):
         for _ in range(3):
             tf.matmul(x, ways[read]())
             tf.linalg.matmul(x, ways[read]())
@@ -236,8 +237,8 @@ def test_value_of_a_variable_is_found_through_what_only_passes_it_on(read: str) 
 
 def test_nothing_is_seen_while_disabled_or_in_routines_or_analysis() -> None:
     x = making.normal(2)
-    seen, tool = making.watching()
-    inner = making.before("Relu", lambda value: tf.exp(tf.tanh(value)))
+    seen, tool = tools.watching()
+    inner = tools.before("Relu", lambda value: tf.exp(tf.tanh(value)))
     with apply(tool, inner):
         with disabled():
             tf.nn.relu(x)
@@ -249,7 +250,7 @@ def test_nothing_is_seen_while_disabled_or_in_routines_or_analysis() -> None:
 def test_analysis_runs_once_and_with_the_cache_off_each_time() -> None:
     x = making.normal(2)
     analysed: list[str] = []
-    with apply(making.tool(lambda context: analysed.append(context.op_type))):
+    with apply(tools.tool(lambda context: analysed.append(context.op_type))):
         for _ in range(3):
             tf.nn.relu(x)
         assert analysed == ["Relu"]
@@ -262,7 +263,7 @@ def test_analysis_runs_once_and_with_the_cache_off_each_time() -> None:
 def test_invalidated_tool_analyses_again() -> None:
     x = making.normal(2)
     analysed: list[str] = []
-    tool = making.tool(lambda context: analysed.append(context.op_type))
+    tool = tools.tool(lambda context: analysed.append(context.op_type))
     with apply(tool):
         for _ in range(2):
             for _ in range(2):
@@ -276,7 +277,7 @@ def test_composite_tensors_pass() -> None:
     sparse = tf.sparse.from_dense([[0.0, 2.0], [1.0, 0.0]])
     dense = making.normal(2, 2)
     plain = (tf.nn.relu(ragged), tf.sparse.sparse_dense_matmul(sparse, dense), ragged + 1.0)
-    seen, tool = making.watching()
+    seen, tool = tools.watching()
     with apply(tool):
         mine = (tf.nn.relu(ragged), tf.sparse.sparse_dense_matmul(sparse, dense), ragged + 1.0)
     assert mine[0].to_list() == plain[0].to_list()
@@ -288,7 +289,7 @@ def test_composite_tensors_pass() -> None:
 
 def test_python_in_an_op_is_one_op() -> None:
     x = making.normal(3)
-    seen, tool = making.watching()
+    seen, tool = tools.watching()
 
     def body(value: tf.Tensor) -> tf.Tensor:
         return tf.exp(tf.tanh(value))
@@ -307,7 +308,7 @@ def test_python_in_an_op_is_one_op() -> None:
 
 
 def test_data_pipelines_are_not_the_model() -> None:
-    seen, tool = making.watching()
+    seen, tool = tools.watching()
     with apply(tool):
         data = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).map(lambda v: v * 2.0)
         assert [float(value) for value in data] == [2.0, 4.0]
@@ -318,14 +319,14 @@ def test_arrays_and_numbers_mix() -> None:
     x = making.normal(3)
     array = np.arange(3, dtype=np.float32)
     plain = tf.maximum(x * array + 1.0, array)
-    _, tool = making.watching()
+    _, tool = tools.watching()
     with apply(tool):
         making.equal(tf.maximum(x * array + 1.0, array), plain)
         making.equal(np.exp(tf.nn.relu(x)), np.exp(tf.nn.relu(x).numpy()))
 
 
 def test_attach_gives_the_same_as_apply() -> None:
-    seen, tool = making.watching()
+    seen, tool = tools.watching()
     handle = attach(tool)
     tf.nn.relu(making.normal(2))
     handle.remove()

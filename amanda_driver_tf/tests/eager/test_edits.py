@@ -15,21 +15,17 @@ import tensorflow as tf
 
 from amanda import OpContext, apply, autodiff_enabled
 from amanda_core.errors import EditError, PositionError, RoutineResultError
-
-from .making import (
+from amanda_core.testing.tools import (
     after,
     at_inputs,
     at_outputs,
     before,
-    close,
-    equal,
-    normal,
-    noting,
     replacing,
     replacing_backward,
     tool,
-    variable,
 )
+
+from .making import close, equal, normal, noting, variable
 
 
 def double(value: tf.Tensor) -> tf.Tensor:

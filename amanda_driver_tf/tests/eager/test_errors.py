@@ -15,19 +15,18 @@ import tensorflow as tf
 
 from amanda import OpContext, Tool, apply
 from amanda_core.errors import AmandaError
-
-from .making import (
+from amanda_core.testing.tools import (
     after,
     at_inputs,
     at_outputs,
     before,
-    equal,
     idle,
-    normal,
     replacing,
     replacing_backward,
     tool,
 )
+
+from .making import equal, normal
 from .test_edits import gradient
 
 

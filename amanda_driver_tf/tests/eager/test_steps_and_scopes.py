@@ -13,8 +13,9 @@ import pytest
 import tensorflow as tf
 
 from amanda import OpContext, Tool, apply
+from amanda_core.testing.tools import idle, tool, watching
 
-from .making import equal, idle, normal, tool, watching
+from .making import equal, normal
 
 
 def scoped() -> tuple[list[str], Tool]:

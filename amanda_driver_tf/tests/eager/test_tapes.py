@@ -17,23 +17,19 @@ import tensorflow as tf
 
 from amanda import OpContext, apply, attach, autodiff_enabled, disabled, staged
 from amanda_core.errors import AmandaWarning, UnsupportedError
-
-from .making import (
+from amanda_core.testing.tools import (
     after,
     at_inputs,
     at_outputs,
     before,
-    close,
-    equal,
     idle,
-    normal,
-    noting,
     replacing_backward,
     tool,
-    variable,
     watching,
     watching_backward,
 )
+
+from .making import close, equal, normal, noting, variable
 from .test_edits import gradient
 
 

@@ -8,127 +8,12 @@ passed straight through, by `tf.custom_gradient`, at every order of differentiat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-import amanda
-from amanda import OpContext, Tool
-
-Routine = Callable[..., Any]
-Positions = Sequence[int] | None
-
-
-class Edit(NamedTuple):
-    """One request of a tool.
-
-    Attributes:
-        name: Name of the op, or its type.
-        kind: ``before``, ``after``, ``replace``, ``grad_out``, ``grad_in`` or ``backward``.
-        routine: What is inserted.
-        position: The one input, output or gradient that it gets; None for all.
-        autodiff: Whether it is differentiated.
-    """
-
-    name: str
-    kind: str
-    routine: Routine
-    position: int | None = None
-    autodiff: bool = False
-
-
-def tool(
-    analyse: Callable[[OpContext], Any],
-    op_type: str | None = None,
-    *,
-    backward: bool = False,
-    require_outputs: bool = False,
-) -> Tool:
-    """A tool with one analysis routine, for one type of (backward) op or for all."""
-
-    def chosen(context: OpContext) -> None:
-        if op_type in (None, context.op_type):
-            analyse(context)
-
-    made = Tool()
-    made.add_inst_for_op(chosen, backward, require_outputs)
-    return made
-
-
-_METHODS = {
-    "before": ("insert_before_op", "inputs"),
-    "after": ("insert_after_op", "outputs"),
-    "replace": ("replace_op", "inputs"),
-    "grad_out": ("insert_before_backward_op", "grad_outputs"),
-    "grad_in": ("insert_after_backward_op", "grad_inputs"),
-    "backward": ("replace_backward_op", "grad_outputs"),
-}
-
-
-def editing(*edits: Edit) -> Tool:
-    """A tool that does what the edits say, to all ops of a name or type."""
-
-    def analyse(context: OpContext) -> None:
-        for edit in edits:
-            if edit.name not in (context.op_type, context.name.rpartition("/")[2]):
-                continue
-            method, selects = _METHODS[edit.kind]
-            positions = None if edit.position is None else [edit.position]
-            switch = amanda.autodiff_enabled if edit.autodiff else amanda.autodiff_disabled
-            with switch():
-                getattr(context, method)(edit.routine, **{selects: positions})
-
-    return tool(analyse)
-
-
-def before(op: str, routine: Routine, position: int | None = None) -> Tool:
-    """A tool that inserts `routine` before every op of a name or type."""
-    return editing(Edit(op, "before", routine, position))
-
-
-def after(op: str, routine: Routine, position: int | None = None) -> Tool:
-    """A tool that inserts `routine` after every op of a name or type."""
-    return editing(Edit(op, "after", routine, position))
-
-
-def at_outputs(op: str, routine: Routine, position: int | None = None) -> Tool:
-    """A tool that inserts at the gradients of outputs (aligned)."""
-    return editing(Edit(op, "grad_out", routine, position))
-
-
-def at_inputs(op: str, routine: Routine, position: int | None = None) -> Tool:
-    """A tool that inserts at the gradients of inputs (aligned)."""
-    return editing(Edit(op, "grad_in", routine, position))
-
-
-def watching() -> tuple[list[str], Tool]:
-    """The types of the forward ops that run, and the tool that writes them down."""
-    seen: list[str] = []
-
-    def analyse(context: OpContext) -> None:
-        op_type = context.op_type
-        context.insert_before_op(lambda *values: seen.append(op_type))
-
-    return seen, tool(analyse)
-
-
-def watching_backward() -> tuple[list[tuple[str, str | None]], Tool]:
-    """The backward ops that run, each with the type of its forward op, and the tool."""
-    seen: list[tuple[str, str | None]] = []
-
-    def analyse(context: OpContext) -> None:
-        forward = context.forward.op_type if context.forward is not None else None
-        pair = (context.op_type, forward)
-        context.insert_before_backward_op(lambda *grads: seen.append(pair))
-
-    return seen, tool(analyse, backward=True)
-
-
-def analysed(backward: bool = False) -> tuple[list[OpContext], Tool]:
-    """The contexts that are analysed, and the tool that collects them."""
-    contexts: list[OpContext] = []
-    return contexts, tool(contexts.append, backward=backward)
+from amanda_core.testing.tools import Edit, Routine
 
 
 def straight(value: Any, routine: Routine) -> Any:

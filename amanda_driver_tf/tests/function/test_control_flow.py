@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import before, tool, watching
 
-from .making import before, close, straight, tool, values, watching
+from .making import close, straight, values
 
 X, W, V = values((2, 3), (3, 3), (3, 3))
 XS = values((4, 2, 3))[0]

@@ -16,8 +16,9 @@ from amanda_core.errors import (
     ReplacementConflictError,
     RoutineResultError,
 )
+from amanda_core.testing.tools import Edit, after, at_inputs, before, editing, tool
 
-from .making import Edit, after, at_inputs, before, close, editing, tool, values
+from .making import close, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -10,55 +10,10 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
+from amanda_core.testing.tools import Edit, at_inputs, at_outputs, before, editing, tool
 
-from .making import (
-    Edit,
-    at_gradient,
-    at_inputs,
-    at_outputs,
-    before,
-    close,
-    editing,
-    straight,
-    tool,
-    values,
-)
-
-X, W = values((2, 3), (3, 3))
-IDS = tf.constant([0, 2, 2])
-
-
-def half(value: Any) -> Any:
-    return value * 0.5 + 0.3
-
-
-def triple(value: Any) -> Any:
-    return value * 3
-
-
-EDITED = before("MatMul", half, 1)
-
-
-def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        result = program(*given)
-    return [result, *tape.gradient(result, given)]
-
-
-def compare(
-    tools: amanda.Tool | list[amanda.Tool],
-    program: Callable[..., Any],
-    twin: Callable[..., Any],
-    *given: Any,
-) -> None:
-    """The program as a function, differentiated outside and inside, against the twin."""
-    given = given or (X, W)
-    wanted = outside(twin, *given)
-    with amanda.apply(*(tools if isinstance(tools, list) else [tools])):
-        close(outside(tf.function(program), *given), wanted)
-        close(tf.function(lambda *v: outside(program, *v))(*given), wanted)
-
+from .handwritten import W, X, compare, half, outside, triple
+from .making import at_gradient, close, straight
 
 # The aligned view.
 

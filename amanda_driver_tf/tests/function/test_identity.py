@@ -15,8 +15,9 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
+from amanda_core.testing.tools import analysed, before, tool
 
-from .making import analysed, before, close, tool, values
+from .making import close, values
 
 X, W = values((2, 3), (3, 3))
 

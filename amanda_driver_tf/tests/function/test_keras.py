@@ -10,8 +10,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import analysed, before, watching, watching_backward
 
-from .making import analysed, before, close, straight, values, watching, watching_backward
+from .making import close, straight, values
 
 INPUTS, TARGETS = values((8, 3), (8, 2), dtype=tf.float32)
 MASK = tf.constant([[1.0, 0.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]])

@@ -16,8 +16,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import Edit, editing
 
-from .making import Edit, Ops, close, editing, values
+from .making import Ops, close, values
 from .programs import OPS, PROGRAMS
 from .ways import TWICE, WAYS, Unchanged, check
 

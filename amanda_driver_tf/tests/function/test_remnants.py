@@ -13,8 +13,9 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 import amanda
+from amanda_core.testing.tools import after, at_inputs, before, watching
 
-from .making import after, at_inputs, before, close, values, watching
+from .making import close, values
 from .patches import fingerprint
 
 X, W = values((2, 3), (3, 3))

@@ -12,19 +12,9 @@ import tensorflow as tf
 
 import amanda
 from amanda import AmandaWarning, OpContext
+from amanda_core.testing.tools import analysed, at_inputs, before, tool, watching, watching_backward
 
-from .making import (
-    analysed,
-    at_inputs,
-    before,
-    close,
-    equal,
-    straight,
-    tool,
-    values,
-    watching,
-    watching_backward,
-)
+from .making import close, equal, straight, values
 from .patches import fingerprint
 
 X, W = values((2, 3), (3, 3))

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 import amanda
 from amanda import AmandaWarning
+from amanda_core.testing.tools import Edit, before, editing
 
-from .making import Edit, before, close, editing, equal, straight, values
+from .making import close, equal, straight, values
 
 X, W = values((2, 3), (3, 3))
 MASK = tf.cast(W > 0, W.dtype)

@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import at_inputs, before
 
-from .making import at_inputs, before, values
+from .making import values
 
 X, W = values((2, 3), (3, 3))
 

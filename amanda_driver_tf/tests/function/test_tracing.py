@@ -10,21 +10,18 @@ import pytest
 import tensorflow as tf
 
 import amanda
-
-from .making import (
+from amanda_core.testing.tools import (
     Edit,
     after,
     analysed,
     at_inputs,
     before,
-    close,
     editing,
-    equal,
-    straight,
-    values,
     watching,
     watching_backward,
 )
+
+from .making import close, equal, straight, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import Edit, editing
 
-from .making import Edit, Ops, close, dense, editing
+from .making import Ops, close, dense
 
 Program = Callable[..., Any]
 

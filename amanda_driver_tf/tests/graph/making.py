@@ -16,83 +16,11 @@ from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
 import amanda
 from amanda import OpContext, Tool
+from amanda_core.testing.tools import Edit, Routine, editing, tool
 
 v1 = tf.compat.v1
 
-Routine = Callable[..., Any]
 Program = Callable[..., Any]
-
-
-class Edit(NamedTuple):
-    """One request of a tool.
-
-    Attributes:
-        name: Name of the op (its last part), or its type.
-        kind: ``before``, ``after``, ``replace``, ``grad_out``, ``grad_in`` or ``backward``.
-        routine: What is inserted.
-        position: The one input, output or gradient that it gets; None for all.
-        autodiff: Whether it is differentiated.
-    """
-
-    name: str
-    kind: str
-    routine: Routine
-    position: int | None = None
-    autodiff: bool = False
-
-
-def tool(
-    analyse: Callable[[OpContext], Any],
-    op: str | None = None,
-    *,
-    backward: bool = False,
-    require_outputs: bool = False,
-) -> Tool:
-    """A tool with one analysis routine, for the ops of a name or type, or for all."""
-
-    def chosen(context: OpContext) -> None:
-        if op in (None, context.op_type, context.name, context.name.rpartition("/")[2]):
-            analyse(context)
-
-    made = Tool()
-    made.add_inst_for_op(chosen, backward, require_outputs)
-    return made
-
-
-_METHODS = {
-    "before": ("insert_before_op", "inputs"),
-    "after": ("insert_after_op", "outputs"),
-    "replace": ("replace_op", "inputs"),
-    "grad_out": ("insert_before_backward_op", "grad_outputs"),
-    "grad_in": ("insert_after_backward_op", "grad_inputs"),
-    "backward": ("replace_backward_op", "grad_outputs"),
-}
-
-
-def editing(*edits: Edit) -> Tool:
-    """A tool that does what the edits say, to all forward ops of a name or type."""
-
-    def analyse(context: OpContext) -> None:
-        for edit in edits:
-            if edit.name not in (context.op_type, context.name.rpartition("/")[2]):
-                continue
-            method, selects = _METHODS[edit.kind]
-            positions = None if edit.position is None else [edit.position]
-            switch = amanda.autodiff_enabled if edit.autodiff else amanda.autodiff_disabled
-            with switch():
-                getattr(context, method)(edit.routine, **{selects: positions})
-
-    return tool(analyse)
-
-
-def before(op: str, routine: Routine, position: int | None = None) -> Tool:
-    """A tool that inserts `routine` before every op of a name or type."""
-    return editing(Edit(op, "before", routine, position))
-
-
-def after(op: str, routine: Routine, position: int | None = None) -> Tool:
-    """A tool that inserts `routine` after every op of a name or type."""
-    return editing(Edit(op, "after", routine, position))
 
 
 def counting(op: str | None = None) -> tuple[list[str], Tool]:
@@ -104,12 +32,6 @@ def counting(op: str | None = None) -> tuple[list[str], Tool]:
         context.insert_after_op(lambda *values: seen.append(name))
 
     return seen, tool(analyse, op)
-
-
-def analysed(backward: bool = False) -> tuple[list[OpContext], Tool]:
-    """The contexts that are analysed, and the tool that collects them."""
-    contexts: list[OpContext] = []
-    return contexts, tool(contexts.append, backward=backward)
 
 
 def analysing(visit: Callable[[OpContext], Any]) -> Tool:

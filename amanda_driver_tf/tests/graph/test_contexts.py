@@ -10,8 +10,9 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
+from amanda_core.testing.tools import tool
 
-from .making import analysing, arrays, equal, new_session, tool, v1
+from .making import analysing, arrays, equal, new_session, v1
 
 
 class Layer:

@@ -12,25 +12,22 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, before, editing, tool
 
 from .making import (
-    Edit,
     Ops,
     arrays,
-    before,
     build,
     check,
     close,
     counting,
     double,
-    editing,
     equal,
     new_session,
     results,
     serialised,
     staged,
     straight,
-    tool,
     v1,
 )
 

@@ -10,17 +10,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import Edit, editing
 
-from .making import (
-    Edit,
-    Ops,
-    arrays,
-    check,
-    double,
-    editing,
-    equal,
-    staged,
-)
+from .making import Ops, arrays, check, double, equal, staged
 
 KINDS = ("placeholder", "resource", "reference")
 

@@ -10,24 +10,9 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import PositionError, RoutineResultError
+from amanda_core.testing.tools import Edit, after, before, editing, tool
 
-from .making import (
-    Edit,
-    Ops,
-    after,
-    arrays,
-    before,
-    build,
-    check,
-    close,
-    double,
-    editing,
-    equal,
-    new_session,
-    results,
-    tool,
-    v1,
-)
+from .making import Ops, arrays, build, check, close, double, equal, new_session, results, v1
 
 KINDS = ("placeholder", "resource", "reference")
 

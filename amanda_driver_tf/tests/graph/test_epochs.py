@@ -11,20 +11,9 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext, Tool
+from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .making import (
-    Edit,
-    all_ops,
-    before,
-    close,
-    counting,
-    double,
-    editing,
-    equal,
-    new_session,
-    tool,
-    v1,
-)
+from .making import all_ops, close, counting, double, equal, new_session, v1
 
 
 class Chain:

@@ -17,8 +17,9 @@ from amanda_core.errors import (
     ReplacementConflictError,
     RoutineResultError,
 )
+from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .making import Edit, before, close, counting, double, editing, equal, new_session, tool, v1
+from .making import close, counting, double, equal, new_session, v1
 
 
 class OwnError(Exception):

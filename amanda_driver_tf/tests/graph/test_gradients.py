@@ -11,9 +11,9 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, editing, tool
 
 from .making import (
-    Edit,
     Ops,
     arrays,
     build,
@@ -21,12 +21,10 @@ from .making import (
     close,
     dense,
     double,
-    editing,
     equal,
     new_session,
     results,
     staged,
-    tool,
     v1,
 )
 

@@ -11,8 +11,9 @@ import tensorflow as tf
 from tensorflow.python.framework import ops
 
 import amanda
+from amanda_core.testing.tools import before
 
-from .making import all_ops, before, close, double, new_session, serialised, v1
+from .making import all_ops, close, double, new_session, serialised, v1
 
 
 class Small:

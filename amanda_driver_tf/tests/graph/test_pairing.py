@@ -14,21 +14,9 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import (
-    Edit,
-    Ops,
-    arrays,
-    build,
-    close,
-    double,
-    editing,
-    equal,
-    new_session,
-    run,
-    tool,
-    v1,
-)
+from .making import Ops, arrays, build, close, double, equal, new_session, run, v1
 
 VALUES = arrays((3, 3), (3, 3))
 

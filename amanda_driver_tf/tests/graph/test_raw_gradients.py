@@ -11,20 +11,9 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext
 from amanda_core.errors import RoutineResultError
+from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import (
-    Edit,
-    Ops,
-    arrays,
-    build,
-    close,
-    double,
-    editing,
-    equal,
-    new_session,
-    results,
-    tool,
-)
+from .making import Ops, arrays, build, close, double, equal, new_session, results
 
 KINDS = ("placeholder", "resource", "reference")
 

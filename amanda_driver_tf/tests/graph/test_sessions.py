@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import before
 
-from .making import all_ops, before, close, counting, double, equal, new_session, serialised, v1
+from .making import all_ops, close, counting, double, equal, new_session, serialised, v1
 
 
 class Trained:

@@ -13,20 +13,9 @@ from tensorflow.python.framework import function as function_module
 import amanda
 from amanda import OpContext
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, after, before, editing, tool
 
-from .making import (
-    Edit,
-    after,
-    before,
-    close,
-    counting,
-    double,
-    editing,
-    equal,
-    new_session,
-    tool,
-    v1,
-)
+from .making import close, counting, double, equal, new_session, v1
 
 # Iterators, queues, tables.
 

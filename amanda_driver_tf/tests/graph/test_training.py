@@ -11,21 +11,9 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
+from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import (
-    Edit,
-    all_ops,
-    arrays,
-    close,
-    counting,
-    editing,
-    equal,
-    new_session,
-    serialised,
-    straight,
-    tool,
-    v1,
-)
+from .making import all_ops, arrays, close, counting, equal, new_session, serialised, straight, v1
 
 RATE = 1e-3
 MASK = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0], [1, 1, 1]], np.float32)

@@ -12,8 +12,9 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, editing
 
-from .making import Edit, close, editing, equal, new_session, staged, v1
+from .making import close, equal, new_session, staged, v1
 
 Made = tuple[Any, list[Any]]
 

@@ -1,6 +1,6 @@
 """Raw backward ops: every node that a forward op made, and the accumulation into leaves.
 
-Owns the records of backward ops and the hooks on nodes. The hooks hold their record weakly and no
+Owns the hooks on nodes and which record each of them has. The hooks hold their record weakly and no
 tensor: a context that holds tensors, referred to from a C++ node, would leak for ever.
 """
 
@@ -13,97 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amanda_core import IPoint, OpContext, Plan, Session, Site, Step, Tool
+from amanda_core import OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.errors import EditError, RoutineResultError
 from amanda_driver_torch._edits import check_gradient, edited_gradient
 from amanda_driver_torch._lifetime import Lifetime, Token
-from amanda_driver_torch._modes import call_routine, changes_of
-from amanda_driver_torch._nodes import BackwardOp, name_of, new_nodes, next_sequence, tensors_in
+from amanda_driver_torch._modes import changes_of
+from amanda_driver_torch._nodes import name_of, new_nodes
+from amanda_driver_torch._records import NodeRecord
 
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = ["Backward", "NodeRecord"]
+__all__ = ["Backward"]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
-
-
-class NodeRecord:
-    """One backward op of one forward op (or of a leaf), and what is to be done around it."""
-
-    __slots__ = ("__weakref__", "_start", "backward", "context", "forward", "settled", "site")
-
-    def __init__(self, backward: Backward, site: Site, forward: OpContext | None) -> None:
-        self.backward = backward
-        self.site = site
-        self.forward = forward
-        self.context: OpContext | None = None
-        #: Epoch in which analysis found nothing to do here; 0 for none.
-        self.settled = 0
-        self._start = 0
-
-    def idle(self, session: Session) -> bool:
-        """Whether this node needs no hook: analysed in this epoch, and nothing asked."""
-        return session.caching and self.settled == session.epoch and not self.backward.second_order
-
-    def analysed(self, session: Session) -> bool:
-        """Whether no analysis routine is due for this node."""
-        return self.context is not None and not any(
-            session.due(self.context, point)
-            for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
-        )
-
-    def _open(self, session: Session) -> OpContext:
-        op = BackwardOp(self.site.op_type)
-        context = session.open(self.site, op, forward=self.forward, backward=True)
-        if self.forward is None:
-            context.fill(op=op)
-        self.context = context
-        return context
-
-    def before(self, grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-        """Prehook: analysis and routines before the node; its gradients, if changed.
-
-        Args:
-            grads: The gradients.
-            done: What the routines of the first steps have returned, if they have been called.
-        """
-        session = self.backward.session
-        context = self._open(session)
-        self._start = next_sequence()
-        try:
-            context.fill(grad_outputs=list(grads))
-            plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
-            return self.backward.fold(plan, grads, done)
-        finally:
-            context.release()
-
-    def after(
-        self, grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
-    ) -> tuple[Any, ...] | None:
-        """Posthook: replacement, analysis and routines after the node; its results, if changed."""
-        session, backward = self.backward.session, self.backward
-        context = self.context = self._open(session)
-        try:
-            context.fill(grad_outputs=list(grads))
-            before = context.plan(IPoint.BEFORE_BACKWARD)
-            results: Sequence[Any] = grad_inputs
-            if before.replacement is not None:
-                results = backward.replaced(before, grads, grad_inputs, context)
-            context.fill(grad_inputs=list(results))
-            plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
-            changed = backward.fold(plan, results, done)
-            # Gradients of gradients are found from here, so a node that made some stays hooked.
-            if not (before or plan) and session.caching and not backward.second_order:
-                self.settled = session.epoch
-            if backward.second_order and torch.is_grad_enabled():
-                backward.track_second_order(self, tensors_in(grad_inputs), self._start)
-            if changed is not None:
-                return changed
-            return tuple(results) if results is not grad_inputs else None
-        finally:
-            context.release()
 
 
 class Backward:

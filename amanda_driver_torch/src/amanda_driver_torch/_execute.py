@@ -19,7 +19,7 @@ from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._compiled import compiled, node_plans
 from amanda_driver_torch._edits import check_tensor, edited
 from amanda_driver_torch._modes import back, call_routine, changes_of
-from amanda_driver_torch._nodes import next_sequence, tensors_in
+from amanda_driver_torch._nodes import made, next_sequence, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA
 from amanda_driver_torch._records import Operator, OpRecord
 from amanda_driver_torch._replaced import run_with_replaced_backward
@@ -136,15 +136,6 @@ class Execution:
         start: int,
     ) -> bool:
         return self.backward.track(record.nodes, context, made(bound, outputs), start)
-
-
-def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors whose nodes an op made: its outputs and what it wrote."""
-    written = tensors_in(bound.values[position] for position in bound.signature.mutated)
-    # Writing a view makes a node of its base; the view's own is made by who looks at it next.
-    tensors = [t if t._base is None else t._base for t in written]
-    tensors += (t for t in tensors_in(outputs) if not any(t is w for w in written))
-    return [t for t in tensors if t.requires_grad]
 
 
 class Run:

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 
 from amanda_driver_torch._autograd import OWN_NODES
+from amanda_driver_torch._signature import BoundCall
 
 __all__ = [
     "BackwardOp",
     "Edge",
     "Slot",
     "differentiable",
+    "made",
     "name_of",
     "new_nodes",
     "next_sequence",
@@ -183,3 +185,12 @@ def placed(values: Sequence[Any], slots: Sequence[Slot], tensors: Sequence[Any])
             items[index] = tensor
             new[position] = items
     return new
+
+
+def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors whose nodes an op made: its outputs and what it wrote."""
+    written = tensors_in(bound.values[position] for position in bound.signature.mutated)
+    # Writing a view makes a node of its base; the view's own is made by who looks at it next.
+    tensors = [t if t._base is None else t._base for t in written]
+    tensors += (t for t in tensors_in(outputs) if not any(t is w for w in written))
+    return [t for t in tensors if t.requires_grad]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ from torch.autograd.variable import Variable
 from torch.nn.modules._functions import BackwardHookFunction
 
 from amanda_core.imports import ImportWatcher
+from amanda_core.patching import Patches
 from amanda_driver_torch import extensions
 from amanda_driver_torch._build import native
 from amanda_driver_torch._checkpoint import Rerun, watch_first_run
@@ -28,33 +28,7 @@ from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._sites import BOUNDARY
 from amanda_driver_torch._state import STATE, opaquely, quietly
 
-__all__ = ["PATCHES", "Patch"]
-
-
-class Patch:
-    """One attribute of an object, replaced and put back.
-
-    Args:
-        owner: A class or module.
-        name: The attribute.
-        replacement: What stands there meanwhile.
-    """
-
-    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
-        self._owner, self._name, self._replacement = owner, name, replacement
-        # The raw entry: reading a class attribute would bind a staticmethod or descriptor.
-        self._inherited = name not in vars(owner)
-        self._original = None if self._inherited else vars(owner)[name]
-        setattr(owner, name, replacement)
-
-    def undo(self) -> None:
-        """Put the original back, unless somebody else has replaced the replacement."""
-        if vars(self._owner).get(self._name) is not self._replacement:
-            return
-        if self._inherited:
-            delattr(self._owner, self._name)
-        else:
-            setattr(self._owner, self._name, self._original)
+__all__ = ["PATCHES"]
 
 
 class _CodePatch:
@@ -68,57 +42,32 @@ class _CodePatch:
         self._function.__code__ = self._original
 
 
-class _Patches:
+class _Patches(Patches):
     """All replacements, installed for the first session and undone after the last."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._lock = threading.RLock()
-        self._undo: list[Callable[[], None]] = []
-
-    def acquire(self) -> None:
-        """Install the replacements, unless they are."""
-        with self._lock:
-            self._count += 1
-            if self._count > 1:
-                return
-            try:
-                self._install()
-            except BaseException:
-                self.release()
-                raise
-
-    def release(self) -> None:
-        """Undo the replacements when the last session goes."""
-        with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                while self._undo:
-                    self._undo.pop()()
 
     def add(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace one more attribute, while some session is attached."""
         with self._lock:
-            self._patch(owner, name, replacement)
+            self._replace(owner, name, replacement)
 
     def add_operator(self, owner: Any, name: str, op_type: str) -> None:
         """Let calls of ``owner.name`` be an operator, while some session is attached."""
         with self._lock:
             original = getattr(owner, name, None)
             if original is not None and not hasattr(original, _OPERATOR):
-                self._patch(owner, name, _operator_call(original, op_type))
+                self._replace(owner, name, _operator_call(original, op_type))
 
     def _install(self) -> None:
-        self._patch(nn.Module, "__call__", _module_call(nn.Module.__call__))
+        self._replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
         self._patch_function_apply()
         self._patch_engine()
-        self._patch(torch.autograd, "_make_grads", _quiet(torch.autograd._make_grads))
+        self._replace(torch.autograd, "_make_grads", _quiet(torch.autograd._make_grads))
         self._patch_optimizers()
         self._patch_scripts()
         for owner, name, op_type in extensions.registered():
             self.add_operator(owner, name, op_type)
         hop = torch._ops.HigherOrderOperator
-        self._patch(hop, "__call__", _higher_order_call(hop.__call__))
+        self._replace(hop, "__call__", _higher_order_call(hop.__call__))
         late = {
             "torch._tensor_str": self._patch_printing,
             "torch.jit._trace": self._patch_tracing,
@@ -132,10 +81,7 @@ class _Patches:
         if waiting:
             watcher = ImportWatcher(waiting, lambda name: late[name]())
             watcher.start()
-            self._undo.append(watcher.stop)
-
-    def _patch(self, owner: Any, name: str, replacement: Any) -> None:
-        self._undo.append(Patch(owner, name, replacement).undo)
+            self._afterwards(watcher.stop)
 
     def _patch_function_apply(self) -> None:
         function = Function.__dict__["apply"].__func__
@@ -148,45 +94,45 @@ class _Patches:
         )
         _ORIGINALS["Function.apply"] = original
         code = _Carrier.apply.__code__
-        self._undo.append(_CodePatch(function, code).undo)
+        self._afterwards(_CodePatch(function, code).undo)
 
     def _patch_engine(self) -> None:
-        self._patch(Variable, "_execution_engine", _Engine(Variable._execution_engine))
+        self._replace(Variable, "_execution_engine", _Engine(Variable._execution_engine))
 
     def _patch_optimizers(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._undo.append(register_optimizer_step_post_hook(_step_ended).remove)
+        self._afterwards(register_optimizer_step_post_hook(_step_ended).remove)
 
     def _patch_scripts(self) -> None:
         for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-            self._patch(kind, "__call__", _script_call(kind.__call__))
+            self._replace(kind, "__call__", _script_call(kind.__call__))
 
     def _patch_printing(self) -> None:
         module = sys.modules["torch._tensor_str"]
-        self._patch(module, "_str", _quiet(module._str))
+        self._replace(module, "_str", _quiet(module._str))
 
     def _patch_tracing(self) -> None:
         # It runs the model three times, and compares the runs.
         module = sys.modules["torch.jit._trace"]
         for name in ("_trace_impl", "trace_module"):
-            self._patch(module, name, _quiet(getattr(module, name)))
+            self._replace(module, name, _quiet(getattr(module, name)))
 
     def _patch_checkpoint(self) -> None:
         module = sys.modules["torch.utils.checkpoint"]
         # Whatever is inside a first run ends at `checkpoint`, as a rerun ends at `Rerun`.
         code = module.checkpoint.__code__
         BOUNDARY.add(code)
-        self._undo.append(lambda: BOUNDARY.discard(code))
+        self._afterwards(lambda: BOUNDARY.discard(code))
         reentrant = module.CheckpointFunction
         forward = vars(reentrant)["forward"].__func__
 
         def run_first(ctx: Any, run_function: Any, *args: Any) -> Any:
             return forward(ctx, Rerun(run_function, first=True), *args)
 
-        self._patch(reentrant, "forward", staticmethod(run_first))
+        self._replace(reentrant, "forward", staticmethod(run_first))
         name = "_checkpoint_without_reentrant_generator"
-        self._patch(module, name, watch_first_run(getattr(module, name)))
+        self._replace(module, name, watch_first_run(getattr(module, name)))
 
     def _patch_dynamo(self) -> None:
         module = sys.modules["torch._dynamo.eval_frame"]
@@ -203,7 +149,7 @@ class _Patches:
             )
             return None
 
-        self._patch(module, "_callback_from_stance", run_eagerly)
+        self._replace(module, "_callback_from_stance", run_eagerly)
 
 
 PATCHES = _Patches()

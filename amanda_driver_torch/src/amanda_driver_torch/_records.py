@@ -1,16 +1,23 @@
-"""What is kept of an operator, and of an op: of one operator at one place of a program."""
+"""What is kept of an operator, of an op (one operator at one place of a program), and of a
+backward op.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from amanda_core import OpContext, Site
+import torch
+
+from amanda_core import IPoint, OpContext, Session, Site
+from amanda_driver_torch._modes import call_routine
+from amanda_driver_torch._nodes import BackwardOp, next_sequence, tensors_in
 from amanda_driver_torch._operators import schemas_of
 
 if TYPE_CHECKING:
-    from amanda_driver_torch._backward import NodeRecord
+    from amanda_driver_torch._backward import Backward
 
-__all__ = ["OpRecord", "Operator"]
+__all__ = ["NodeRecord", "OpRecord", "Operator"]
 
 
 class Operator:
@@ -76,3 +83,80 @@ class OpRecord:
         self.program: object = None
         #: The plans of its nodes in that form.
         self.hooks: object = None
+
+
+class NodeRecord:
+    """One backward op of one forward op (or of a leaf), and what is to be done around it."""
+
+    __slots__ = ("__weakref__", "_start", "backward", "context", "forward", "settled", "site")
+
+    def __init__(self, backward: Backward, site: Site, forward: OpContext | None) -> None:
+        self.backward = backward
+        self.site = site
+        self.forward = forward
+        self.context: OpContext | None = None
+        #: Epoch in which analysis found nothing to do here; 0 for none.
+        self.settled = 0
+        self._start = 0
+
+    def idle(self, session: Session) -> bool:
+        """Whether this node needs no hook: analysed in this epoch, and nothing asked."""
+        return session.caching and self.settled == session.epoch and not self.backward.second_order
+
+    def analysed(self, session: Session) -> bool:
+        """Whether no analysis routine is due for this node."""
+        return self.context is not None and not any(
+            session.due(self.context, point)
+            for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+        )
+
+    def _open(self, session: Session) -> OpContext:
+        op = BackwardOp(self.site.op_type)
+        context = session.open(self.site, op, forward=self.forward, backward=True)
+        if self.forward is None:
+            context.fill(op=op)
+        self.context = context
+        return context
+
+    def before(self, grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        """Prehook: analysis and routines before the node; its gradients, if changed.
+
+        Args:
+            grads: The gradients.
+            done: What the routines of the first steps have returned, if they have been called.
+        """
+        session = self.backward.session
+        context = self._open(session)
+        self._start = next_sequence()
+        try:
+            context.fill(grad_outputs=list(grads))
+            plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
+            return self.backward.fold(plan, grads, done)
+        finally:
+            context.release()
+
+    def after(
+        self, grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...] | None:
+        """Posthook: replacement, analysis and routines after the node; its results, if changed."""
+        session, backward = self.backward.session, self.backward
+        context = self.context = self._open(session)
+        try:
+            context.fill(grad_outputs=list(grads))
+            before = context.plan(IPoint.BEFORE_BACKWARD)
+            results: Sequence[Any] = grad_inputs
+            if before.replacement is not None:
+                results = backward.replaced(before, grads, grad_inputs, context)
+            context.fill(grad_inputs=list(results))
+            plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
+            changed = backward.fold(plan, results, done)
+            # Gradients of gradients are found from here, so a node that made some stays hooked.
+            if not (before or plan) and session.caching and not backward.second_order:
+                self.settled = session.epoch
+            if backward.second_order and torch.is_grad_enabled():
+                backward.track_second_order(self, tensors_in(grad_inputs), self._start)
+            if changed is not None:
+                return changed
+            return tuple(results) if results is not grad_inputs else None
+        finally:
+            context.release()

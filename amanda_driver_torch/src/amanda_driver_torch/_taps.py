@@ -248,18 +248,16 @@ class Taps:
             at = {id(node) for slot in chosen for node, _ in places[slot]}
             node = places[chosen[0]][0][0]
             results = [Result(places[slot][0][1], "") for slot in chosen]
-            met = None
             if len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen):
                 met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
-                if met is not None:
-                    node, results = met.node, [met.results[slot] for slot in chosen]
-            if met is None and (len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen)):
-                raise UnsupportedError(
-                    "The gradients of these inputs come from several backward ops of this op",
-                    where=f"insert_after_backward_op, {self._context.where}",
-                    fix="Ask before the op runs (require_outputs=False), one input at a time; for "
-                    "an op whose results are views of its input, take its raw backward ops",
-                )
+                if met is None:
+                    raise UnsupportedError(
+                        "The gradients of these inputs come from several backward ops of this op",
+                        where=f"insert_after_backward_op, {self._context.where}",
+                        fix="Ask before the op runs (require_outputs=False), one input at a time; "
+                        "for an op whose results are views of its input, take its raw backward ops",
+                    )
+                node, results = met.node, [met.results[slot] for slot in chosen]
             windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
             function = self._function(token, group, chosen, count, self._run.values)

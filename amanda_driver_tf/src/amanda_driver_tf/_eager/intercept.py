@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 from amanda_core.errors import UnsupportedError
+from amanda_core.patching import Patches
 from amanda_core.threads import THREAD, Control
 from amanda_driver_tf import _build
 from amanda_driver_tf._eager import backward, keras_calls, recompute
 from amanda_driver_tf._eager.execute import Call, is_plain, run, tag
 from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type_of
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
-from amanda_driver_tf._eager.patches import Patch
 from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation, Scope
@@ -55,39 +54,13 @@ _WAITED = 2
 _HANDED = 8
 
 
-class _Patches:
+class _Patches(Patches):
     """All replacements, installed for the first session and undone after the last."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._lock = threading.RLock()
-        self._undo: list[Callable[[], None]] = []
+        super().__init__()
         #: What stands for `execute.execute`.
         self.execute: Any = None
-
-    def acquire(self) -> None:
-        """Install the replacements, unless they are.
-
-        Raises:
-            UnsupportedError: TensorFlow is not what they were written for.
-        """
-        with self._lock:
-            self._count += 1
-            if self._count > 1:
-                return
-            try:
-                self._install()
-            except BaseException:
-                self.release()
-                raise
-
-    def release(self) -> None:
-        """Undo the replacements when the last session goes."""
-        with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                while self._undo:
-                    self._undo.pop()()
 
     def _install(self) -> None:
         found = problems()
@@ -99,10 +72,10 @@ class _Patches:
         ORIGINALS.find()
         # A missing attribute would go through `Tensor.__getattr__`, which is slow.
         _EagerTensor._amanda_source = None
-        self._undo.append(lambda: delattr(_EagerTensor, "_amanda_source"))
-        self._undo.append(TOKENS.release)
+        self._afterwards(lambda: delattr(_EagerTensor, "_amanda_source"))
+        self._afterwards(TOKENS.release)
         # The registered functions are put back after the attributes, so undone before them.
-        self._undo.append(_register)
+        self._afterwards(_register)
         fast, self.execute = _replacements()
         for owner, name, replacement in (
             (pywrap_tfe, "TFE_Py_FastPathExecute", fast),
@@ -115,9 +88,10 @@ class _Patches:
             (imperative_grad, "imperative_grad", _differentiate(imperative_grad.imperative_grad)),
             (tape, "watch", _watch(tape.watch)),
         ):
-            self._undo.append(Patch(owner, name, replacement).undo)
+            self._replace(owner, name, replacement)
         _register()
-        self._undo.extend(keras_calls.install())
+        for undo in keras_calls.install():
+            self._afterwards(undo)
 
 
 def _register() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core.imports import ImportWatcher
+from amanda_core.patching import Patch
 from amanda_core.threads import THREAD
 from amanda_driver_tf._eager.frames import BOUNDARY
-from amanda_driver_tf._eager.patches import Patch
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.scopes import OPTIMIZER, Activation
 from amanda_driver_tf._eager.symbols import executes_eagerly, ops

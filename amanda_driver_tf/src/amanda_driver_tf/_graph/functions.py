@@ -20,9 +20,11 @@ from tensorflow.python.framework import dtypes, ops
 
 from amanda_core import Blind, Plan, Session
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._graph import recorder, records
+from amanda_core.patching import Patches
+from amanda_driver_tf._graph import records
 from amanda_driver_tf._graph.analysis import Analysis, OpPlans
 from amanda_driver_tf._graph.constants import Constants
+from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
 from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins
@@ -114,7 +116,7 @@ class _Carried:
         self.graph = GRAPHS.get(function)
 
 
-class FunctionMode:
+class FunctionMode(Mode):
     """Instruments the functions that one thread calls.
 
     Args:
@@ -122,25 +124,10 @@ class FunctionMode:
     """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        super().__init__(session, _PATCHES, "function")
         self._constants = Constants()
         self._analysis = Analysis(session, FUNCTION, self._constants.read)
         self._twins = session.persistent("tensorflow.twins", Twins)
-        # What a translation or twin does not see is as true where it is used again.
-        self._blind: dict[str, str] = session.persistent("tensorflow.blind.function", dict)
-        self._started = False
-
-    def start(self) -> None:
-        """Start intercepting."""
-        recorder.install()
-        _PATCHES.acquire()
-        self._started = True
-
-    def stop(self) -> None:
-        """Stop intercepting."""
-        if self._started:
-            self._started = False
-            _PATCHES.release()
 
     def coverage(self) -> Sequence[Blind]:
         """What is not seen inside functions."""
@@ -354,39 +341,18 @@ def _quiet_graph() -> Iterator[None]:
         STATE.quiet -= 1
 
 
-class _Patches:
+class _Patches(Patches):
     """The functions of TensorFlow's that are replaced while any thread is attached."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._found: list[tuple[Any, str, Any]] = []
-
-    def acquire(self) -> None:
-        with self._lock:
-            self._holders += 1
-            if self._holders == 1:
-                self._replace(context.Context, "call_function", _calling)
-                self._replace(
-                    concrete_function.ConcreteFunction,
-                    "_select_forward_and_backward_functions",
-                    _differentiating,
-                )
-                for name in ("record_operation", "record_operation_backprop_only"):
-                    self._replace(record, name, _carrying)
-
-    def release(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders:
-                while self._found:
-                    owner, name, original = self._found.pop()
-                    setattr(owner, name, original)
-
-    def _replace(self, owner: Any, name: str, make: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-        self._found.append((owner, name, original))
-        setattr(owner, name, make(original))
+    def _install(self) -> None:
+        select = "_select_forward_and_backward_functions"
+        for owner, name, make in (
+            (context.Context, "call_function", _calling),
+            (concrete_function.ConcreteFunction, select, _differentiating),
+            (record, "record_operation", _carrying),
+            (record, "record_operation_backprop_only", _carrying),
+        ):
+            self._replace(owner, name, make(getattr(owner, name)))
 
 
 _PATCHES = _Patches()

@@ -17,11 +17,13 @@ from tensorflow.python.framework import errors
 
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._graph import recorder, records
+from amanda_core.patching import Patches
+from amanda_driver_tf._graph import records
 from amanda_driver_tf._graph.analysis import Analysis
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes, reached
 from amanda_driver_tf._graph.kernels import draws
+from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
 from amanda_driver_tf._graph.write import Written
 from amanda_driver_tf._namespaces import GRAPH
@@ -63,7 +65,7 @@ def _drop(reference: weakref.ref[_Translations], key: Any) -> None:
         translations.found.pop(key, None)
 
 
-class GraphMode:
+class GraphMode(Mode):
     """Instruments the sessions that one thread runs.
 
     Args:
@@ -71,25 +73,10 @@ class GraphMode:
     """
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        super().__init__(session, _PATCHES, "graph")
         self._reader = _Reader()
         self._analysis = Analysis(session, GRAPH, self._reader.read)
         self._translations = session.persistent("tensorflow.translations", _Translations)
-        # What a translation or twin does not see is as true where it is used again.
-        self._blind: dict[str, str] = session.persistent("tensorflow.blind.graph", dict)
-        self._started = False
-
-    def start(self) -> None:
-        """Start intercepting."""
-        recorder.install()
-        _PATCHES.acquire()
-        self._started = True
-
-    def stop(self) -> None:
-        """Stop intercepting."""
-        if self._started:
-            self._started = False
-            _PATCHES.release()
 
     def coverage(self) -> Sequence[Blind]:
         """What is not seen in graphs of sessions."""
@@ -298,33 +285,16 @@ class _Reader:
             return None  # It has no value yet.
 
 
-class _Patches:
+class _Patches(Patches):
     """The methods of sessions that are replaced while any thread is attached."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._found: list[tuple[str, Any]] = []
-
-    def acquire(self) -> None:
-        with self._lock:
-            self._holders += 1
-            if self._holders == 1:
-                owner = session_module.BaseSession
-                for name, make in (
-                    ("_call_tf_sessionrun", _running),
-                    ("_call_tf_sessionprun", _running_partially),
-                ):
-                    original = getattr(owner, name)
-                    self._found.append((name, original))
-                    setattr(owner, name, make(original))
-
-    def release(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders:
-                while self._found:
-                    setattr(session_module.BaseSession, *self._found.pop())
+    def _install(self) -> None:
+        owner = session_module.BaseSession
+        for name, make in (
+            ("_call_tf_sessionrun", _running),
+            ("_call_tf_sessionprun", _running_partially),
+        ):
+            self._replace(owner, name, make(getattr(owner, name)))
 
 
 _PATCHES = _Patches()

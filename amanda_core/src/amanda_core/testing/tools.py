@@ -1,0 +1,182 @@
+"""Short ways to make what nearly every test of a driver needs: tools of one action on some ops.
+
+An op is named by its type, its name, or the last part of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import amanda
+from amanda_core import OpContext, Tool
+
+__all__ = [
+    "Edit",
+    "Positions",
+    "Routine",
+    "after",
+    "analysed",
+    "at_inputs",
+    "at_outputs",
+    "before",
+    "editing",
+    "idle",
+    "replacing",
+    "replacing_backward",
+    "tool",
+    "watching",
+    "watching_backward",
+]
+
+Routine = Callable[..., Any]
+#: Positions of inputs, outputs or gradients; one of them; None for all.
+Positions = Sequence[int] | int | None
+
+
+class Edit(NamedTuple):
+    """One request of a tool.
+
+    Attributes:
+        name: The op: its type, or the last part of its name.
+        kind: ``before``, ``after``, ``replace``, ``grad_out``, ``grad_in`` or ``backward``.
+        routine: What is inserted.
+        position: The one input, output or gradient that it gets; None for all.
+        autodiff: Whether it is differentiated.
+    """
+
+    name: str
+    kind: str
+    routine: Routine
+    position: int | None = None
+    autodiff: bool = False
+
+
+_METHODS = {
+    "before": ("insert_before_op", "inputs"),
+    "after": ("insert_after_op", "outputs"),
+    "replace": ("replace_op", "inputs"),
+    "grad_out": ("insert_before_backward_op", "grad_outputs"),
+    "grad_in": ("insert_after_backward_op", "grad_inputs"),
+    "backward": ("replace_backward_op", "grad_outputs"),
+}
+
+
+def is_named(context: OpContext, name: str | None) -> bool:
+    """Whether an op is one of those that a name stands for; None stands for all."""
+    return name in (None, context.op_type, context.name, context.name.rpartition("/")[2])
+
+
+def tool(
+    analyse: Callable[[OpContext], Any],
+    op: str | None = None,
+    *,
+    backward: bool = False,
+    require_outputs: bool = False,
+) -> Tool:
+    """A tool with one analysis routine, for one (backward) op or for all."""
+
+    def chosen(context: OpContext) -> None:
+        if is_named(context, op):
+            analyse(context)
+
+    made = Tool()
+    made.add_inst_for_op(chosen, backward, require_outputs)
+    return made
+
+
+def editing(*edits: Edit) -> Tool:
+    """A tool that does what the edits say, to all forward ops that they name."""
+
+    def analyse(context: OpContext) -> None:
+        for edit in edits:
+            if not is_named(context, edit.name):
+                continue
+            positions = None if edit.position is None else [edit.position]
+            switch = amanda.autodiff_enabled if edit.autodiff else amanda.autodiff_disabled
+            with switch():
+                _ask(context, edit.kind, edit.routine, positions)
+
+    return tool(analyse)
+
+
+def before(op: str, routine: Routine, inputs: Positions = None) -> Tool:
+    """A tool that inserts `routine` before every op of a name."""
+    return _asking(op, "before", routine, inputs)
+
+
+def after(op: str, routine: Routine, outputs: Positions = None) -> Tool:
+    """A tool that inserts `routine` after every op of a name."""
+    return _asking(op, "after", routine, outputs)
+
+
+def replacing(op: str, routine: Routine, inputs: Positions = None) -> Tool:
+    """A tool that replaces every op of a name."""
+    return _asking(op, "replace", routine, inputs)
+
+
+def replacing_backward(op: str, routine: Routine) -> Tool:
+    """A tool that replaces the whole backward of every op of a name (aligned)."""
+    return _asking(op, "backward", routine, None)
+
+
+def at_outputs(
+    op: str, routine: Routine, grad_outputs: Positions = None, *, late: bool = False
+) -> Tool:
+    """A tool that inserts at the gradients of outputs (aligned), asked before or after the op."""
+    return _asking(op, "grad_out", routine, grad_outputs, late)
+
+
+def at_inputs(
+    op: str, routine: Routine, grad_inputs: Positions = None, *, late: bool = False
+) -> Tool:
+    """A tool that inserts at the gradients of inputs (aligned), asked before or after the op."""
+    return _asking(op, "grad_in", routine, grad_inputs, late)
+
+
+def _asking(op: str, kind: str, routine: Routine, positions: Positions, late: bool = False) -> Tool:
+    chosen = [positions] if isinstance(positions, int) else positions
+    return tool(lambda context: _ask(context, kind, routine, chosen), op, require_outputs=late)
+
+
+def _ask(context: OpContext, kind: str, routine: Routine, positions: Sequence[int] | None) -> None:
+    method, selects = _METHODS[kind]
+    getattr(context, method)(routine, **{selects: positions})
+
+
+def watching() -> tuple[list[str], Tool]:
+    """The types of the forward ops that run, in order, and the tool that writes them down."""
+    seen: list[str] = []
+
+    def analyse(context: OpContext) -> None:
+        op_type = context.op_type
+        context.insert_before_op(lambda *values: seen.append(op_type))
+
+    return seen, tool(analyse)
+
+
+def watching_backward() -> tuple[list[tuple[str, str | None]], Tool]:
+    """The backward ops that run, each with the type of its forward op, and the tool."""
+    seen: list[tuple[str, str | None]] = []
+
+    def analyse(context: OpContext) -> None:
+        forward = context.forward.op_type if context.forward is not None else None
+        pair = (context.op_type, forward)
+        context.insert_before_backward_op(lambda *grads: seen.append(pair))
+
+    return seen, tool(analyse, backward=True)
+
+
+def analysed(backward: bool = False) -> tuple[list[OpContext], Tool]:
+    """The contexts that are analysed, and the tool that collects them."""
+    contexts: list[OpContext] = []
+    return contexts, tool(contexts.append, backward=backward)
+
+
+def idle() -> Tool:
+    """A tool that analyses at all four points and inserts nothing."""
+    made = Tool()
+    for backward in (False, True):
+        for require_outputs in (False, True):
+            made.add_inst_for_op(lambda context: None, backward, require_outputs)
+    return made
