@@ -88,6 +88,8 @@ def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
 def sweep(framework: Framework, names: list[str]) -> Part:
     """Make faults of these kinds in one framework, with each of its settings."""
     part = Part("faults", versions=versions())
+    part.totals["kinds of faults"] = len(POINTS) + len(FAULTS)
+    part.counts[f"kinds of faults made in {framework.name}"] = len(names)
     for settings in framework.settings:
         os.environ.update(settings)
         try:

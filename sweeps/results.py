@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tensorflow-cpu", "numpy", "amanda-core")
+PACKAGES = (
+    *("torch", "transformers", "tensorflow-cpu", "numpy", "amanda-core", "accelerate"),
+    "lightning",
+)
 
 
 @dataclasses.dataclass
