@@ -15,6 +15,7 @@ import random
 from . import exceptions, foreign, models, operators
 from .foreign_programs import PROGRAMS
 from .identity import Identity, clones
+from .model_list import MODELS
 from .observations import different
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, versions
@@ -62,7 +63,7 @@ def _operator(excepted: exceptions.Excepted, seed: int) -> bool:
 
 
 def _models(op_type: str, seed: int) -> bool:
-    every = [(name, task) for task, names in models.MODELS.items() for name in names]
+    every = [(name, task) for task, names in MODELS.items() for name in names]
     others = [other for other in models.LEFT_ALONE if other != op_type]
     for name, task in random.Random(seed).sample(every, TRIED):
         plain = models.run(name, task, None)

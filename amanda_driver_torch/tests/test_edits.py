@@ -208,7 +208,11 @@ def test_full_backward_hooks_of_modules_beside_edits(point: Any) -> None:
     """Torch finds the place of such hooks by the node of what its identity returned."""
     layer, heard = nn.Linear(2, 2), list[Any]()
     layer.register_full_backward_hook(lambda module, given, got: heard.append((given, got)))
-    layer.register_full_backward_pre_hook(lambda module, got: (got[0] * 2,))
+
+    def doubled(module: Any, got: Any) -> Any:
+        return (got[0] * 2,)
+
+    layer.register_full_backward_pre_hook(doubled)
 
     def run() -> Any:
         heard.clear()
