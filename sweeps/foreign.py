@@ -29,12 +29,11 @@ import torch
 
 import amanda
 
-from . import exceptions
 from .fingerprints import Fingerprint, changed
 from .frameworks import TORCH
 from .identity import ROUTINES, Identity
 from .models import LEFT_ALONE
-from .observations import Facts, different, random_states, rounded, tensors, value
+from .observations import Facts, different, random_states, tensors, value
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, merged, read, versions
 
@@ -91,7 +90,6 @@ class Program:
         processes: How many processes run it at once, as ranks of one group of torch.distributed.
         notice: What Amanda has to warn of; nothing: no warning of Amanda's is expected.
         left_alone: Types of ops whose values are not copied, beside those of `models`, and why.
-        twice: Whether it differentiates gradients, whose sums copies may regroup.
     """
 
     name: str
@@ -102,7 +100,6 @@ class Program:
     processes: int = 1
     notice: str = ""
     left_alone: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    twice: bool = False
 
 
 class Count(amanda.Tool):
@@ -265,12 +262,9 @@ def check(part: Part, program: Program) -> None:
         part.left_out[f"{name}: the values of `{op_type}` under copies"] = reason
     for (interceptor, how), processes in zip(RUNS[2:], instrumented, strict=True):
         wrong = []
-        rounding = program.twice and how == "clones"
         for rank, seen in enumerate(processes):
             where = f"process {rank}: " if program.processes > 1 else ""
-            found = _wrong(program, how, plain[rank], seen)
-            rounding = rounding and rounded(plain[rank].facts, seen.facts, found)
-            wrong += [where + what for what in found]
+            wrong += [where + what for what in _wrong(program, how, plain[rank], seen)]
             part.counts["values compared"] += len(plain[rank].facts)
             part.counts["routines called"] += seen.called
             counted = seen.forward.values(), seen.backward.values()
@@ -279,8 +273,7 @@ def check(part: Part, program: Program) -> None:
                 part.refused[f"{name}: {notice}"] += 1
         part.cases[name] += 1
         if wrong:
-            why = exceptions.REGROUPED if rounding else ""
-            part.failures.append(Failure(name, f"{interceptor}, {how}", wrong[:8], why))
+            part.failures.append(Failure(name, f"{interceptor}, {how}", wrong[:8]))
 
 
 def _wrong(program: Program, how: str, plain: Seen, seen: Seen) -> list[str]:

@@ -626,7 +626,7 @@ def modes(note: Note) -> None:
 # Further ways of training.
 
 
-@program("autograd.Function, double backward, gradient penalty", {"tanh": 3}, twice=True)
+@program("autograd.Function, double backward, gradient penalty", {"tanh": 3})
 def penalty(note: Note) -> None:
     """Gradients of gradients, through a function of the user's."""
 
