@@ -36,7 +36,9 @@ def main() -> int:
     part = PARTS[options.part](options)
     part.options.append(" ".join(_again(sys.argv[1:])))
     shard = options.shard.replace("/", "-of-")
-    what = f"{options.part}-{options.framework}" if options.part == "faults" else options.part
+    what: str = options.part
+    if options.part in OF_KIND:
+        what = f"{what}-{getattr(options, OF_KIND[what])}"
     if options.sample is not None:
         what = f"{what}-{options.sample}-seed-{options.seed}"
     part.write(options.output / f"{what}-{shard}.json")
@@ -125,6 +127,8 @@ def _shard(options: argparse.Namespace) -> tuple[int, int]:
     return index, count
 
 
+#: Part -> the option whose value tells its results apart from others of this part.
+OF_KIND = {"faults": "framework", "long": "steps"}
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "operators": _operators,
     "models": _models,
