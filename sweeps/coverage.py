@@ -70,6 +70,7 @@ class Operators(TorchDispatchMode):
         counts: Name of an operator -> how often it ran; with a tool, inside an op.
         outside: The same outside of any op.
         engine: The same of the engine's own, which belong to no op of the program.
+        nodes: Names of the backward nodes in which operators ran outside of any op.
     """
 
     def __init__(self, tool: Inside | None) -> None:
@@ -78,6 +79,7 @@ class Operators(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
         self.outside: Counter[str] = Counter()
         self.engine: Counter[str] = Counter()
+        self.nodes: set[str] = set()
         self._tool = tool
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,6 +91,9 @@ class Operators(TorchDispatchMode):
                 # During a backward pass some graph is the task.
                 sums = schema.name in SUMS and torch._C._current_graph_task_id() >= 0
                 counts = self.engine if sums or schema.name == FIRST else self.outside
+                if counts is self.outside:
+                    node: Any = torch._C._current_autograd_node()
+                    self.nodes.add(node.name() if node is not None else "none")
             counts[schema.name] += 1
         return func(*args, **(kwargs or {}))
 
