@@ -200,7 +200,6 @@ def _model(part: Part, name: str, task: str) -> None:
     if different(plain, run(name, task, None), results_only=False):
         part.left_out[name] = "two plain runs differ from one another"
         return
-    part.counts[f"classes of {task}"] += 1
     for interceptor in INTERCEPTORS:
         os.environ[VARIABLE] = interceptor
         for routine, function in ROUTINES.items():

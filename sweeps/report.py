@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from .model_list import MODELS
 from .results import Failure, Part, merged, read
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
@@ -126,7 +127,10 @@ def _part(part: Part) -> Iterator[str]:
     yield f"| cases compared | {len(compared):,} |"
     if part.name == "operators":
         yield f"| operators among them | {len({name.split(' ')[0] for name in compared}):,} |"
-    yield from (f"| {name} | {number:,} |" for name, number in sorted(part.counts.items()))
+    counts = dict(part.counts)
+    if part.name == "models":
+        counts |= {f"classes of {t}": len({*names} & {*compared}) for t, names in MODELS.items()}
+    yield from (f"| {name} | {number:,} |" for name, number in sorted(counts.items()))
     yield ""
     if part.figures:
         yield "### Figures\n"
