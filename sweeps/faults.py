@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import amanda
-from amanda_core.errors import ThreadError, UnsupportedError
+from amanda_core.errors import RoutineResultError, ThreadError, UnsupportedError
 
 from .fingerprints import changed
 from .frameworks import Framework
@@ -181,7 +181,9 @@ def _raised(check: _Check, name: str) -> None:
                 check.part.left_out[f"{check.name}: {name}"] = str(refusal)
                 return
             except Exception as other:
-                if fault.raised or not name.startswith(REPLACING):
+                # Ops of a graph run at once: one that raises beside one that returns nothing.
+                both = name.startswith(REPLACING) and isinstance(other, RoutineResultError)
+                if not both and (fault.raised or not name.startswith(REPLACING)):
                     complaint = f"raised {other!r} instead"
             else:
                 complaint = "the exception was swallowed" if fault.raised else ""
