@@ -56,10 +56,10 @@ def test_operators_that_were_wrong(tmp_path: Path, case: str) -> None:
 
 
 FRAMEWORKS = {
-    "torch": ["--sample", "8", "--seed", "7"],
-    "tensorflow": ["--only", "handles"],
-    "tensorflow-function": ["--only", "handles"],
-    "tensorflow-graph": ["--only", "handles"],
+    "torch": ["--sample", "5", "--seed", "7"],
+    "tensorflow": ["--only", "handles at random"],
+    "tensorflow-function": ["--only", "handles at random"],
+    "tensorflow-graph": ["--only", "handles at random"],
 }
 
 
@@ -70,7 +70,7 @@ def test_faults(tmp_path: Path, framework: str) -> None:
     what = ["--framework", framework, *FRAMEWORKS[framework]]
     status, output, found = sweep(tmp_path, "faults", *what)
     assert status == 0, output
-    assert sum(found["cases"].values()) >= 14
+    assert sum(found["cases"].values()) >= 8
 
 
 def test_a_model_and_who_accounts_for_its_operators(tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_a_model_and_who_accounts_for_its_operators(tmp_path: Path) -> None:
 
 
 def test_random_programs(tmp_path: Path) -> None:
-    status, output, found = sweep(tmp_path, "random", "--sample", "4", "--seed", "100")
+    status, output, found = sweep(tmp_path, "random", "--sample", "2", "--seed", "100")
     assert status == 0, output
-    assert sum(found["cases"].values()) == 4 * 13
+    assert sum(found["cases"].values()) == 2 * 13
     assert found["counts"]["programs that edits change"] > 0
 
 
 def test_long_runs(tmp_path: Path) -> None:
-    status, output, found = sweep(tmp_path, "long", "--steps", "60")
+    status, output, found = sweep(tmp_path, "long", "--steps", "30")
     assert status == 0, output
     assert len(found["cases"]) == 6 or "/proc" in str(found["left_out"])
 
