@@ -97,7 +97,8 @@ def merged(parts: Iterable[Part]) -> dict[str, Part]:
     whole: dict[str, Part] = {}
     for part in sorted(parts, key=lambda part: part.when):
         into = whole.setdefault(part.name, Part(part.name))
-        into.failures = [f for f in into.failures if f.case not in part.cases]
+        again = {*part.cases, *part.left_out}
+        into.failures = [f for f in into.failures if f.case not in again]
         into.counts += part.counts
         into.totals |= part.totals
         into.cases += part.cases
