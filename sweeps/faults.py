@@ -5,6 +5,7 @@ Framework-free: what is done to whom stands in `frameworks`.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import amanda
-from amanda_core.errors import ThreadError, UnsupportedError
+from amanda_core.errors import RoutineResultError, ThreadError, UnsupportedError
 
 from .fingerprints import changed
 from .frameworks import Framework
@@ -87,6 +88,8 @@ def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
 def sweep(framework: Framework, names: list[str]) -> Part:
     """Make faults of these kinds in one framework, with each of its settings."""
     part = Part("faults", versions=versions())
+    part.totals["kinds of faults"] = len(POINTS) + len(FAULTS)
+    part.counts[f"kinds of faults made in {framework.name}"] = len(names)
     for settings in framework.settings:
         os.environ.update(settings)
         try:
@@ -178,7 +181,9 @@ def _raised(check: _Check, name: str) -> None:
                 check.part.left_out[f"{check.name}: {name}"] = str(refusal)
                 return
             except Exception as other:
-                if fault.raised or not name.startswith(REPLACING):
+                # Ops of a graph run at once: one that raises beside one that returns nothing.
+                both = name.startswith(REPLACING) and isinstance(other, RoutineResultError)
+                if not both and (fault.raised or not name.startswith(REPLACING)):
                     complaint = f"raised {other!r} instead"
             else:
                 complaint = "the exception was swallowed" if fault.raised else ""
@@ -306,6 +311,46 @@ def _interleaved(check: _Check) -> None:
         check.all_is_well("handles out of order", f"{order}")
 
 
+def _random_handles(check: _Check) -> None:
+    """Handles and extents that come and go at random, some within others, some in generators."""
+    for seed in range(8):
+        chance = random.Random(seed)
+        open_: list[Callable[[], Any]] = []
+        for _ in range(12):
+            if open_ and chance.random() < 0.45:
+                open_.pop(chance.randrange(len(open_)))()
+            elif chance.random() < 0.5:
+                open_.append(amanda.attach(check.watching()).remove)
+            else:
+                left = _half_way(check)
+                next(left)
+                open_.append(functools.partial(next, left, None))
+            check.program()
+        while open_:
+            open_.pop(chance.randrange(len(open_)))()
+        check.all_is_well("handles at random", f"seed {seed}")
+
+
+def _half_way(check: _Check) -> Iterator[None]:
+    with amanda.apply(check.watching()):
+        check.program()
+        yield
+
+
+def _dropped(check: _Check) -> None:
+    """What a program made is dropped while tools are applied, and while they are not any more."""
+    with amanda.apply(check.watching()):
+        for _ in range(3):
+            check.framework.program()()
+            gc.collect()
+        left = check.framework.program()
+        left()
+    left()
+    del left
+    gc.collect()
+    check.all_is_well("programs that are dropped", "collected")
+
+
 def _of_the_program(check: _Check) -> None:
     """The program itself raises, with tools applied once or nested."""
     for error, depth in itertools.product(ERRORS, (1, 2)):
@@ -337,6 +382,8 @@ FAULTS: dict[str, Callable[[_Check], None]] = {
     "threads": _threads,
     "garbage": _collected,
     "handles": _interleaved,
+    "handles at random": _random_handles,
+    "programs dropped": _dropped,
     "the program": _of_the_program,
     "again": _again,
 }

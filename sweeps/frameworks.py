@@ -145,4 +145,45 @@ TENSORFLOW = Framework(
     _tensorflow_program,
 )
 
-FRAMEWORKS = {framework.name: framework for framework in (TORCH, TENSORFLOW)}
+
+def _tensorflow_function() -> Program:
+    tf: Any = importlib.import_module("tensorflow")
+    values = tf.constant([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]])
+    weight = tf.Variable([[0.1, 0.2], [-0.3, 0.4], [0.5, -0.6]])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(given: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.nn.relu(tf.matmul(given, weight))))
+        return loss, tape.gradient(loss, weight)
+
+    return lambda: [t.numpy().tobytes() for t in step(values)]
+
+
+def _tensorflow_graph() -> Program:
+    tf: Any = importlib.import_module("tensorflow")
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    with graph.as_default():
+        given = v1.placeholder(tf.float32, (2, 3))
+        weight = v1.get_variable(
+            "weight", initializer=tf.constant([[0.1, 0.2], [-0.3, 0.4], [0.5, -0.6]])
+        )
+        loss = tf.reduce_mean(tf.square(tf.nn.relu(tf.matmul(given, weight))))
+        fetches = [loss, *tf.gradients(loss, [weight])]
+        session = v1.Session(graph=graph)
+        session.run(v1.global_variables_initializer())
+    values = {given: [[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]]}
+    return lambda: [array.tobytes() for array in session.run(fetches, values)]
+
+
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
+        TORCH,
+        TENSORFLOW,
+        # A mode is another program under the same driver.
+        dataclasses.replace(TENSORFLOW, name="tensorflow-function", program=_tensorflow_function),
+        dataclasses.replace(TENSORFLOW, name="tensorflow-graph", program=_tensorflow_graph),
+    )
+}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch.utils import _python_dispatch
 
 import amanda
 
@@ -25,10 +26,15 @@ def same(*values: Any) -> Any:
     return values
 
 
+#: Whether a tensor has others inside, as those of torch.distributed do; to mypy it could not.
+_is_wrapper: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
+
+
 def movable(tensor: torch.Tensor) -> bool:
     """Whether another tensor can be made over a copy of its storage."""
     return (
         tensor.layout == torch.strided
+        and not _is_wrapper(tensor)
         and tensor.device.type == "cpu"
         and not tensor.is_nested
         and not tensor.is_quantized

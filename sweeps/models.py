@@ -9,12 +9,16 @@ import os
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import amanda
 
+from .coverage import Inside, Operators, unaccounted
 from .identity import ROUTINES, Identity, clones
 from .model_list import MODELS
 from .observations import Facts, different, random_states, tensors, value
@@ -53,10 +57,22 @@ LEFT_ALONE = dict.fromkeys(
     "may hand its input back, so that `y` is `x` and the users of both add up their gradients in "
     "one place; copied, `y` has a sum of its own, as after `y = y.clone()` in the program",
 )
-#: Given where nothing differs any more once `x[i]` is left alone.
-VIEW_WRITTEN = (
-    "the program writes into `x[i]`, and a copied view is no view of its base any more, as after "
-    "`y = y.clone()` in the program; with `x[i]` left alone nothing differs"
+#: Given where nothing differs any more once these ops are left alone: op -> why.
+EXPLAINED = {
+    "__getitem__": "the program writes into `x[i]`, and a copied view is no view of its base any "
+    "more, as after `y = y.clone()` in the program; with `x[i]` left alone nothing differs",
+    "add_": "the edited result of `x += b` goes into `x` by a copy, by which the gradient comes in "
+    "another layout, and its sums over the dimensions that `b` has not round otherwise; with "
+    "`add_` left alone nothing differs",
+    "linear": "a weight that is edited under no_grad requires no gradient, and torch may choose "
+    "another kernel for it, which rounds otherwise, as for `weight.detach()`; with `linear` left "
+    "alone nothing differs",
+}
+#: Nodes that torch makes anew, without the hooks of those before, and why that is no fault.
+VIEWS = frozenset({"AsStridedBackward0"})
+MADE_ANEW = (
+    "a view whose base is written gets a new node when it is next looked at, which has no hooks: "
+    "what runs in it is no instrumented op's (docs/internals/pytorch.md, limits)"
 )
 #: Parameters that a model may have; those that the rule does not make small are not in the list.
 MOST = 3_000_000
@@ -93,19 +109,28 @@ def feed(task: str, model: Any) -> dict[str, Any]:
     return {"input_ids": ids, "labels": ids.roll(1, dims=1)}
 
 
-def run(name: str, task: str, tool: amanda.Tool | None) -> Facts:
-    """Train for two steps, look once without gradients, generate; everything that came of it."""
+def run(
+    name: str, task: str, tool: amanda.Tool | None, watch: TorchDispatchMode | None = None
+) -> Facts:
+    """Train for two steps, look once without gradients, generate; everything that came of it.
+
+    Args:
+        name: The class.
+        task: What it is for.
+        tool: The tool; None: a plain run.
+        watch: A mode that sees the operators of all this.
+    """
     torch.manual_seed(5)
     model: Any = build(name)
     model.train()
     found: Facts = {}
 
     def note(part: str, things: Any) -> None:
-        with amanda.disabled():
+        with unseen():
             for number, tensor in enumerate(tensors(things)):
                 found[f"{part} {number}: value"] = value(tensor)
 
-    with amanda.apply(tool) if tool is not None else amanda.disabled():
+    with watch or nullcontext(), amanda.apply(tool) if tool is not None else amanda.disabled():
         for step in range(2):
             given = feed(task, model)
             model.zero_grad()
@@ -113,7 +138,7 @@ def run(name: str, task: str, tool: amanda.Tool | None) -> Facts:
             output.loss.backward()
             note(f"step {step}, output", tuple(output.to_tuple()))
             note(f"step {step}, gradient", [p.grad for p in model.parameters()])
-            with amanda.disabled(), torch.no_grad():
+            with unseen(), torch.no_grad():
                 for parameter in model.parameters():
                     if parameter.grad is not None:
                         parameter -= 0.01 * parameter.grad
@@ -126,6 +151,13 @@ def run(name: str, task: str, tool: amanda.Tool | None) -> Facts:
     note("buffer", list(model.buffers()))
     found["random state"] = random_states()
     return found
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Extent that neither tools nor modes see."""
+    with amanda.disabled(), _disable_current_modes():
+        yield
 
 
 def generate(model: Any, ids: torch.Tensor) -> Any:
@@ -171,20 +203,49 @@ def _model(part: Part, name: str, task: str) -> None:
     if different(plain, run(name, task, None), results_only=False):
         part.left_out[name] = "two plain runs differ from one another"
         return
-    part.counts[f"classes of {task}"] += 1
     for interceptor in INTERCEPTORS:
         os.environ[VARIABLE] = interceptor
         for routine, function in ROUTINES.items():
             tool = Identity(function, left_alone=LEFT_ALONE)
             part.cases[name] += 1
             names, why = _differences(plain, name, task, tool), ""
-            if names and function is clones:
-                kept = Identity(function, left_alone=[*LEFT_ALONE, "__getitem__"])
-                why = "" if _differences(plain, name, task, kept) else VIEW_WRITTEN
+            for op_type in EXPLAINED if names and function is clones else ():
+                kept = Identity(function, left_alone=[*LEFT_ALONE, op_type])
+                if not _differences(plain, name, task, kept):
+                    why = EXPLAINED[op_type]
+                    break
             part.counts["values compared"] += len(plain)
             part.counts["routines called"] += tool.called
             if names:
                 part.failures.append(Failure(name, f"{interceptor}, {routine}", names[:10], why))
+    _coverage(part, name, task)
+
+
+def _coverage(part: Part, name: str, task: str) -> None:
+    """Whether instrumented ops account for every operator that torch counts."""
+    plain = Operators(None)
+    try:
+        run(name, task, None, plain)
+    except Exception as error:
+        told = f"it raises under a dispatch mode, without Amanda: {error}"
+        part.left_out[f"{name}, coverage"] = told
+        return
+    for interceptor in INTERCEPTORS:
+        os.environ[VARIABLE] = interceptor
+        tool = Inside()
+        seen = Operators(tool)
+        try:
+            run(name, task, tool, seen)
+            missing, total, engine = unaccounted(plain, seen)
+        except Exception as error:
+            missing, total, engine = [f"raised {type(error).__name__}: {error}"], 0, 0
+        part.cases[name] += 1
+        part.counts["operators counted by torch"] += total
+        part.counts["operators counted by torch: the engine's sums of gradients"] += engine
+        if missing:
+            why = MADE_ANEW if seen.nodes and seen.nodes <= VIEWS else ""
+            missing = [*missing[:8], f"in nodes {', '.join(sorted(seen.nodes))}"]
+            part.failures.append(Failure(name, f"{interceptor}, coverage", missing, why))
 
 
 def _differences(plain: Facts, name: str, task: str, tool: Identity) -> list[str]:

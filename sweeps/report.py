@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from .model_list import MODELS
 from .results import Failure, Part, merged, read
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
@@ -41,7 +42,35 @@ and inputs, strides, offsets, versions, views, leaves, backward nodes.""",
         """\
 Classes of `transformers`, built from small configurations with random weights: forward, loss,
 backward, and generation where the class has it; plain against instrumented at every op, as
-above.""",
+above. Then once more under a dispatch mode of torch's, which counts the operators below autograd:
+each must run inside some instrumented op, as often as in the plain run.""",
+    ),
+    "programs": (
+        "Programs",
+        """\
+Programs as users write them, of other libraries and of torch's own machinery, each in a process
+of its own (some in two), with both interceptors and under four tools: three that change nothing,
+as above, and one that counts. Compared byte for byte with the plain program are all losses,
+gradients, parameters, buffers, outputs and files that it notes, and the random states; the counts
+with those that follow from the program's loops; and a fingerprint of torch, taken before and
+after.""",
+    ),
+    "random": (
+        "Random programs",
+        """\
+Programs drawn from a seed: shared weights, loops, branches on values, writing in place and through
+views, mixed dtypes, autocast, parts without gradients, parts that are recomputed; three steps of
+training. Under tools that change nothing they equal the plain program to the bit; under random
+edits a run from the caches equals one that analyses anew, both interceptors equal one another, and
+the order of tools that edit different ops does not matter.""",
+    ),
+    "long": (
+        "Long runs",
+        """\
+Many steps of one training under one session, many sessions one after another, and many threads at
+once, half of them under tools. The memory of the process, the number of objects and of contexts
+must stay, and so must the processor time of a step; the results of each thread must be those of
+the same training alone.""",
     ),
     "faults": (
         "Faults",
@@ -50,7 +79,16 @@ Each fault is made on purpose at each point where it can happen, and afterwards 
 the framework is compared with the one taken before: every attribute and code object of its
 modules that a driver might touch, stacks of modes, hooks, redirected pointers, import hooks.""",
     ),
+    "exceptions": (
+        "Exceptions",
+        """\
+Each exception that the other parts make is tried without: one that nothing needs any more would
+be a place to hide, and is named as stale.""",
+    ),
 }
+
+#: Part -> the heading of what is in `Part.refused`, where it is not of errors.
+REFUSED = {"programs": "Run in another way, with a named notice"}
 
 
 def write(folder: Path) -> int:
@@ -89,8 +127,15 @@ def _part(part: Part) -> Iterator[str]:
     yield f"| cases compared | {len(compared):,} |"
     if part.name == "operators":
         yield f"| operators among them | {len({name.split(' ')[0] for name in compared}):,} |"
-    yield from (f"| {name} | {number:,} |" for name, number in sorted(part.counts.items()))
+    counts = dict(part.counts)
+    if part.name == "models":
+        counts |= {f"classes of {t}": len({*names} & {*compared}) for t, names in MODELS.items()}
+    yield from (f"| {name} | {number:,} |" for name, number in sorted(counts.items()))
     yield ""
+    if part.figures:
+        yield "### Figures\n"
+        yield from (f"- {case}: {figure}" for case, figure in part.figures.items())
+        yield ""
     if part.unexplained:
         yield "### Unexplained\n"
         for failure in part.unexplained:
@@ -100,7 +145,9 @@ def _part(part: Part) -> Iterator[str]:
     if part.failures:
         yield from _explained(part.failures)
     if part.refused:
-        yield "### Refused with a named error\n\nThe other points of these ops are compared.\n"
+        yield f"### {REFUSED.get(part.name, 'Refused with a named error')}\n"
+        if part.name == "operators":
+            yield "The other points of these ops are compared.\n"
         yield from (f"- {what} ({times:,} times)" for what, times in sorted(part.refused.items()))
         yield ""
     if part.left_out:

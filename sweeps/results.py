@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tensorflow-cpu", "numpy", "amanda-core")
+PACKAGES = (
+    *("torch", "transformers", "tensorflow-cpu", "numpy", "amanda-core", "accelerate"),
+    "lightning",
+)
 
 
 @dataclasses.dataclass
@@ -47,6 +50,7 @@ class Part:
         failures: What differed, explained or not.
         refused: What Amanda refused with a named error -> how often.
         left_out: Case -> why it could not be compared at all.
+        figures: What was measured, by case, in words.
         options: What of the part was asked for.
         when: When it began, in seconds since the epoch.
     """
@@ -58,6 +62,7 @@ class Part:
     failures: list[Failure] = dataclasses.field(default_factory=list)
     refused: Counter[str] = dataclasses.field(default_factory=Counter)
     left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    figures: dict[str, str] = dataclasses.field(default_factory=dict)
     options: list[str] = dataclasses.field(default_factory=list)
     when: float = dataclasses.field(default_factory=time.time)
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -92,13 +97,15 @@ def merged(parts: Iterable[Part]) -> dict[str, Part]:
     whole: dict[str, Part] = {}
     for part in sorted(parts, key=lambda part: part.when):
         into = whole.setdefault(part.name, Part(part.name))
-        into.failures = [f for f in into.failures if f.case not in part.cases]
+        again = {*part.cases, *part.left_out}
+        into.failures = [f for f in into.failures if f.case not in again]
         into.counts += part.counts
         into.totals |= part.totals
         into.cases += part.cases
         into.refused += part.refused
         into.failures += part.failures
         into.left_out |= part.left_out
+        into.figures |= part.figures
         into.options += [option for option in part.options if option not in into.options]
         into.versions |= part.versions
     return whole

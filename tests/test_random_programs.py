@@ -87,6 +87,17 @@ def _island(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a * constant
 
 
+def _loop(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        a = call(torch.tanh, a)
+    return a
+
+
+def _branch(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = call(torch.sigmoid, a) if float(a.detach().sum()) > 0 else b * 2
+    return result
+
+
 #: Kind of line -> (the program's code, the op's type, which edits a twin can be written for).
 KINDS: dict[str, tuple[Any, str, str]] = {
     "tanh": (lambda call, a, b: call(torch.tanh, a), "tanh", "all"),
@@ -99,6 +110,10 @@ KINDS: dict[str, tuple[Any, str, str]] = {
     "mul_": (_in_place(torch.Tensor.mul_), "mul_", "gradients"),
     "view": (_in_view, "mul_", "gradients"),
     "island": (_island, "sigmoid", "output"),
+    "loop": (_loop, "tanh", "all"),
+    "branch": (_branch, "sigmoid", "all"),
+    "shared": (lambda call, a, b: call(F.linear, a, b) + call(F.linear, b, a), "linear", "all"),
+    "mixed": (lambda call, a, b: call(torch.exp, a.float().tanh()).double(), "exp", "all"),
     "t": (lambda call, a, b: call(torch.t, a) * 1.5, "t", "gradients"),
 }
 WHERE = {
@@ -214,6 +229,33 @@ class Program(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, w: torch.Tensor, call: Call) -> torch.Tensor:
         return run(self.lines, x, w, call)
+
+
+@pytest.mark.parametrize("seed", range(0, PROGRAMS, 4))
+def test_the_order_of_tools_that_edit_different_lines_does_not_matter(seed: int) -> None:
+    lines = random_program(seed)
+    torch.manual_seed(seed)
+    start = torch.randn(4, 4, dtype=torch.double), torch.rand(4, 4, dtype=torch.double)
+    tools = [
+        Editing([line if n % 2 == odd else line._replace(edits=()) for n, line in enumerate(lines)])
+        for odd in (0, 1)
+    ]
+
+    def running(number: int, function: Call, *arguments: Any) -> Any:
+        return tools[0].call(number, tools[1].call, number, function, *arguments)
+
+    def outcome(call: Call, *applied: amanda.Tool) -> list[Any]:
+        program = Program(lines)
+        x, w = (value.clone().requires_grad_() for value in start)
+        with amanda.apply(*applied):
+            loss = program(x, w, call)
+            loss.backward()
+        return [loss.detach(), x.grad, w.grad]
+
+    one, other = outcome(running, *tools), outcome(running, *tools[::-1])
+    torch.testing.assert_close(one, other, rtol=0, atol=0, msg=str(lines))
+    expected = outcome(by_hand(lines))
+    torch.testing.assert_close(one, expected, rtol=1e-10, atol=1e-12, msg=str(lines))
 
 
 @pytest.mark.parametrize("seed", range(PROGRAMS))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -54,10 +55,85 @@ def test_operators_that_were_wrong(tmp_path: Path, case: str) -> None:
     assert found["cases"][case] > 0
 
 
-def test_faults(tmp_path: Path) -> None:
-    status, output, found = sweep(tmp_path, "faults", "--sample", "8", "--seed", "7")
+FRAMEWORKS = {
+    "torch": ["--sample", "5", "--seed", "7"],
+    "tensorflow": ["--only", "handles at random"],
+    "tensorflow-function": ["--only", "handles at random"],
+    "tensorflow-graph": ["--only", "handles at random"],
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_faults(tmp_path: Path, framework: str) -> None:
+    if framework != "torch" and importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("tensorflow is not installed")
+    what = ["--framework", framework, *FRAMEWORKS[framework]]
+    status, output, found = sweep(tmp_path, "faults", *what)
     assert status == 0, output
-    assert sum(found["cases"].values()) > 100
+    assert sum(found["cases"].values()) >= 8
+
+
+def test_a_model_and_who_accounts_for_its_operators(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = "GPT2ForSequenceClassification"
+    status, output, found = sweep(tmp_path, "models", "--only", model)
+    assert status == 0, output
+    assert found["counts"]["operators counted by torch"] > 1000
+    assert found["cases"][model] == 8
+
+
+def test_random_programs(tmp_path: Path) -> None:
+    status, output, found = sweep(tmp_path, "random", "--sample", "2", "--seed", "100")
+    assert status == 0, output
+    assert sum(found["cases"].values()) == 2 * 13
+    assert found["counts"]["programs that edits change"] > 0
+
+
+def test_long_runs(tmp_path: Path) -> None:
+    status, output, found = sweep(tmp_path, "long", "--steps", "30")
+    assert status == 0, output
+    assert len(found["cases"]) == 6 or "/proc" in str(found["left_out"])
+
+
+def test_an_exception_that_is_needed_is_not_stale(tmp_path: Path) -> None:
+    status, output, found = sweep(tmp_path, "exceptions", "--only", "pruning: view")
+    assert status == 0, output
+    assert found["cases"] == {"program parametrizations and pruning: view": 1}
+
+
+UNSEEN = """
+import sweeps.coverage as coverage
+forward = coverage.Inside.forward
+coverage.Inside.forward = lambda self, c: None if c.op_type == "tanh" else forward(self, c)
+"""
+STALE = """
+import sweeps.foreign_programs as programs
+programs.PROGRAMS["parametrizations and pruning"].left_alone["linear"] = "nothing"
+"""
+GROWS = """
+import sweeps.long as long
+import gc
+kept = []
+count = long.Statistics.count
+long.Statistics.count = lambda self, *v: (count(self, *v), kept.append([[] for _ in range(20)]))[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "told"),
+    [
+        (UNSEEN, ["models", "--only", "GPT2ForSequenceClassification"], "aten::tanh ran"),
+        (STALE, ["exceptions", "--only", "pruning: linear"], "stale"),
+        (GROWS, ["long", "--steps", "60", "--only", "training, native"], "objects grew"),
+    ],
+    ids=["an unseen operator", "a stale exception", "what grows"],
+)
+def test_it_notices(tmp_path: Path, code: str, what: list[str], told: str) -> None:
+    if what[0] == "models":
+        pytest.importorskip("transformers")
+    status, output, found = sweep(tmp_path, *what, code=code)
+    assert status == 1, output
+    assert told in str(found["failures"])
 
 
 CHANGES = """

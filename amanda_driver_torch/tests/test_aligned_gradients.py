@@ -247,6 +247,46 @@ def test_gradient_edits_of_several_tools_fold_in_order() -> None:
 # Ops on shared memory.
 
 
+WANTED = [None, [0], [1], [0, 1]]
+
+
+@pytest.mark.parametrize("asked_after", WANTED)
+@pytest.mark.parametrize("asked_before", WANTED)
+@pytest.mark.parametrize("op_type", ["linear", "mul"])
+def test_tools_that_ask_before_and_after_an_op_both_get_its_gradients(
+    op_type: str, asked_before: Any, asked_after: Any
+) -> None:
+    function: Any = getattr(F, op_type, None) or getattr(torch, op_type)
+    x, w = leaf(2, 2), leaf(2, 2)
+    early, late = list[Any](), list[Any]()
+    tools = [
+        at_inputs(op_type, lambda *grads: early.append(grads), asked_before),
+        at_inputs(op_type, lambda *grads: late.append(grads), asked_after, late=True),
+    ]
+    with amanda.apply(*tools):
+        for run in range(1, 4):
+            x.grad = w.grad = None
+            function(x, w).square().sum().backward()
+            assert (len(early), len(late)) == (run, run)
+    for got, positions in ((early, asked_before), (late, asked_after)):
+        wanted = [x.grad, w.grad]
+        for grads in got:
+            equal(
+                [g for g in grads if g is not None],
+                [wanted[p] for p in (positions or [0, 1])],
+            )
+
+
+def test_edits_of_gradients_asked_before_and_after_an_op_keep_their_order() -> None:
+    x, tripled = leaf(3), at_inputs("exp", lambda g: g * 3)
+    plus = at_inputs("exp", lambda g: g + 1, late=True)
+    with amanda.apply(tripled, plus):
+        for _ in range(3):
+            x.grad = None
+            x.exp().sum().backward()
+            equal(grad_of(x), (x.exp() * 3 + 1).detach())
+
+
 def test_gradients_of_a_view() -> None:
     x, got, seen = leaf(2, 3), Gradients(), Gradients()
     with amanda.apply(got.inputs("transpose", 0), seen.outputs("transpose", 0)):

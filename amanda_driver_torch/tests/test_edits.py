@@ -19,6 +19,8 @@ from amanda_core.testing.tools import after, before, tool
 
 from .making import close, equal, grad_of, leaf, twin
 
+X = torch.ones(2)
+
 
 def double(value: torch.Tensor) -> torch.Tensor:
     return value * 2
@@ -187,6 +189,47 @@ def test_routine_that_returns_nothing_changes_nothing_and_adds_no_node() -> None
     assert out.grad_fn.name() == "ExpBackward0"
     (edge,) = out.grad_fn.next_functions
     assert getattr(edge[0], "variable", None) is x
+
+
+@pytest.mark.parametrize("make", [torch.ones, lambda *a, **k: torch.ones_like(X, **k)])
+def test_edited_leaf_stays_the_leaf_that_gets_the_gradient(make: Any) -> None:
+    op_type = "ones" if make is torch.ones else "ones_like"
+    with amanda.apply(after(op_type, double)):
+        for _ in range(3):
+            x = make(2, requires_grad=True)
+            assert x.is_leaf
+            x.square().sum().backward()
+            equal(x.detach(), torch.full((2,), 2.0))
+            equal(grad_of(x), torch.full((2,), 4.0))
+
+
+@pytest.mark.parametrize("point", [before, after])
+def test_full_backward_hooks_of_modules_beside_edits(point: Any) -> None:
+    """Torch finds the place of such hooks by the node of what its identity returned."""
+    layer, heard = nn.Linear(2, 2), list[Any]()
+    layer.register_full_backward_hook(lambda module, given, got: heard.append((given, got)))
+
+    def doubled(module: Any, got: Any) -> Any:
+        return (got[0] * 2,)
+
+    layer.register_full_backward_pre_hook(doubled)
+
+    def run() -> Any:
+        heard.clear()
+        layer.zero_grad()
+        x = torch.ones(1, 2, requires_grad=True)
+        layer(x).sum().backward()
+        return [*heard, x.grad, layer.weight.grad]
+
+    expected = run()
+    everything = tool(
+        lambda c: (c.insert_before_op if point is before else c.insert_after_op)(
+            lambda *values: [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+        )
+    )
+    with amanda.apply(everything):
+        for _ in range(3):
+            equal(run(), expected)
 
 
 # Values of other kinds.

@@ -68,6 +68,10 @@ class Backward:
         self._plans[token] = plan
         return token
 
+    def renew(self, token: Token, plan: Plan) -> None:
+        """Keep another plan under a token, before its graph is used."""
+        self._plans[token] = plan
+
     def plan_of(self, token: Token) -> Plan | None:
         """The plan kept under a token; None once the tools were left."""
         return self._plans.get(token)

@@ -372,9 +372,22 @@ class Run:
                 old = outputs[position]
                 if isinstance(old, torch.Tensor) and self._written(old):
                     self._rewrite(old, new, step)
+                elif self._is_new_leaf(old) and not step.action.autodiff:
+                    # The program will look for the gradient in this very leaf.
+                    check_tensor(old, new, step, same_dtype=True)
+                    old.data.copy_(new)
                 else:
                     outputs[position] = edited(old, new, step)
         return outputs
+
+    def _is_new_leaf(self, output: Any) -> bool:
+        """Whether the op made a leaf, as ``torch.randn(3, requires_grad=True)`` does."""
+        return (
+            isinstance(output, torch.Tensor)
+            and output.requires_grad
+            and output.is_leaf
+            and not any(output is value for value in tensors_in(self.bound.values))
+        )
 
     def _written(self, output: torch.Tensor) -> bool:
         destinations = tensors_in([self.bound.out])

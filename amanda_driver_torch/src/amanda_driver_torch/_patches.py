@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.variable import Variable
+from torch.nn.modules._functions import BackwardHookFunction
 
 from amanda_core.imports import ImportWatcher
 from amanda_core.patching import Patches
@@ -196,8 +197,9 @@ def apply_function(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str,
     attachment = STATE.attachment
     if attachment is None or not attachment.watching():
         return original(cls, *args, **kwargs)
-    if cls.__module__ == "torch.utils.checkpoint":
-        # A container: its content is seen by itself.
+    if cls.__module__ == "torch.utils.checkpoint" or cls is BackwardHookFunction:
+        # A container, whose content is seen by itself, or the place of a module's full backward
+        # hooks: torch looks for this very node on what it returned.
         return original(cls, *args, **kwargs)
 
     call = functools.partial(original, cls)

@@ -25,6 +25,7 @@ from amanda_driver_torch._gradient_hooks import (
     window_prehook,
     with_shapes,
 )
+from amanda_driver_torch._lifetime import Token
 from amanda_driver_torch._meetings import Result, meeting
 from amanda_driver_torch._modes import changes_of
 from amanda_driver_torch._nodes import (
@@ -81,6 +82,9 @@ class Taps:
         self._shapes: dict[Slot, torch.Size] = {}
         #: Groups of inputs that have identities in front of them, and what maps their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
+        #: Those groups, the plan that they run, and its token.
+        self._groups: list[frozenset[int]] = []
+        self._front: tuple[Plan, Token] | None = None
         #: Sequence number before the op itself ran.
         self.begin = run.start
 
@@ -105,6 +109,8 @@ class Taps:
             self._found(slots)
             return values
         self._done = True
+        if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
+            self._found(slots)
         return self._tap_inputs(after, values, slots)
 
     def _found(self, slots: dict[Slot, torch.Tensor]) -> None:
@@ -118,11 +124,14 @@ class Taps:
     def _tap_inputs(
         self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
     ) -> list[Any]:
+        token = self._backward.keep(plan)
+        self._front = plan, token
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
                 continue
-            function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
+            self._groups.append(group)
+            function = self._function(token, group, chosen, len(values), values)
             identities = tap([slots[slot] for slot in chosen], function)
             self._fronts.append((chosen, function))
             for slot, identity in zip(chosen, identities, strict=True):
@@ -167,9 +176,10 @@ class Taps:
         if any(index is not None for _, index in slots):
             return None
         plan, found = self._context.plan(IPoint.AFTER_BACKWARD), []
+        token = self._backward.keep(plan)
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
-            function = self._function(IPoint.AFTER_BACKWARD, group, chosen, len(values), values)
+            function = self._function(token, group, chosen, len(values), values)
             found.append((function, [position for position, _ in chosen]))
         return found
 
@@ -182,9 +192,8 @@ class Taps:
         steps = [step for step in plan.steps if 0 in _selected(step, 1)]
         if not steps:
             return []
-        function = self._function(
-            IPoint.BEFORE_BACKWARD, frozenset({0}), [(0, None)], 1, self._run.values
-        )
+        token = self._backward.keep(plan)
+        function = self._function(token, frozenset({0}), [(0, None)], 1, self._run.values)
         return [(tensor_hook(function), steps)]
 
     def untap(self, outputs: list[Any]) -> list[Any]:
@@ -196,8 +205,21 @@ class Taps:
             for output in outputs
         ]
 
-    def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int, count: int) -> None:
+    def _join(self, plan: Plan, outputs: Sequence[Any], token: Token) -> None:
+        """Let a routine that asks after the op join those that had identities put before it."""
+        groups = _groups(plan, {position for position, _ in self._edges})
+        if all(group in self._groups for group in groups):
+            self._backward.renew(token, plan)
+            return
+        # It wants other gradients together: all run behind the identities, and none in them.
+        self._tap_nodes(plan, outputs, self.begin)
+        self._backward.renew(token, Plan())
+        # They say nothing of further executions, where identities stand as the whole plan wants.
+        self._fronts.clear()
+
+    def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int) -> None:
         """Hook the one node whose results are the gradients wanted."""
+        token, count = self._backward.keep(plan), len(self._run.values)
         nodes, _ = new_nodes(self._run.made(outputs), start)
         places: dict[Slot, list[tuple[Any, int]]] = {}
         taken: dict[Any, int] = {}
@@ -238,7 +260,7 @@ class Taps:
                 node, results = met.node, [met.results[slot] for slot in chosen]
             windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
-            function = self._function(IPoint.AFTER_BACKWARD, group, chosen, count, self._run.values)
+            function = self._function(token, group, chosen, count, self._run.values)
             hook = posthook(function, results, windows)
             node.register_hook(with_shapes(hook, shapes))
 
@@ -255,18 +277,19 @@ class Taps:
         """Attach the routines to what the op made; returns the outputs to go on with."""
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if after and not self._done:
-            self._tap_nodes(after, outputs, start, len(self._run.values))
+            self._tap_nodes(after, outputs, start)
+        elif self._front is not None and after is not self._front[0]:
+            self._join(after, outputs, self._front[1])
         before = self._context.plan(IPoint.BEFORE_BACKWARD)
         return self._tap_outputs(before, outputs) if before.steps else outputs
 
     def _tap_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
+        token = self._backward.keep(plan)
         inputs = {id(t) for t in tensors_in([*self._run.bound.values, *self._run.values])}
         in_place = self._run.bound.signature.in_place
         window = self._window()
         if window is not None:
-            function = self._function(
-                IPoint.BEFORE_BACKWARD, frozenset({0}), [(0, None)], len(outputs), outputs
-            )
+            function = self._function(token, frozenset({0}), [(0, None)], len(outputs), outputs)
             # The view's own node is made by who looks at it; what arrives comes by its base.
             base = self._run.values[0]._base
             base.grad_fn.register_prehook(window_prehook(function, window))
@@ -282,7 +305,7 @@ class Taps:
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
                 continue
-            function = self._function(IPoint.BEFORE_BACKWARD, group, chosen, len(outputs), outputs)
+            function = self._function(token, group, chosen, len(outputs), outputs)
             if len(chosen) == 1:
                 slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
@@ -304,18 +327,17 @@ class Taps:
 
     def _function(
         self,
-        point: IPoint,
+        token: Token,
         group: frozenset[int],
         slots: Sequence[Slot],
         count: int,
         values: Sequence[Any],
     ) -> Callable[..., Sequence[Any]]:
-        """Maps the gradients at `slots` through the steps of `group`; holds no tensor.
+        """Maps the gradients at `slots` through a kept plan's steps of `group`; holds no tensor.
 
         It also takes what the routines of the first steps have returned, if they have been called.
         """
         lifetime, held = self._backward.lifetime, weakref.ref(self._backward)
-        token = self._backward.keep(self._context.plan(point))
         lengths = {p: len(values[p]) for p, index in slots if index is not None}
 
         def function(grads: Sequence[Any], done: tuple[Any, ...] = ()) -> Sequence[Any]:

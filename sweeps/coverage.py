@@ -1,0 +1,115 @@
+"""Whether an instrumented op accounts for every operator of torch that runs, counted by torch.
+
+A dispatch mode of torch's sees each operator below autograd. In a plain run it counts all of them,
+in an instrumented one those that run between the routines before and after some op, forward or
+backward: the numbers have to be the same.
+"""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import amanda
+
+#: What no op of the program stands for.
+UNCOUNTED = {
+    "aten::detach": "an alias that computes nothing; routines get values in it",
+    "aten::alias": "an alias that computes nothing",
+    "aten::lift_fresh": "an alias that computes nothing",
+}
+#: What the engine runs between backward ops, to sum gradients that meet.
+SUMS = ("aten::add", "aten::add_")
+#: What makes the gradient that a backward pass starts from.
+FIRST = "aten::ones_like"
+
+
+class Inside(amanda.Tool):
+    """Knows whether an op is running, by routines before and after it.
+
+    Attributes:
+        running: Whether one is.
+    """
+
+    def __init__(self) -> None:
+        """Start outside."""
+        super().__init__()
+        self.running = False
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        """Insert around a forward op."""
+        context.insert_before_op(self.enter)
+        context.insert_after_op(self.leave)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        """Insert around a backward op."""
+        context.insert_before_backward_op(self.enter)
+        context.insert_after_backward_op(self.leave)
+
+    def enter(self, *values: Any) -> None:
+        """An op begins."""
+        self.running = True
+
+    def leave(self, *values: Any) -> None:
+        """An op ends."""
+        self.running = False
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators that return or write a tensor.
+
+    Attributes:
+        counts: Name of an operator -> how often it ran; with a tool, inside an op.
+        outside: The same outside of any op.
+        engine: The same of the engine's own, which belong to no op of the program.
+        nodes: Names of the backward nodes in which operators ran outside of any op.
+    """
+
+    def __init__(self, tool: Inside | None) -> None:
+        """Start at none."""
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.outside: Counter[str] = Counter()
+        self.engine: Counter[str] = Counter()
+        self.nodes: set[str] = set()
+        self._tool = tool
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        computes = schema.is_mutable or any("Tensor" in str(r.type) for r in schema.returns)
+        if computes and schema.name not in UNCOUNTED:
+            counts = self.counts
+            if self._tool is not None and not self._tool.running:
+                # During a backward pass some graph is the task.
+                sums = schema.name in SUMS and torch._C._current_graph_task_id() >= 0
+                counts = self.engine if sums or schema.name == FIRST else self.outside
+                if counts is self.outside:
+                    node: Any = torch._C._current_autograd_node()
+                    self.nodes.add(node.name() if node is not None else "none")
+            counts[schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def unaccounted(plain: Operators, instrumented: Operators) -> tuple[list[str], int, int]:
+    """Operators of the plain run that no instrumented op accounts for.
+
+    Returns:
+        Them; how many executions the plain run had; and how many of these are the engine's own.
+    """
+    found = instrumented.counts + instrumented.engine
+    missing = [
+        f"{name} ran {number} times plain, {found[name]} inside ops"
+        for name, number in plain.counts.items()
+        if found[name] != number
+    ]
+    missing += [f"{name} ran {n} times outside" for name, n in instrumented.outside.items()]
+    missing += [f"{name} never ran plain" for name in found if name not in plain.counts]
+    return missing, plain.counts.total(), instrumented.engine.total()

@@ -1,0 +1,347 @@
+"""Programs of other libraries and of torch's own machinery, run plain and instrumented.
+
+Each is a small program as its users write it. It runs twice plain, then under every routine of
+`identity` and under a tool that counts, with both interceptors. Compared are all values that it
+notes, the random state and the fingerprint of torch; the counts are compared with those that follow
+from the program's own loops. One process for each, so that one that hangs or crashes is a result
+too. The programs themselves are in `foreign_programs`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import multiprocessing
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import amanda
+
+from .fingerprints import Fingerprint, changed
+from .frameworks import TORCH
+from .identity import ROUTINES, Identity
+from .models import LEFT_ALONE
+from .observations import Facts, different, random_states, tensors, value
+from .operators import INTERCEPTORS, VARIABLE, quiet
+from .results import Failure, Part, merged, read, versions
+
+#: After this long a program counts as hanging; none needs a tenth of it.
+SECONDS = 240
+
+
+class Note:
+    """What a program tells of its run.
+
+    Attributes:
+        facts: What is compared with the plain run.
+        plain: Whether this is a plain run.
+    """
+
+    def __init__(self, *, plain: bool) -> None:
+        """Start without facts."""
+        self.facts: Facts = {}
+        self.plain = plain
+
+    def __call__(self, name: str, tree: Any) -> None:
+        """Note all tensors in `tree`, to the bit; where there are none, `tree` as it prints."""
+        with amanda.disabled(), torch.no_grad():
+            found = tensors(tree)
+            for number, tensor in enumerate(found):
+                self.facts[f"{name} {number}: value"] = value(tensor)
+            if not found:
+                self.facts[f"{name}: others"] = repr(tree)
+
+    def training(self, model: torch.nn.Module, loss: Any = None) -> None:
+        """Note a step: loss, gradients, parameters and buffers."""
+        step = sum(name.startswith("step") and name.endswith("end: others") for name in self.facts)
+        self(f"step {step}, loss", loss)
+        self(f"step {step}, gradients", [parameter.grad for parameter in model.parameters()])
+        self(f"step {step}, parameters", list(model.parameters()))
+        self(f"step {step}, buffers", list(model.buffers()))
+        self(f"step {step}, end", None)
+
+    def events(self, name: str, what: Any) -> None:
+        """Note what copies legitimately add to, such as how many kernels a profiler saw."""
+        self.facts[f"{name}: events"] = repr(what)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        name: Its name.
+        run: Runs it and notes what came of it.
+        counts: Type of op -> how often it runs, from the program's own loops.
+        backward: Name of a backward op -> how often it runs.
+        needs: Modules that have to be there.
+        processes: How many processes run it at once, as ranks of one group of torch.distributed.
+        notice: What Amanda has to warn of; nothing: no warning of Amanda's is expected.
+        left_alone: Types of ops whose values are not copied, beside those of `models`, and why.
+    """
+
+    name: str
+    run: Callable[[Note], None]
+    counts: Mapping[str, int]
+    backward: Mapping[str, int]
+    needs: tuple[str, ...] = ()
+    processes: int = 1
+    notice: str = ""
+    left_alone: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Count(amanda.Tool):
+    """Counts executions of ops by type, and of backward ops by name."""
+
+    def __init__(self) -> None:
+        """Start at none."""
+        super().__init__()
+        self.forward: Counter[str] = Counter()
+        self.backward: Counter[str] = Counter()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Count each execution of an op."""
+        op_type = context.op_type
+
+        def count(*values: Any) -> None:
+            self.forward[op_type] += 1
+
+        context.insert_before_op(count)
+
+    def analyse_backward(self, context: amanda.OpContext) -> None:
+        """Count each execution of a backward op."""
+        op_type = context.op_type
+
+        def count(*values: Any) -> None:
+            self.backward[op_type] += 1
+
+        context.insert_before_backward_op(count)
+
+
+@dataclasses.dataclass
+class Seen:
+    """What one run of a program left, in each of its processes.
+
+    Attributes:
+        facts: What the program noted, and the random state; `error` where it raised.
+        called: How often a routine ran.
+        forward: Counts of ops by type.
+        backward: Counts of backward ops by name.
+        notices: Amanda's warnings.
+        left: What is not as it was in torch.
+    """
+
+    facts: Facts
+    called: int = 0
+    forward: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    backward: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    notices: list[str] = dataclasses.field(default_factory=list)
+    left: list[str] = dataclasses.field(default_factory=list)
+
+
+#: The runs of a program: with which interceptor, and how; no interceptor: plain.
+RUNS = (
+    *(("", "plain"), ("", "plain")),
+    *((interceptor, how) for interceptor in INTERCEPTORS for how in (*ROUTINES, "count")),
+)
+
+
+def observe(program: Program) -> list[list[Seen]]:
+    """All runs of a program, each a list with one result for each of its processes."""
+    if program.processes == 1:
+        return [[seen] for seen in _runs(program)]
+    spawn = multiprocessing.get_context("spawn")
+    results: Any = spawn.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            spawn.Process(target=_rank, args=(program.name, rank, folder, results), daemon=True)
+            for rank in range(program.processes)
+        ]
+        for process in ranks:
+            process.start()
+        try:
+            found = dict(results.get(timeout=SECONDS / 2) for _ in ranks)
+        finally:
+            for process in ranks:
+                process.join(5)
+                process.kill()
+    return [list(seen) for seen in zip(*(found[rank] for rank in sorted(found)), strict=True)]
+
+
+def _rank(name: str, rank: int, folder: str, results: Any) -> None:
+    """One process of a group."""
+    from .foreign_programs import PROGRAMS
+
+    program = PROGRAMS[name]
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=program.processes
+    )
+    try:
+        with quiet():
+            results.put((rank, _runs(program)))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _runs(program: Program) -> list[Seen]:
+    """All runs of a program in this process, and what each has left changed in torch."""
+    # Whoever first imports it changes a few functions of torch's.
+    importlib.import_module("torch._dynamo")
+    for module in program.needs:
+        importlib.import_module(module)
+    found = []
+    before: Fingerprint = {}
+    for interceptor, how in RUNS:
+        os.environ[VARIABLE] = interceptor
+        found.append(run(program, how))
+        now = TORCH.fingerprint()
+        if interceptor:
+            found[-1].left = changed(before, now)
+        else:
+            before = now
+    return found
+
+
+def run(program: Program, how: str) -> Seen:
+    """Run a program in this process."""
+    torch.manual_seed(11)
+    random.seed(11)
+    tool: Any = None
+    if how == "count":
+        tool = Count()
+    elif how != "plain":
+        tool = Identity(ROUTINES[how], left_alone=[*LEFT_ALONE, *program.left_alone])
+    note = Note(plain=how == "plain")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", amanda.AmandaWarning)
+        try:
+            with amanda.disabled() if tool is None else amanda.apply(tool):
+                program.run(note)
+        except Exception as error:
+            note.facts["error"] = f"{type(error).__name__}: {error}"
+    note.facts["random state"] = random_states()
+    seen = Seen(note.facts, notices=[str(warning.message) for warning in caught])
+    if isinstance(tool, Identity):
+        seen.called = tool.called
+    elif tool is not None:
+        seen.forward, seen.backward = tool.forward, tool.backward
+    return seen
+
+
+def check(part: Part, program: Program) -> None:
+    """Run one program in all ways, and note what differs."""
+    name = program.name
+    missing = [module for module in program.needs if importlib.util.find_spec(module) is None]
+    if missing:
+        part.left_out[name] = f"{missing[0]} is not installed"
+        return
+    plain, again, *instrumented = observe(program)
+    for one, two in zip(plain, again, strict=True):
+        if "error" in one.facts:
+            part.left_out[name] = f"it raises without Amanda: {one.facts['error']}"
+            return
+        if differ := different(one.facts, two.facts, results_only=False):
+            part.left_out[name] = f"two plain runs differ from one another: {', '.join(differ[:4])}"
+            return
+    for op_type, reason in program.left_alone.items():
+        part.left_out[f"{name}: the values of `{op_type}` under copies"] = reason
+    for (interceptor, how), processes in zip(RUNS[2:], instrumented, strict=True):
+        wrong = []
+        for rank, seen in enumerate(processes):
+            where = f"process {rank}: " if program.processes > 1 else ""
+            wrong += [where + what for what in _wrong(program, how, plain[rank], seen)]
+            part.counts["values compared"] += len(plain[rank].facts)
+            part.counts["routines called"] += seen.called
+            counted = seen.forward.values(), seen.backward.values()
+            part.counts["executions counted"] += sum(map(sum, counted))
+            for notice in {notice.splitlines()[0] for notice in seen.notices}:
+                part.refused[f"{name}: {notice}"] += 1
+        part.cases[name] += 1
+        if wrong:
+            part.failures.append(Failure(name, f"{interceptor}, {how}", wrong[:8]))
+
+
+def _wrong(program: Program, how: str, plain: Seen, seen: Seen) -> list[str]:
+    wrong = different(plain.facts, seen.facts, results_only=how == "clones")
+    if "error" in seen.facts:
+        wrong.append(f"raised {seen.facts['error']}")
+    notices = "\n".join(seen.notices)
+    if bool(notices) != bool(program.notice) or not re.search(program.notice, notices):
+        wrong.append(f"warned of {seen.notices}, and not of {program.notice!r}")
+    wrong += [f"left: {what}" for what in seen.left]
+    if how == "count":
+        for expected, found in ((program.counts, seen.forward), (program.backward, seen.backward)):
+            wrong += [
+                f"{op_type} counted {found.get(op_type, 0)} times, not {times}"
+                for op_type, times in expected.items()
+                if found.get(op_type, 0) != times
+            ]
+    return wrong
+
+
+def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
+    """The programs of one run, by name."""
+    from .foreign_programs import PROGRAMS
+
+    every = [name for name in PROGRAMS if only is None or only in name]
+    if sample is not None and sample < len(every):
+        every = random.Random(seed).sample(every, sample)
+    return every
+
+
+def sweep(names: list[str], *, verbose: bool = False) -> Part:
+    """Run the programs, each in a process of its own."""
+    from .foreign_programs import PROGRAMS
+
+    whole = Part("programs", versions=versions())
+    for name in names:
+        if verbose:
+            sys.stderr.write(f"{name}\n")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "found.json")
+            command = [sys.executable, "-m", "sweeps.foreign", str(path), name]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+                crash = done.stderr[-800:] or f"status {done.returncode}"
+            except subprocess.TimeoutExpired:
+                crash = f"hangs: it was ended after {SECONDS} s"
+            if path.exists():
+                whole = merged([whole, read(path)])["programs"]
+            else:
+                whole.cases[name] += 1
+                whole.failures.append(Failure(name, "in a process of its own", [crash]))
+    whole.totals["programs"] = len(PROGRAMS)
+    return whole
+
+
+def main(path: str, *names: str) -> None:
+    """Run programs in this process, and write what came of them to `path`."""
+    from .foreign_programs import PROGRAMS
+
+    part = Part("programs", versions=versions())
+    with quiet():
+        for name in names:
+            check(part, PROGRAMS[name])
+    part.write(Path(path))
+
+
+if __name__ == "__main__":
+    # By its own name, so that what processes send one another is of the same classes.
+    from sweeps import foreign
+
+    foreign.main(*sys.argv[1:])
