@@ -22,13 +22,10 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClas
 
 import amanda
 from amanda_tools.flops import Flops
-from amanda_tools.latency import Latency
-from amanda_tools.latency_result import LatencyResult
-from amanda_tools.memory import Memory
-from amanda_tools.memory_result import MemoryResult
+from amanda_tools.latency import Latency, LatencyResult
+from amanda_tools.memory import Memory, MemoryResult
 from amanda_tools.prune import Prune
-from amanda_tools.sparsity import Sparsity
-from amanda_tools.sparsity_result import SparsityResult
+from amanda_tools.sparsity import Sparsity, SparsityResult
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "tools"
 TOOLS: dict[str, Callable[[], amanda.Tool]] = {

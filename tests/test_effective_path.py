@@ -18,9 +18,8 @@ from torch import nn
 
 import amanda
 from amanda_core.results import HasResult, Result, load
-from amanda_tools.contributions import cumulative
-from amanda_tools.effective_path import EffectivePath
-from amanda_tools.path_result import EffectivePathResult, PathSets
+from amanda_tools.effective_path import EffectivePath, EffectivePathResult, PathSets
+from amanda_tools.effective_path.contributions import cumulative
 
 from .path_oracle import Network, Selection, kept, networks, path_of
 

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.flops import Flops
-from amanda_tools.flops_result import CountedOp, FlopsResult
+from amanda_tools.flops import CountedOp, Flops, FlopsResult
 
 from .classifiers import CLASSIFIERS, FusedBert, bert_base
 

@@ -17,10 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import amanda
 from amanda_core import OpContext
 from amanda_core.errors import UnsupportedError
-from amanda_tools import graph_json
-from amanda_tools.graph import Graph, Op
-from amanda_tools.graph_tracing import GraphTracing
-from amanda_tools.graph_values import EagerValues
+from amanda_tools.graph import Graph, GraphTracing, Op, files
+from amanda_tools.graph.values import EagerValues
 
 Program = Callable[[], Any]
 
@@ -356,7 +354,7 @@ def test_two_at_once() -> None:
         for _ in range(2):
             model(x).sum().backward()
     one, other = (tool.result().graph for tool in tools)
-    assert graph_json.to_json(one) == graph_json.to_json(other)
+    assert files.to_json(one) == files.to_json(other)
     late = GraphTracing()
     with amanda.apply(tools[0]):
         model(x).sum().backward()
@@ -456,6 +454,6 @@ def test_both_interceptors_give_the_same_graph(monkeypatch: pytest.MonkeyPatch) 
                     model(torch.rand(3, 4)).sum().backward()
         except UnsupportedError as error:
             pytest.skip(str(error))
-        found.append(graph_json.to_json(tool.result().graph))
+        found.append(files.to_json(tool.result().graph))
     assert found[0] == found[1]
     assert len(found[0]["nodes"]) > 30

@@ -25,12 +25,11 @@ from torch import nn
 import amanda
 from amanda_core.errors import MissingExtraError, ResultError
 from amanda_core.results import HasResult, Output, Result
-from amanda_tools import graph_dot, graph_html, graph_json
+from amanda_tools.common.sizes import TensorType
 from amanda_tools.flops import Flops
-from amanda_tools.graph import Edge, Graph, Op, Source
-from amanda_tools.graph_result import GraphResult
-from amanda_tools.graph_tracing import GraphTracing
-from amanda_tools.sizes import TensorType
+from amanda_tools.graph import Edge, Graph, GraphResult, GraphTracing, Op, Source, files
+from amanda_tools.graph import dot as graph_dot
+from amanda_tools.graph import html as graph_html
 
 SCHEMA = json.loads(
     (Path(__file__).parents[1] / "docs" / "tools" / "graph.schema.json").read_text(encoding="utf-8")
@@ -99,15 +98,15 @@ def test_json_is_what_the_schema_says_and_is_read_back(result: GraphResult, tmp_
     jsonschema.validate(data, SCHEMA)
     result.formats = ["json"]
     [file] = Output(tmp_path, ["graph"]).write("graph", result)
-    again = graph_json.load(file)
-    assert [graph_json.to_json(g) for g in again] == data_of(result)
+    again = files.load(file)
+    assert [files.to_json(g) for g in again] == data_of(result)
     for one, other in zip(again, result.graphs, strict=True):
         assert [op.name for op in one.ops] == [op.name for op in other.ops]
         assert one.edges == other.edges
 
 
 def data_of(result: GraphResult) -> list[dict[str, Any]]:
-    return [graph_json.to_json(graph) for graph in result.graphs]
+    return [files.to_json(graph) for graph in result.graphs]
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
@@ -151,16 +150,16 @@ def small() -> Any:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_no_graph_is_an_error_that_says_where(name: str, tmp_path: Path) -> None:
-    graph_json.from_json(small())
+    files.from_json(small())
     data = WRONG[name](small())
     with pytest.raises(ResultError, match="No graph"):
-        graph_json.from_json(data)
+        files.from_json(data)
     problems = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(data))
     assert bool(problems) == (name in BY_SCHEMA)
     file = tmp_path / "graph.json"
     file.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(ResultError, match=re.escape(str(file))):
-        graph_json.load(file)
+        files.load(file)
 
 
 #: What a schema can say; it cannot compare numbers with one another.
@@ -181,7 +180,7 @@ def test_damaged_files_are_errors_or_graphs_and_nothing_else() -> None:
         except ValueError:
             continue
         with contextlib.suppress(ResultError):
-            for graph in graph_json.from_json(data):
+            for graph in files.from_json(data):
                 read += 1
                 graph.module_tree()
                 graph.unrolled()
@@ -384,5 +383,5 @@ def test_amanda_run(tmp_path: Path) -> None:
         "graph.html",
         "graph.dot",
     }
-    [graph] = graph_json.load(tmp_path / "out" / "graph.json")
+    [graph] = files.load(tmp_path / "out" / "graph.json")
     assert [op.name for op in graph.ops] == ["ones", "ones#2", "matmul"]

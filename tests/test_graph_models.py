@@ -24,8 +24,7 @@ from transformers import (
 )
 
 import amanda
-from amanda_tools.graph import Graph
-from amanda_tools.graph_tracing import GraphTracing
+from amanda_tools.graph import Graph, GraphTracing
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,

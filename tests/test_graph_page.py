@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 import amanda
-from amanda_tools.graph_result import GraphResult
-from amanda_tools.graph_tracing import GraphTracing
+from amanda_tools.graph import GraphResult, GraphTracing
 
 from .test_graph_files import HOSTILE, hostile
 

@@ -17,11 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.device_events import EventPairs
-from amanda_tools.intervals import Overlapping, lanes
-from amanda_tools.kernels import join
-from amanda_tools.latency import Latency
-from amanda_tools.latency_result import LatencyResult, TimedOp
+from amanda_tools.latency import Latency, LatencyResult, TimedOp
+from amanda_tools.latency.device_events import EventPairs
+from amanda_tools.latency.intervals import Overlapping, lanes
+from amanda_tools.latency.kernels import join
 
 from .profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by
 

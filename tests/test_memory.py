@@ -18,10 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.buffers import Buffer
-from amanda_tools.ledger import Ledger
-from amanda_tools.memory import Memory
-from amanda_tools.memory_result import AllocatingOp, MemoryResult
+from amanda_tools.memory import AllocatingOp, Memory, MemoryResult
+from amanda_tools.memory.buffers import Buffer
+from amanda_tools.memory.ledger import Ledger
 
 from .profiling import checked_trace
 

@@ -18,8 +18,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 import amanda
 from amanda_core.errors import AmandaWarning
 from amanda_core.results import HasResult, Result
-from amanda_tools.nonfinite import NonFinite, NonFiniteError
-from amanda_tools.nonfinite_result import NonFiniteResult
+from amanda_tools.nonfinite import NonFinite, NonFiniteError, NonFiniteResult
 
 INF, NAN = math.inf, math.nan
 

@@ -20,9 +20,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.patterns import Input, Operator
-from amanda_tools.rewrite import Rewrite
-from amanda_tools.rewrite_rules import Matched, Rule
+from amanda_tools.rewriting import Input, Matched, Operator, Rewrite, Rule
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,8 @@ from torch import nn
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.sparsity import Sparsity
-from amanda_tools.sparsity_result import MeasuredTensor, Product, SparsityResult
-from amanda_tools.zeros import NUMBERS, Order, arrays_of, count, order_of, order_of_weight
+from amanda_tools.sparsity import MeasuredTensor, Product, Sparsity, SparsityResult
+from amanda_tools.sparsity.zeros import NUMBERS, Order, arrays_of, count, order_of, order_of_weight
 
 
 def measure(program: Any, *inputs: Any, **options: Any) -> SparsityResult:

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from amanda_core.errors import ResultError
-from amanda_tools.dump_files import Form, Writer, load_dump
-from amanda_tools.dump_index import INDEX, DumpedOp, DumpedTensor, DumpIndex
-from amanda_tools.tensors import HostTensor
+from amanda_tools.common.tensors import HostTensor
+from amanda_tools.dump.files import Form, Writer, load_dump
+from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex
 
 forms = pytest.mark.parametrize("form", ["npz", "safetensors"])
 

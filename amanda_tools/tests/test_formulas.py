@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amanda_core.vocabulary import OP_TYPES
-from amanda_tools.formulas import FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED, contraction
-from amanda_tools.sizes import Size, size_of
+from amanda_tools.common.sizes import Size, size_of
+from amanda_tools.flops.formulas import FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED, contraction
 
 CLASSES = (FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED)
 

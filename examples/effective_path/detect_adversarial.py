@@ -25,8 +25,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import amanda
-from amanda_tools.effective_path import EffectivePath
-from amanda_tools.path_result import EffectivePathResult, PathSets
+from amanda_tools.effective_path import EffectivePath, EffectivePathResult, PathSets
 
 EPSILON = 0.15
 THETA = 0.9

@@ -18,8 +18,7 @@ from torch import nn
 
 import amanda
 from amanda_tools.diff import DiffResult, compare
-from amanda_tools.dump import Dump
-from amanda_tools.dump_files import Dumped
+from amanda_tools.dump import Dump, Dumped
 
 from .models import Effect
 from .test_portable_tools import PROGRAMS

@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_tools.dump import Dump
-from amanda_tools.dump_files import Dumped
+from amanda_tools.dump import Dump, Dumped
 
 v1, raw = tf.compat.v1, tf.raw_ops
 modes = pytest.mark.parametrize("mode", ["eager", "function", "session"])

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import amanda
-from amanda_tools.effective_path import EffectivePath
-from amanda_tools.path_result import EffectivePathResult
+from amanda_tools.effective_path import EffectivePath, EffectivePathResult
 
 v1 = tf.compat.v1
 _random = np.random.default_rng(5)

@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_tools.flops import Flops
-from amanda_tools.flops_result import FlopsResult
+from amanda_tools.flops import Flops, FlopsResult
 
 from .models import STEPS, WEIGHTS, assert_same_bits
 from .test_builtin_tools import reference

@@ -15,8 +15,7 @@ import torch
 
 import amanda
 from amanda_core import OpContext
-from amanda_tools.graph import Graph, Op, Source
-from amanda_tools.graph_tracing import GraphTracing
+from amanda_tools.graph import Graph, GraphTracing, Op, Source
 
 from .models import DENSE, STEPS, assert_same_bits
 from .test_builtin_tools import reference

@@ -13,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_tools.nonfinite import NonFinite, NonFiniteError
-from amanda_tools.nonfinite_result import NonFiniteResult
+from amanda_tools.nonfinite import NonFinite, NonFiniteError, NonFiniteResult
 
 v1 = tf.compat.v1
 MODES = ["eager", "function", "session"]

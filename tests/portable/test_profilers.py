@@ -16,8 +16,7 @@ from amanda_tools.flops import Flops
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.prune import Prune, numpy_mask
-from amanda_tools.sparsity import Sparsity
-from amanda_tools.sparsity_result import SparsityResult
+from amanda_tools.sparsity import Sparsity, SparsityResult
 
 from .models import DENSE, STEPS, WEIGHTS, assert_same_bits
 from .test_builtin_tools import reference

@@ -10,9 +10,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_tools.patterns import Input, Operator
-from amanda_tools.rewrite import Rewrite
-from amanda_tools.rewrite_rules import Rule
+from amanda_tools.rewriting import Input, Operator, Rewrite, Rule
 
 v1 = tf.compat.v1
 _random = np.random.default_rng(0)

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
-from amanda_tools.facts import OpFacts
-from amanda_tools.sizes import described
+from amanda_tools.common.facts import OpFacts
+from amanda_tools.common.sizes import described
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
 

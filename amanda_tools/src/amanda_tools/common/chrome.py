@@ -1,0 +1,96 @@
+"""Trace files of Chrome's format, which Perfetto and chrome://tracing show.
+
+Owns the format: times in microseconds, one `pid` and `tid` for each event, complete events (``X``)
+nested on each track, counters (``C``), names of tracks (``M``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amanda_tools.latency.intervals import lanes
+
+__all__ = ["Span", "TraceFile"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time on a track.
+
+    Attributes:
+        track: Name of the track.
+        name: What it is called.
+        start: In nanoseconds.
+        end: In nanoseconds.
+        category: Kind of event, by which viewers filter.
+        arguments: What is shown of it.
+    """
+
+    track: str
+    name: str
+    start: int
+    end: int
+    category: str = "op"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class TraceFile:
+    """The events of one process."""
+
+    def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
+        self._tids: dict[str, int] = {}
+        self._events: list[dict[str, Any]] = []
+        self._metadata("process_name", name, 0)
+
+    def add_spans(self, spans: Sequence[Span]) -> None:
+        """Add stretches of time; those of a track that overlap without nesting get another one."""
+        tracks: dict[str, list[Span]] = {}
+        for span in spans:
+            tracks.setdefault(span.track, []).append(span)
+        for track, members in tracks.items():
+            numbers = lanes((span.start, span.end) for span in members)
+            for span, number in zip(members, numbers, strict=True):
+                name = f"{track} ({number + 1})" if number else track
+                self._events.append(
+                    {
+                        "ph": "X",
+                        "name": span.name,
+                        "cat": span.category,
+                        "ts": span.start / 1e3,
+                        "dur": (span.end - span.start) / 1e3,
+                        "pid": self._pid,
+                        "tid": self._tid(name),
+                        "args": dict(span.arguments),
+                    }
+                )
+
+    def add_counter(self, name: str, time: int, values: Mapping[str, float]) -> None:
+        """Add the values of a counter at a time, in nanoseconds."""
+        event = {"ph": "C", "name": name, "ts": time / 1e3, "pid": self._pid, "tid": 0}
+        self._events.append({**event, "args": dict(values)})
+
+    def write(self, path: Path) -> Path:
+        """Write the file.
+
+        Returns:
+            The path.
+        """
+        content = {"traceEvents": self._events, "displayTimeUnit": "ms"}
+        path.write_text(json.dumps(content), encoding="utf-8")
+        return path
+
+    def _tid(self, track: str) -> int:
+        if track not in self._tids:
+            self._tids[track] = len(self._tids) + 1
+            self._metadata("thread_name", track, self._tids[track])
+        return self._tids[track]
+
+    def _metadata(self, what: str, name: str, tid: int) -> None:
+        event = {"ph": "M", "name": what, "pid": self._pid, "tid": tid, "ts": 0}
+        self._events.append({**event, "args": {"name": name}})

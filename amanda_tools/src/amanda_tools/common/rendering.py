@@ -1,0 +1,54 @@
+"""How results are shown: numbers with prefixes, HTML for notebooks, data frames."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from amanda_core.results import Table
+from amanda_tools.common.extras import require
+
+__all__ = ["dataframe", "html_of", "scaled"]
+
+
+def scaled(number: int, unit: str) -> str:
+    """A number with a prefix of its unit.
+
+    >>> scaled(4_089_000_000, "MACs")
+    '4.089 GMACs'
+    """
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if number >= 10**power:
+            return f"{number / 10**power:.3f} {prefix}{unit}"
+    return f"{number} {unit}"
+
+
+def html_of(tables: Iterable[Table]) -> str:
+    """Tables as HTML, each with its title as caption."""
+    return "\n".join(map(_html, tables))
+
+
+def dataframe(kind: type[Any], rows: Sequence[Any]) -> Any:
+    """One row for each instance of a dataclass, as a `pandas.DataFrame`; needs pandas.
+
+    Args:
+        kind: The dataclass, whose fields are the columns, also where there are no rows.
+        rows: Its instances.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    pandas = require("pandas", "pandas")
+    columns = [field.name for field in fields(kind)]
+    return pandas.DataFrame([asdict(row) for row in rows], columns=columns)
+
+
+def _html(table: Table) -> str:
+    def row(cells: Iterable[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    lines = [row(map(str, table.columns), "th"), *(row(cells, "td") for cells in table.text())]
+    caption = html.escape(table.title)
+    return f"<table><caption>{caption}</caption>{''.join(lines)}</table>"

@@ -1,0 +1,248 @@
+"""Which operator of one dump is which of another.
+
+Owns the alignment. Within one framework and mode ids and names tell. Across them there is what both
+have: common words, paths of modules, shapes, and the values themselves, which agree as long as
+nothing has gone wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from amanda_tools.common.facts import REARRANGING
+from amanda_tools.common.statistics import Statistics
+from amanda_tools.dump.index import DumpedOp, DumpedTensor
+
+__all__ = ["Outline", "align", "alike", "is_movement", "is_one_framework"]
+
+#: What only moves or makes values; frameworks do it in different places.
+_MOVES = REARRANGING | {
+    *("cast", "bitcast", "pad", "assign", "assign_slice", "constant", "full", "empty", "range"),
+    *("eye", "meshgrid", "random"),
+}
+#: One word for operators that compute the same of other positions.
+_SAME = {"linear": "product", "matmul": "product", "grouped_matmul": "product", "outer": "product"}
+#: Words that stand in many places and say little.
+_COMMON = {
+    *("add", "sub", "mul", "div", "neg", "square", "pow", "sqrt", "rsqrt", "mean", "sum", "max"),
+    *("maximum", "minimum", "min", "var", "std", "abs", "where", "reciprocal", "exp", "log"),
+}
+#: What one framework has as one operator and another may have as several -> the last of these.
+_SEVERAL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(["linear", "conv1d", "conv2d", "conv3d"], ("add",)),
+    **dict.fromkeys(["layer_norm", "group_norm", "instance_norm"], ("add", "mul", "batch_norm")),
+    "batch_norm": ("add", "sub", "mul"),
+    "rms_norm": ("mul",),
+    **dict.fromkeys(["gelu", "silu", "mish", "hardswish", "dropout"], ("mul", "where")),
+    **dict.fromkeys(["relu", "relu6", "hardtanh"], ("maximum", "minimum", "clip")),
+    "softmax": ("div",),
+    "log_softmax": ("sub",),
+    "attention": ("matmul", "einsum"),
+    **dict.fromkeys(["cross_entropy", "mse_loss", "l1_loss"], ("mean", "sum", "neg")),
+}
+#: Most pairs that are looked at; of longer programs, words in sequence decide alone.
+_MOST = 4_000_000
+#: What values that agree say for two operators being the same.
+_AGREE = 8.0
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is looked at of an operator to find its counterpart.
+
+    Attributes:
+        op: The operator.
+        output: Its first output, of its first execution.
+        figures: Gives the figures of that.
+    """
+
+    op: DumpedOp
+    output: DumpedTensor
+    figures: Callable[[], Statistics | None]
+
+
+def is_one_framework(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> bool:
+    """Whether two lists of operators are of the same framework and mode, of any version."""
+
+    def modes(ops: Sequence[DumpedOp]) -> set[tuple[str, str]]:
+        parts = (op.namespace.split("/") for op in ops)
+        return {(part[0], part[-1]) for part in parts}
+
+    return modes(first) == modes(second)
+
+
+def is_movement(op: DumpedOp) -> bool:
+    """Whether an operator only moves or makes values, and is not looked for across frameworks."""
+    return op.word in _MOVES
+
+
+def alike(one: DumpedOp, other: DumpedOp) -> bool:
+    """Whether two operators compute the same of the same first input."""
+    return one.word is not None and _class(one.word) == _class(other.word)
+
+
+def align(
+    first: Sequence[DumpedOp],
+    second: Sequence[DumpedOp],
+    outlines: Callable[[], tuple[dict[int, Outline], dict[int, Outline]]],
+) -> dict[int, int]:
+    """The counterpart of each operator that has one.
+
+    Args:
+        first: Operators of the first dump.
+        second: Those of the second.
+        outlines: Gives what is known of them, by their numbers; asked only across frameworks.
+
+    Returns:
+        Number of an operator of the first -> number of one of the second.
+    """
+    if is_one_framework(first, second):
+        return _by_name(first, second)
+    ones, others = outlines()
+    # In the order in which they were met: graphs may run theirs in any order.
+    numbers, theirs = (
+        sorted(number for number, outline in known.items() if not is_movement(outline.op))
+        for known in (ones, others)
+    )
+    found = _sequences([ones[n] for n in numbers], [others[n] for n in theirs])
+    return {numbers[i]: theirs[j] for i, j in found}
+
+
+def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    keys: list[Callable[[DumpedOp], object]] = [
+        lambda op: (op.id, op.type, op.name),
+        lambda op: (op.type, op.name),
+    ]
+    for key in keys:
+        taken = set(found.values())
+        free: dict[object, list[int]] = {}
+        for number, op in enumerate(second):
+            if number not in taken:
+                free.setdefault(key(op), []).append(number)
+        for number, op in enumerate(first):
+            if number not in found and free.get(key(op)):
+                found[number] = free[key(op)].pop(0)
+    return found
+
+
+def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple[int, int]]:
+    """The pairs, in order, that together say most for belonging together."""
+    if len(ones) * len(others) > _MOST:
+        mine, theirs = ([o.op.word or o.op.type for o in listed] for listed in (ones, others))
+        blocks = difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
+        return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
+    rows = [[0.0] * (len(others) + 1) for _ in range(len(ones) + 1)]
+    scores = [
+        [_score(one, other, others[j + 1 : j + 2]) for j, other in enumerate(others)]
+        for one in ones
+    ]
+    for i in range(len(ones) - 1, -1, -1):
+        row, below, here = rows[i], rows[i + 1], scores[i]
+        for j in range(len(others) - 1, -1, -1):
+            best = max(below[j], row[j + 1])
+            if here[j] > 0:
+                best = max(best, below[j + 1] + here[j])
+            row[j] = best
+    pairs, i, j = [], 0, 0
+    while i < len(ones) and j < len(others):
+        # Of equal ones the later: it is the last of several that computes the result.
+        if rows[i][j] == rows[i][j + 1]:
+            j += 1
+        elif rows[i][j] == rows[i + 1][j]:
+            i += 1
+        else:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+    return _credible(_mended(pairs, ones, others), ones, others)
+
+
+def _mended(
+    pairs: list[tuple[int, int]], ones: Sequence[Outline], others: Sequence[Outline]
+) -> list[tuple[int, int]]:
+    """The pairs, those whose values do not agree replaced where there are some that do.
+
+    Branches may stand in another order.
+    """
+    sure = {i: j for i, j in pairs if _agree(ones[i], others[j])}
+    free = set(range(len(others))) - set(sure.values())
+    for i, one in enumerate(ones):
+        if i in sure or one.op.word in _COMMON:
+            continue
+        scores = {j: _score(one, others[j], others[j + 1 : j + 2]) for j in free}
+        best = max(scores, key=lambda j: scores[j], default=None)
+        if best is not None and scores[best] >= _AGREE:
+            sure[i] = best
+            free.remove(best)
+    rest = {i: j for i, j in pairs if i not in sure and j in free}
+    return sorted((sure | rest).items())
+
+
+def _credible(
+    pairs: list[tuple[int, int]], ones: Sequence[Outline], others: Sequence[Outline]
+) -> list[tuple[int, int]]:
+    """The pairs without those that a word alone put together, and values speak against.
+
+    If values had gone wrong at a common operator, those behind it would be wrong as well.
+    """
+    agree = [_agree(ones[i], others[j]) for i, j in pairs]
+    last = max((number for number, agrees in enumerate(agree) if agrees), default=-1)
+    return [
+        pair
+        for number, pair in enumerate(pairs)
+        if agree[number] or number > last or ones[pair[0]].op.word not in _COMMON
+    ]
+
+
+def _score(one: Outline, other: Outline, following: Sequence[Outline]) -> float:
+    """How much speaks for two operators being the same, 0 if it cannot be."""
+    if sorted(one.output.shape) != sorted(other.output.shape):
+        return 0.0
+    word, theirs = one.op.word, other.op.word
+    several = theirs in _SEVERAL.get(word or "", ()) or word in _SEVERAL.get(theirs or "", ())
+    score = 0.0
+    if alike(one.op, other.op):
+        score = 2.0 if word in _COMMON else 4.0
+        # A product with its bias is what another framework adds the bias to.
+        if "bias" in _roles(one.op) and "bias" not in _roles(other.op) and following:
+            same = following[0].output.shape == other.output.shape
+            score = 1.0 if same and following[0].op.word == "add" else score
+    elif several:
+        score = 2.0
+    if score and _agree(one, other):
+        score += _AGREE
+    return score + _likeness(one.op.module, other.op.module) if score else 0.0
+
+
+def _class(word: str | None) -> str | None:
+    return _SAME.get(word or "", word)
+
+
+def _roles(op: DumpedOp) -> set[str]:
+    """Roles of the inputs that there are."""
+    return {role for role, value in zip(op.input_roles, op.inputs, strict=False) if value}
+
+
+def _agree(one: Outline, other: Outline) -> bool:
+    """Whether the figures are about the same, whatever the order of axes."""
+    first, second = one.figures(), other.figures()
+    if first is None or second is None or (first.nan, first.inf) != (second.nan, second.inf):
+        return False
+    pairs = [
+        (getattr(first, name), getattr(second, name)) for name in ("min", "max", "mean", "std")
+    ]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    largest = max((abs(value) for pair in known for value in pair), default=0.0)
+    return all(abs(a - b) <= 1e-3 * largest for a, b in known)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _likeness(one: str, other: str) -> float:
+    """How much two paths of modules have in common, from 0 to 1."""
+    parts = [set(re.findall(r"[a-z]+|\d+", path.lower())) for path in (one, other)]
+    together = parts[0] | parts[1]
+    return len(parts[0] & parts[1]) / len(together) if together else 0.0

@@ -1,0 +1,348 @@
+"""Two runs side by side: the first operator at which their dumps differ.
+
+Owns the comparison. Which operators belong together is in `align`, how far tensors are apart
+in `numbers`. `amanda diff` is this on the command line.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from amanda_core.errors import ResultError
+from amanda_core.results import Table
+from amanda_tools.common.facts import OpFacts
+from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.statistics import Statistics, statistics_of
+from amanda_tools.common.tensors import need_numpy
+from amanda_tools.diff.align import Outline, align, alike, is_movement, is_one_framework
+from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
+from amanda_tools.dump.files import Dumped, load_dump
+from amanda_tools.dump.index import DumpedOp, DumpedTensor
+
+__all__ = ["Compared", "DiffResult", "compare"]
+
+
+@dataclass
+class Compared:
+    """One tensor in both dumps.
+
+    Attributes:
+        a: Its operator in the first.
+        b: Its operator in the second.
+        what: ``input``, ``weight``, ``output``, ``grad_output`` or ``grad_input``.
+        position: Position in the signature of the first.
+        step: Step in the first.
+        execution: Execution in the first.
+        difference: How far they are apart; None where their shapes do not fit.
+        shapes: The shapes.
+        inputs_agree: Of an output, whether what its execution read was within the tolerance, as
+            far as it is in both dumps; None where nothing of it is.
+    """
+
+    a: OpFacts
+    b: OpFacts
+    what: str
+    position: str
+    step: int
+    execution: int
+    difference: Difference | None
+    shapes: list[list[int]]
+    inputs_agree: bool | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether they are within the tolerance."""
+        return self.difference is not None and self.difference.within
+
+    def __str__(self) -> str:
+        """The tensor and its difference in words."""
+        place = f"{self.what} {self.position} of op {self.a.name!r}"
+        if self.b.name != self.a.name:
+            place += f" (there {self.b.name!r})"
+        place += f", module {self.a.module!r}" if self.a.module else ""
+        place += f", at {self.a.source}" if self.a.source else ""
+        told = ""
+        if self.what == "output":
+            told = {
+                True: "; its inputs agreed",
+                False: "; its inputs differed already",
+                None: "; its inputs are not in both dumps",
+            }[self.inputs_agree]
+        apart = (
+            f"shapes {self.shapes[0]} and {self.shapes[1]}"
+            if self.difference is None
+            else str(self.difference)
+        )
+        return f"{place}, step {self.step}, execution {self.execution}: {apart}{told}"
+
+
+@dataclass
+class DiffResult:
+    """What a comparison found.
+
+    Attributes:
+        compared: The tensors that are in both, in the order of the first.
+        unmatched_a: Operators of the first dump without counterpart. Across frameworks those that
+            only move or make values are not looked for and not listed.
+        unmatched_b: Those of the second.
+        alone: Tensors of matched operators that only one dump has.
+        across: Whether the dumps are of two frameworks or modes.
+    """
+
+    compared: list[Compared] = field(default_factory=list)
+    unmatched_a: list[OpFacts] = field(default_factory=list)
+    unmatched_b: list[OpFacts] = field(default_factory=list)
+    alone: int = 0
+    across: bool = False
+
+    @property
+    def first(self) -> Compared | None:
+        """The first tensor beyond the tolerance, or None."""
+        return next((one for one in self.compared if not one.same), None)
+
+    @property
+    def same(self) -> bool:
+        """Whether all that is in both is within the tolerance."""
+        return self.first is None
+
+    @property
+    def title(self) -> str:
+        """The result in one line."""
+        beyond = sum(not one.same for one in self.compared)
+        equal = sum(one.difference is not None and one.difference.equal for one in self.compared)
+        text = f"{beyond} of {len(self.compared)} tensors differ, {equal} are equal bit for bit"
+        if self.alone:
+            text += f"; {self.alone} tensors are in one dump only"
+        unmatched = len(self.unmatched_a), len(self.unmatched_b)
+        if any(unmatched):
+            text += f"; operators without counterpart: {unmatched[0]} and {unmatched[1]}"
+        return text
+
+    def table(self, everything: bool = False) -> Table:
+        """One row for each tensor that differs.
+
+        Args:
+            everything: Whether to have those that agree as well.
+        """
+        columns = ("op", "tensor", "step", "max abs", "max rel", "cosine", "ulp", "beyond")
+        rows = [
+            (
+                one.a.name if one.a.name == one.b.name else f"{one.a.name} | {one.b.name}",
+                f"{one.what} {one.position}",
+                one.step,
+                *_cells(one),
+            )
+            for one in self.compared
+            if everything or not one.same
+        ]
+        return Table(self.title, columns, rows)
+
+    def to_json(self) -> str:
+        """All of it."""
+        found = self.first
+        return json.dumps(
+            {
+                "format": "amanda.diff/1",
+                "same": self.same,
+                "first": None if found is None else asdict(found),
+                **asdict(self),
+            },
+            indent=1,
+        )
+
+    def to_dataframe(self) -> Any:
+        """One row for each tensor, as a `pandas.DataFrame`; needs pandas."""
+        return dataframe(Compared, self.compared)
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
+
+
+def compare(
+    a: Path | str | Dumped,
+    b: Path | str | Dumped,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> DiffResult:
+    """Compare two dumps.
+
+    Args:
+        a: The first, or where it is.
+        b: The second.
+        rtol: Relative tolerance; that of the coarser dtype if left out, as PyTorch's tests have it.
+        atol: Absolute tolerance; the same.
+
+    Raises:
+        ResultError: A dump cannot be read, or they have no tensor in common.
+        ValueError: A tolerance is negative.
+        ImportError: NumPy is not installed, or safetensors where a dump is in that form.
+    """
+    need_numpy()
+    for name, number in (("rtol", rtol), ("atol", atol)):
+        if number is not None and not number >= 0:
+            raise ValueError(f"{name} must not be negative, and is {number}")
+    first, second = (d if isinstance(d, Dumped) else load_dump(Path(d)) for d in (a, b))
+    comparison = _Comparison(first, second, Tolerance(rtol, atol))
+    result = DiffResult(across=comparison.across)
+    result.compared = list(comparison.tensors())
+    result.alone = comparison.alone
+    if not result.compared:
+        raise ResultError(
+            "The dumps have no tensor in common",
+            where=f"{first.folder} and {second.folder}",
+            fix="Dump outputs of both, of the same model",
+        )
+    with_tensors = [{tensor.op for tensor in d.index.tensors} for d in (first, second)]
+    matched = set(comparison.pairs), set(comparison.pairs.values())
+    result.unmatched_a, result.unmatched_b = (
+        [
+            _facts(op)
+            for n, op in enumerate(d.index.ops)
+            if n in present and n not in taken and not (comparison.across and is_movement(op))
+        ]
+        for d, present, taken in zip((first, second), with_tensors, matched, strict=True)
+    )
+    return result
+
+
+class _Comparison:
+    """Two dumps, as they are compared."""
+
+    def __init__(self, first: Dumped, second: Dumped, tolerance: Tolerance) -> None:
+        self.first = first
+        self.second = second
+        self.tolerance = tolerance
+        self.across = not is_one_framework(first.index.ops, second.index.ops)
+        self.pairs = align(
+            first.index.ops, second.index.ops, lambda: (_outlines(first), _outlines(second))
+        )
+        self.alone = 0
+
+    def tensors(self) -> Iterator[Compared]:
+        """The tensors that are in both, compared."""
+        theirs = self._keys(self.second)
+        mine = self._keys(self.first)
+        backwards = {number: tensor for tensor, number in mine.items()}
+        #: Operator and execution -> whether what it read agreed.
+        read: dict[tuple[int, int, int], bool] = {}
+        used = 0
+        for number, tensor in enumerate(self.first.index.tensors):
+            if tensor.op not in self.pairs:
+                continue
+            key = backwards[number]
+            other_number = theirs.get((self.pairs[tensor.op], *key[1:]))
+            if self.across and not self._is_comparable(tensor):
+                continue
+            if other_number is None:
+                self.alone += 1
+                continue
+            used += 1
+            other = self.second.index.tensors[other_number]
+            compared = self._compare(tensor, other)
+            execution = (tensor.op, tensor.step, tensor.execution)
+            if tensor.what in ("input", "weight"):
+                read[execution] = read.get(execution, True) and compared.same
+                if self.across:
+                    continue
+            if tensor.what == "output":
+                compared.inputs_agree = read.get(execution)
+            yield compared
+        if not self.across:
+            matched = set(self.pairs.values())
+            self.alone += sum(t.op in matched for t in self.second.index.tensors) - used
+
+    def _is_comparable(self, tensor: DumpedTensor) -> bool:
+        """Whether a tensor is the same thing in another framework's operator."""
+        if tensor.position != "0" or tensor.what not in ("input", "output"):
+            return False
+        one, other = self.first.index.ops, self.second.index.ops
+        return tensor.what == "output" or alike(one[tensor.op], other[self.pairs[tensor.op]])
+
+    def _keys(self, dumped: Dumped) -> dict[tuple[Any, ...], int]:
+        """What tells a tensor from the others of a dump -> its number.
+
+        Within one framework steps and executions are the same; across them the order is.
+        """
+        keys: dict[tuple[Any, ...], int] = {}
+        seen: dict[tuple[Any, ...], int] = {}
+        for number, tensor in enumerate(dumped.index.tensors):
+            kind = (tensor.op, tensor.what, tensor.position)
+            order = seen.get(kind, 0)
+            seen[kind] = order + 1
+            when = (order,) if self.across else (tensor.step, tensor.execution)
+            keys[(*kind, *when)] = number
+        return keys
+
+    def _compare(self, tensor: DumpedTensor, other: DumpedTensor) -> Compared:
+        one, two = self.first.index.ops[tensor.op], self.second.index.ops[other.op]
+        difference: Difference | None
+        if tensor.file is None or other.file is None:
+            difference = compare_statistics(
+                _figures(self.first, tensor),
+                _figures(self.second, other),
+                (tensor.dtype, other.dtype),
+                self.tolerance,
+            )
+        else:
+            layouts = one.layout, two.layout
+            difference = compare_tensors(
+                self.first.read(tensor),
+                self.second.read(other),
+                self.tolerance,
+                layouts,
+                self.across,
+            )
+        return Compared(
+            _facts(one),
+            _facts(two),
+            tensor.what,
+            tensor.position,
+            tensor.step,
+            tensor.execution,
+            difference,
+            [tensor.shape, other.shape],
+        )
+
+
+def _outlines(dumped: Dumped) -> dict[int, Outline]:
+    """The operators that have an output, by number, in the order of their first execution."""
+    found: dict[int, Outline] = {}
+    for tensor in dumped.index.tensors:
+        if tensor.what == "output" and tensor.position == "0" and tensor.op not in found:
+            op = dumped.index.ops[tensor.op]
+            figures = functools.cache(functools.partial(_known_figures, dumped, tensor))
+            found[tensor.op] = Outline(op, tensor, figures)
+    return found
+
+
+def _known_figures(dumped: Dumped, tensor: DumpedTensor) -> Statistics | None:
+    floating = "float" in tensor.dtype or "complex" in tensor.dtype
+    return _figures(dumped, tensor) if floating else None
+
+
+def _figures(dumped: Dumped, tensor: DumpedTensor) -> Statistics:
+    if tensor.statistics is None:
+        return statistics_of(dumped.read(tensor))
+    # Histograms may have other bins.
+    return Statistics(**{**vars(tensor.statistics), "histogram": []})
+
+
+def _facts(op: DumpedOp) -> OpFacts:
+    return OpFacts(**{item.name: getattr(op, item.name) for item in fields(OpFacts)})
+
+
+def _cells(one: Compared) -> Sequence[object]:
+    difference = one.difference
+    if difference is None:
+        return ("", "", "", "", f"shapes {one.shapes[0]} and {one.shapes[1]}")
+    numbers = (difference.max_abs, difference.max_rel, difference.cosine, difference.ulp)
+    told = ["" if number is None else float(f"{number:.4g}") for number in numbers]
+    beyond: object = difference.beyond
+    if difference.first is None and difference.values:
+        beyond = ", ".join(difference.values)
+    return (*told, beyond)

@@ -1,0 +1,268 @@
+"""How far two tensors are apart: in figures, modulo the order of their axes and their dtypes.
+
+Owns the measures and the tolerances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_tools.common.statistics import Statistics
+from amanda_tools.common.tensors import HostTensor, numbers
+
+__all__ = ["Difference", "Tolerance", "compare_statistics", "compare_tensors", "orders"]
+
+#: Floating-point dtype -> bits of the mantissa, exponent of the smallest normal number, and the
+#: tolerances, relative and absolute, that PyTorch's own tests have for it.
+_DTYPES = {
+    "float64": (52, -1022, 1e-7, 1e-7),
+    "float32": (23, -126, 1.3e-6, 1e-5),
+    "float16": (10, -14, 1e-3, 1e-5),
+    "bfloat16": (7, -126, 1.6e-2, 1e-5),
+    "float8_e4m3fn": (3, -6, 0.125, 1e-2),
+    "float8_e4m3fnuz": (3, -7, 0.125, 1e-2),
+    "float8_e5m2": (2, -14, 0.25, 1e-2),
+    "float8_e5m2fnuz": (2, -15, 0.25, 1e-2),
+}
+_PARTS = {"complex64": "float32", "complex128": "float64"}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far numbers may be apart: ``|a - b| <= absolute + relative * |b|``.
+
+    Attributes:
+        relative: None for that of the coarser of the two dtypes.
+        absolute: The same.
+    """
+
+    relative: float | None = None
+    absolute: float | None = None
+
+    def of(self, *dtypes: str) -> tuple[float, float]:
+        """Relative and absolute tolerance of tensors of these dtypes; 0 for whole numbers."""
+        known = [_DTYPES[d] for d in (_PARTS.get(dtype, dtype) for dtype in dtypes) if d in _DTYPES]
+        if not known:
+            return 0.0, 0.0
+        _, _, relative, absolute = max(known, key=lambda facts: facts[2])
+        return (
+            relative if self.relative is None else self.relative,
+            absolute if self.absolute is None else self.absolute,
+        )
+
+
+@dataclass
+class Difference:
+    """How far two tensors are apart.
+
+    Attributes:
+        within: Whether all elements are within the tolerance.
+        equal: Whether they are the same bit for bit.
+        max_abs: Largest absolute difference of elements that are finite in both.
+        max_rel: Largest difference relative to the second.
+        cosine: Cosine of the angle between them, None if one is zero.
+        ulp: Largest difference in units in the last place of the coarser dtype, None for whole
+            numbers and where there are only figures.
+        beyond: Elements beyond the tolerance.
+        count: Elements.
+        first: Index of the first element beyond it, in the first tensor's order of axes.
+        values: The two elements there, as text; of figures, their names and values.
+        order: How the second's axes were brought into the first's order, such as ``(0, 3, 1, 2)``;
+            None where they were left.
+    """
+
+    within: bool
+    equal: bool
+    max_abs: float | None = None
+    max_rel: float | None = None
+    cosine: float | None = None
+    ulp: float | None = None
+    beyond: int = 0
+    count: int = 0
+    first: list[int] | None = None
+    values: list[str] | None = None
+    order: list[int] | None = None
+
+    def __str__(self) -> str:
+        """The difference in words."""
+        if self.equal:
+            return "the same bit for bit"
+        parts = [
+            f"{name} {value:.4g}"
+            for name, value in (("max abs", self.max_abs), ("max rel", self.max_rel))
+            if value is not None
+        ]
+        parts += [f"cosine {self.cosine:.6f}"] if self.cosine is not None else []
+        parts += [f"{self.ulp:.4g} ULP"] if self.ulp is not None else []
+        if self.first is not None and self.values is not None:
+            parts.append(
+                f"{self.beyond} of {self.count} beyond the tolerance, the first at {self.first}: "
+                + " and ".join(self.values)
+            )
+        elif self.values:
+            parts.append(", ".join(self.values))
+        return ", ".join(parts)
+
+
+def orders(first: Sequence[int], second: Sequence[int], layouts: Sequence[str | None]) -> Any:
+    """The ways in which the axes of a second tensor may be those of a first.
+
+    Args:
+        first: Shape of the first.
+        second: Shape of the second.
+        layouts: Their layouts, such as ``NCHW`` and ``NHWC``, as far as known; where they are not,
+            channels may be first in the one and last in the other. Square matrices are not turned.
+    """
+    rank = len(first)
+    if len(second) != rank:
+        return
+    found = [tuple(range(rank))]
+    one, other = layouts
+    if one and other and len(one) == len(other) == rank and sorted(one) == sorted(other):
+        found.insert(0, tuple(other.index(axis) for axis in one))
+    elif rank >= 3:
+        # Channels last for data, and for filters (HWIO).
+        found.append((0, rank - 1, *range(1, rank - 1)))
+        found.append((0, *range(2, rank), 1))
+        found.append((rank - 1, rank - 2, *range(rank - 2)))
+        found.append((*range(2, rank), 1, 0))
+    elif rank == 2 and list(first) != list(second):
+        found.append((1, 0))
+    for order in dict.fromkeys(found):
+        if [second[axis] for axis in order] == list(first):
+            yield order
+
+
+def compare_tensors(
+    first: HostTensor,
+    second: HostTensor,
+    tolerance: Tolerance,
+    layouts: Sequence[str | None] = (None, None),
+    across: bool = False,
+) -> Difference | None:
+    """How far two tensors are apart, None if their shapes do not fit.
+
+    Args:
+        first: The first.
+        second: The second.
+        tolerance: The tolerance.
+        layouts: Their layouts, as far as known.
+        across: Whether the axes may be in another order.
+    """
+    shapes = first.array.shape, second.array.shape
+    found = orders(*shapes, layouts) if across else [None] * (shapes[0] == shapes[1])
+    best: Difference | None = None
+    # Where several orders fit, it is the one in which they are closest.
+    for order in found:
+        moved = second.array if order is None else second.array.transpose(order)
+        difference = _compare(first, HostTensor(moved, second.dtype), tolerance)
+        if order is not None and order != tuple(range(len(order))):
+            difference.order = list(order)
+        if best is None or _distance(difference) < _distance(best):
+            best = difference
+        if best.within:
+            break
+    return best
+
+
+def compare_statistics(
+    first: Statistics, second: Statistics, dtypes: Sequence[str], tolerance: Tolerance
+) -> Difference:
+    """How far two tensors' figures are apart; the order of axes does not matter to them."""
+    relative, absolute = tolerance.of(*dtypes)
+    limits = [abs(v) for f in (first, second) for v in (f.min, f.max) if v is not None]
+    # Means may cancel: what counts is how large the elements are.
+    allowed = absolute + relative * max(limits, default=0.0)
+    beyond, largest = [], 0.0
+    for name in ("count", "nan", "inf"):
+        one, other = getattr(first, name), getattr(second, name)
+        if one != other:
+            beyond.append(f"{name} {one} and {other}")
+    for name in ("min", "max", "mean", "std", "norm"):
+        one, other = getattr(first, name), getattr(second, name)
+        if one is None or other is None:
+            continue
+        apart = abs(one - other)
+        largest = max(largest, apart)
+        # The norm grows with the number of elements, and so does its error.
+        if apart > allowed * (max(first.count, 1) ** 0.5 if name == "norm" else 1):
+            beyond.append(f"{name} {one:.6g} and {other:.6g}")
+    return Difference(
+        not beyond, first == second, largest, count=first.count, values=beyond or None
+    )
+
+
+def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Difference:
+    import numpy
+
+    bits, others = (
+        numpy.ascontiguousarray(t.array).reshape(-1).view("u1") for t in (first, second)
+    )
+    if first.dtype == second.dtype and numpy.array_equal(bits, others):
+        return Difference(True, True, 0.0, 0.0, ulp=0.0, count=first.array.size)
+    one, other = (numbers(tensor.array, tensor.dtype) for tensor in (first, second))
+    kinds = {one.dtype.kind, other.dtype.kind}
+    wide = "complex128" if "c" in kinds else "float64"
+    x, y = one.astype(wide), other.astype(wide)
+    finite = numpy.isfinite(x) & numpy.isfinite(y)
+    relative, absolute = tolerance.of(first.dtype, second.dtype)
+    with numpy.errstate(all="ignore"):
+        apart = numpy.abs(x - y)
+        size = numpy.abs(y)
+        near = (one == other) | (numpy.isnan(x) & numpy.isnan(y))
+        if relative or absolute:  # Whole numbers may be larger than float64 tells apart.
+            near |= finite & (apart <= absolute + relative * size)
+        known = apart[finite]
+        ratios = known[known > 0] / size[finite][known > 0]
+        ratios = ratios[numpy.isfinite(ratios)]
+    difference = Difference(
+        bool(near.all()),
+        False,
+        float(known.max()) if known.size else None,
+        float(ratios.max()) if ratios.size else (0.0 if known.size and not known.any() else None),
+        _cosine(x[finite], y[finite]),
+        None if kinds <= set("biu") else _ulp(x, y, apart, finite, first.dtype, second.dtype),
+        int((~near).sum()),
+        int(x.size),
+    )
+    if not difference.within:
+        index = numpy.unravel_index(int(numpy.argmin(near)), x.shape)
+        difference.first = [int(number) for number in index]
+        difference.values = [
+            f"{value[index]:.9g}" if value.dtype.kind in "fc" else str(value[index])
+            for value in (one, other)
+        ]
+    return difference
+
+
+def _distance(difference: Difference) -> float:
+    cosine = -1.0 if difference.cosine is None else difference.cosine
+    return difference.beyond + (1 - cosine)
+
+
+def _cosine(x: Any, y: Any) -> float | None:
+    import numpy
+
+    if not x.size:
+        return None
+    largest = float(numpy.abs(x).max()), float(numpy.abs(y).max())
+    if not all(largest):
+        return None
+    x, y = x.ravel() / largest[0], y.ravel() / largest[1]  # Squares do not overflow.
+    product = abs(numpy.vdot(x, y)) if x.dtype.kind == "c" else numpy.dot(x, y)
+    return float(product / (numpy.linalg.norm(x) * numpy.linalg.norm(y)))
+
+
+def _ulp(x: Any, y: Any, apart: Any, finite: Any, *dtypes: str) -> float | None:
+    import numpy
+
+    known = [_DTYPES[d] for d in (_PARTS.get(dtype, dtype) for dtype in dtypes) if d in _DTYPES]
+    if not known or not finite.any():
+        return None
+    mantissa, smallest, *_ = min(known)
+    _, exponents = numpy.frexp(numpy.maximum(numpy.abs(x), numpy.abs(y))[finite])
+    places = numpy.ldexp(1.0, numpy.maximum(exponents - 1, smallest) - mantissa)
+    with numpy.errstate(over="ignore"):
+        return float((apart[finite] / places).max())

@@ -1,0 +1,221 @@
+"""The files of a dump: many tensors in each, written as they come, and read one by one.
+
+Owns names of files and keys, the two formats, and the limits. Names are made here: what a program
+calls its operators never names a file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from pathlib import Path
+from typing import Any, Literal
+
+from amanda_core.errors import ResultError
+from amanda_core.results import printable
+from amanda_tools.common.tensors import HostTensor
+from amanda_tools.dump.index import INDEX, DumpedTensor, DumpIndex, read_index
+
+__all__ = ["Dumped", "Form", "Writer", "key_of_tensor", "load_dump", "need_safetensors"]
+
+Form = Literal["npz", "safetensors"]
+#: Bytes of tensors after which a file is written.
+_PART = 1 << 26
+
+
+def key_of_tensor(tensor: DumpedTensor, name: str) -> str:
+    """A tensor's name in its file: of letters that every system takes, and its own.
+
+    >>> tensor = DumpedTensor(3, 0, 1, "output", "0", "", "float32", [2])
+    >>> key_of_tensor(tensor, "../a b")
+    'a_b.3.1.output.0'
+    """
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:80] or "op"
+    return f"{readable}.{tensor.op}.{tensor.execution}.{tensor.what}.{tensor.position}"
+
+
+def need_safetensors() -> Any:
+    """The module `safetensors.numpy`.
+
+    Raises:
+        ImportError: It is not installed.
+    """
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ImportError(
+            "This form of a dump needs safetensors: pip install 'amanda-tools[safetensors]'"
+        ) from error
+    return safetensors.numpy
+
+
+class Writer:
+    """Writes tensors into files of a folder, some megabytes in each.
+
+    Args:
+        folder: The folder.
+        form: Format of the files.
+        files: Most files that are written.
+    """
+
+    def __init__(self, folder: Path, form: Form, files: int) -> None:
+        self.folder = folder
+        self.form = form
+        self.files = files
+        #: Names of the files that are written.
+        self.written: list[str] = []
+        self._arrays: dict[str, Any] = {}
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be written."""
+        return len(self.written) >= self.files
+
+    def add(self, tensor: DumpedTensor, values: HostTensor, name: str) -> None:
+        """Write a tensor, now or with what follows, and note in it where.
+
+        Args:
+            tensor: What the index says of it.
+            values: Its values.
+            name: Name of its operator.
+        """
+        array = values.array
+        if self.form == "safetensors" and array.dtype.name == "complex128":
+            array = array.view("float64").reshape(*array.shape, 2)
+        tensor.key = key_of_tensor(tensor, f"{tensor.step}.{name}")
+        tensor.file = f"{len(self.written):05d}.{self.form}"
+        tensor.stored = array.dtype.name
+        self._arrays[tensor.key] = array
+        self._bytes += array.nbytes
+        if self._bytes >= _PART:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        if not self._arrays:
+            return
+        name = f"{len(self.written):05d}.{self.form}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / name
+        with path.open("xb") as file:  # Nothing is replaced.
+            if self.form == "npz":
+                import numpy
+
+                numpy.savez(file, **self._arrays)
+            else:
+                file.write(need_safetensors().save(self._arrays))
+        self.written.append(name)
+        self._arrays, self._bytes = {}, 0
+
+
+class Dumped:
+    """A dump that is read.
+
+    Args:
+        index: What is in it.
+        folder: The folder of its files.
+        owner: Whose folder it is, if it goes with somebody.
+
+    Attributes:
+        index: What is in it.
+        folder: The folder of its files.
+    """
+
+    def __init__(self, index: DumpIndex, folder: Path, owner: object = None) -> None:
+        self.index = index
+        self.folder = folder
+        self._owner = owner
+        self._archive: zipfile.ZipFile | None = None
+
+    def read(self, tensor: DumpedTensor) -> HostTensor:
+        """The values of a tensor.
+
+        Raises:
+            ResultError: They are not in the dump, or not what the index says.
+            ImportError: safetensors is not installed.
+        """
+        if tensor.file is None or tensor.key is None:
+            raise self._error(tensor, "only its figures are in the dump")
+        path = self.folder / tensor.file
+        if path.is_symlink() or not path.is_file():
+            raise self._error(tensor, f"{tensor.file} is no file")
+        shape = tensor.shape
+        if tensor.dtype == "complex128" and tensor.stored == "float64":
+            shape = [*shape, 2]
+        if path.suffix == ".npz":
+            array = self._of_npz(path, tensor, shape)
+        else:
+            array = self._of_safetensors(path, tensor, shape)
+        if shape is not tensor.shape:
+            array = array.view("complex128").reshape(tensor.shape)
+        return HostTensor(array, tensor.dtype)
+
+    def _of_npz(self, path: Path, tensor: DumpedTensor, shape: list[int]) -> Any:
+        import numpy
+
+        try:
+            # Tensors are read in the order of the files as a rule.
+            if self._archive is None or self._archive.filename != str(path):
+                self._archive = zipfile.ZipFile(path)
+            with self._archive.open(f"{tensor.key}.npy") as member:
+                # The size is known before there is memory for it; nothing is compressed.
+                version = numpy.lib.format.read_magic(member)
+                if version != (1, 0):
+                    raise ValueError(f"version {version} of its format is not known")
+                found, by_columns, dtype = numpy.lib.format.read_array_header_1_0(member)
+                size = math.prod(found) * dtype.itemsize
+                if size > path.stat().st_size or dtype.kind not in "biufc":
+                    raise ValueError("its values are cut off, or no numbers")
+                content = member.read(size)
+            array: Any = numpy.ndarray(found, dtype, content, order="F" if by_columns else "C")
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError, zipfile.error) as error:
+            raise self._error(tensor, str(error)) from error
+        self._check(tensor, shape, array)
+        return array
+
+    def _of_safetensors(self, path: Path, tensor: DumpedTensor, shape: list[int]) -> Any:
+        need_safetensors()
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np") as file:
+                array = file.get_tensor(tensor.key)
+        except (OSError, SafetensorError, TypeError, ValueError) as error:
+            raise self._error(tensor, str(error)) from error
+        self._check(tensor, shape, array)
+        return array
+
+    def _check(self, tensor: DumpedTensor, shape: list[int], array: Any) -> None:
+        if list(array.shape) != shape or array.dtype.name != tensor.stored:
+            raise self._error(
+                tensor,
+                f"it is {array.dtype.name}{list(array.shape)}, and the index says "
+                f"{tensor.stored}{shape}",
+            )
+
+    def _error(self, tensor: DumpedTensor, reason: str) -> ResultError:
+        return ResultError(
+            f"The tensor {printable(str(tensor.key))[:120]!r} cannot be read: {reason[:200]}",
+            where=str(self.folder),
+            fix="Write the dump again",
+        )
+
+
+def load_dump(path: Path) -> Dumped:
+    """Read a dump.
+
+    Args:
+        path: Its folder, its index, the file that `amanda run` wrote beside its folder, or the
+            folder of that run's results, where the tool has its own name.
+
+    Raises:
+        ResultError: There is none, or it is malformed.
+    """
+    if path.is_dir():
+        inside = path / "dump"
+        folder = path if (path / INDEX).exists() or not (inside / INDEX).exists() else inside
+        return Dumped(read_index(folder / INDEX), folder)
+    beside = path.with_suffix("")
+    return Dumped(read_index(path), beside if beside.is_dir() else path.parent)

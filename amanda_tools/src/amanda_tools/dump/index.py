@@ -1,0 +1,279 @@
+"""What a dump says of itself: its operators, its tensors, and what is not in it.
+
+Owns the index and its form as JSON. An index may come from anybody: what is read is checked, and
+names of files are names alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from amanda_core import results
+from amanda_core.errors import ResultError
+from amanda_tools.common.facts import OpFacts
+from amanda_tools.common.statistics import Statistics
+
+__all__ = ["INDEX", "WHAT", "DumpIndex", "DumpedOp", "DumpedTensor", "LeftOut", "read_index"]
+
+FORMAT = "amanda.dump/1"
+#: Name of the index in the folder of a dump.
+INDEX = "index.json"
+#: What of an operator a tensor is.
+WHAT = ("input", "weight", "output", "grad_output", "grad_input")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+T = TypeVar("T")
+
+
+@dataclass
+class DumpedOp(OpFacts):
+    """One operator that ran while it was dumped, or was about to.
+
+    Attributes:
+        inputs: Dtype and shape of each input of the first execution, such as ``float32[8,3]``; None
+            for what is no tensor.
+        input_roles: Roles of its leading inputs, such as ``weight``, as far as known.
+        layout: Order of the axes of its data, such as ``NHWC``, where it is known.
+        weight_layout: The same of its weight, such as ``OIHW``.
+        calls: How often it ran while it was dumped.
+    """
+
+    inputs: list[str | None]
+    input_roles: list[str]
+    layout: str | None
+    weight_layout: str | None
+    calls: int = 0
+
+
+@dataclass
+class DumpedTensor:
+    """One tensor.
+
+    Attributes:
+        op: Number of its operator in the index.
+        step: Step in which it was.
+        execution: How often the operator had run before; of gradients, how many of this kind had
+            arrived before.
+        what: One of `WHAT`.
+        position: Position in the operator's signature; ``2.0`` is the first of a list at 2.
+        name: Name of that position, or empty.
+        dtype: Name of its dtype.
+        shape: Its shape.
+        file: Name of the file that its values are in; None where there are only figures.
+        key: Its name there.
+        stored: The dtype there. Of ``bfloat16`` and of 8-bit floating point it is the unsigned
+            integer of the same bits; of ``complex128`` in safetensors it is ``float64`` with a last
+            axis of 2.
+        statistics: Its figures, if asked for.
+    """
+
+    op: int
+    step: int
+    execution: int
+    what: str
+    position: str
+    name: str
+    dtype: str
+    shape: list[int]
+    file: str | None = None
+    key: str | None = None
+    stored: str | None = None
+    statistics: Statistics | None = None
+
+
+@dataclass
+class LeftOut:
+    """Tensors that are not in the dump.
+
+    Attributes:
+        reason: Why.
+        tensors: How many.
+        bytes: How large they are together, as far as known.
+        first: Name of the operator of the first.
+        step: Step of the first.
+    """
+
+    reason: str
+    first: str
+    step: int
+    tensors: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class DumpIndex:
+    """What is in a dump.
+
+    Attributes:
+        ops: The operators in the order of their first execution.
+        tensors: The tensors in the order in which they were met.
+        left_out: What is not in it.
+        tool_seconds: Time that dumping took.
+        wall_seconds: Time from the first operator to the last.
+    """
+
+    ops: list[DumpedOp] = field(default_factory=list)
+    tensors: list[DumpedTensor] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    def to_json(self) -> str:
+        """All of it."""
+        # Operators and tensors in a line each: an index is long.
+        parts = asdict(self)
+        lists = {
+            name: "[" + ",".join("\n  " + json.dumps(item) for item in value) + "\n ]"
+            for name, value in parts.items()
+            if isinstance(value, list)
+        }
+        rest = {"format": FORMAT} | {n: v for n, v in parts.items() if n not in lists}
+        lines = [f' "{name}": {json.dumps(value)}' for name, value in rest.items()]
+        lines += [f' "{name}": {text}' for name, text in lists.items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def read_index(file: Path) -> DumpIndex:
+    """Read an index.
+
+    Raises:
+        ResultError: It cannot be read, or is none.
+    """
+    read = results.load(file)
+    try:
+        return _index(read)
+    except _Malformed as error:
+        raise ResultError(
+            f"No index of a dump: {error}"[:300], where=str(file), fix="Write the dump again"
+        ) from None
+
+
+class _Malformed(Exception):
+    """What is wrong with an index."""
+
+
+def _index(read: Any) -> DumpIndex:
+    top = _mapping(read, "it")
+    if top.get("format") != FORMAT:
+        raise _Malformed(f"its format is {str(top.get('format'))[:40]!r}, not {FORMAT!r}")
+    index = DumpIndex(
+        [_op(item, f"ops[{i}]") for i, item in enumerate(_list(top, "ops", "it"))],
+        [_tensor(item, f"tensors[{i}]") for i, item in enumerate(_list(top, "tensors", "it"))],
+        [_left_out(item, f"left_out[{i}]") for i, item in enumerate(_list(top, "left_out", "it"))],
+        _of(top, "tool_seconds", _is_number, "it"),
+        _of(top, "wall_seconds", _is_number, "it"),
+    )
+    for number, tensor in enumerate(index.tensors):
+        if tensor.op >= len(index.ops):
+            raise _Malformed(f"tensors[{number}] is of operator {tensor.op}, of {len(index.ops)}")
+    return index
+
+
+def _op(item: Any, where: str) -> DumpedOp:
+    read = _mapping(item, where)
+    return DumpedOp(
+        id=_of(read, "id", _is_count, where),
+        **{name: _of(read, name, _is_text, where) for name in ("type", "name", "module")},
+        **{name: _of(read, name, _is_text_or_none, where) for name in ("word", "source")},
+        namespace=_of(read, "namespace", _is_text, where),
+        inputs=_of(read, "inputs", _is_texts_or_none, where),
+        input_roles=_of(read, "input_roles", _is_texts, where),
+        layout=_of(read, "layout", _is_text_or_none, where),
+        weight_layout=_of(read, "weight_layout", _is_text_or_none, where),
+        calls=_of(read, "calls", _is_count, where),
+    )
+
+
+def _tensor(item: Any, where: str) -> DumpedTensor:
+    read = _mapping(item, where)
+    figures = read.get("statistics")
+    return DumpedTensor(
+        **{name: _of(read, name, _is_count, where) for name in ("op", "step", "execution")},
+        what=_of(read, "what", lambda value: value in WHAT, where),
+        **{name: _of(read, name, _is_text, where) for name in ("position", "name", "dtype")},
+        shape=_of(read, "shape", _is_shape, where),
+        file=_of(read, "file", _is_name_or_none, where),
+        **{name: _of(read, name, _is_text_or_none, where) for name in ("key", "stored")},
+        statistics=None if figures is None else _statistics(figures, f"{where}.statistics"),
+    )
+
+
+def _statistics(item: Any, where: str) -> Statistics:
+    read = _mapping(item, where)
+    return Statistics(
+        **{name: _of(read, name, _is_count, where) for name in ("count", "nan", "inf", "zeros")},
+        **{
+            name: _of(read, name, lambda value: value is None or _is_number(value), where)
+            for name in ("min", "max", "mean", "std", "norm")
+        },
+        histogram=_of(read, "histogram", _is_counts, where),
+    )
+
+
+def _left_out(item: Any, where: str) -> LeftOut:
+    read = _mapping(item, where)
+    return LeftOut(
+        **{name: _of(read, name, _is_text, where) for name in ("reason", "first")},
+        **{name: _of(read, name, _is_count, where) for name in ("step", "tensors", "bytes")},
+    )
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _Malformed(f"{where} is no object")
+    return value
+
+
+def _list(read: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    value: list[Any] = _of(read, name, lambda value: isinstance(value, list), where)
+    return value
+
+
+def _of(read: Mapping[str, Any], name: str, test: Callable[[Any], bool], where: str) -> Any:
+    if name not in read:
+        raise _Malformed(f"{where} has no {name!r}")
+    if not test(read[name]):
+        raise _Malformed(f"{name!r} of {where} is {str(read[name])[:40]!r}")
+    return read[name]
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_shape(value: Any) -> bool:
+    return _is_counts(value) and len(value) <= 64 and math.prod(value) < 1 << 48
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= 1.8e308 and math.isfinite(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_texts_or_none(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text_or_none, value))
+
+
+def _is_name_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and _NAME.fullmatch(value) is not None)

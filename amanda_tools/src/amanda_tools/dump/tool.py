@@ -1,0 +1,398 @@
+"""`Dump`: what goes into and comes out of operators, written to files.
+
+Owns which tensors are taken and when. Files are in `files`, what is said of them in
+`index`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from amanda_core import OpContext, Tool
+from amanda_core.results import Table
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import key_of
+from amanda_tools.common.rendering import dataframe, html_of, scaled
+from amanda_tools.common.sizes import described, dtype_name
+from amanda_tools.common.statistics import statistics_of
+from amanda_tools.common.tensors import (
+    HostTensor,
+    NotReadableError,
+    host,
+    need_numpy,
+    tensors_in,
+)
+from amanda_tools.dump.files import Dumped, Form, Writer, need_safetensors
+from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
+
+__all__ = ["Dump", "DumpResult"]
+
+_Kept = tuple[DumpedTensor, HostTensor, str]
+Values = Literal["inputs", "weights", "outputs", "gradients"]
+_VALUES = ("inputs", "weights", "outputs", "gradients")
+
+
+@dataclass
+class DumpResult:
+    """A dump.
+
+    Attributes:
+        index: What is in it.
+        folder: The folder that its files are in; a temporary one, which goes with the tool, unless
+            the tool was given one.
+        files: The names of the files there.
+    """
+
+    index: DumpIndex
+    folder: Path
+    files: list[str] = field(default_factory=list)
+    _keeps: bool = field(default=True, repr=False)
+    #: Whose temporary folder it is.
+    _owner: Any = field(default=None, repr=False)
+
+    def open(self) -> Dumped:
+        """The dump, to read tensors from."""
+        return Dumped(self.index, self.folder, self._owner)
+
+    def table(self) -> Table:
+        """One row for each operator and kind of tensor."""
+        rows: dict[tuple[int, str, str], list[Any]] = {}
+        for tensor in self.index.tensors:
+            op = self.index.ops[tensor.op]
+            key = (tensor.op, tensor.what, tensor.position)
+            shape = f"{tensor.dtype}{tensor.shape}"
+            row = rows.setdefault(
+                key, [op.name, f"{tensor.what} {tensor.position}", shape, 0, op.source or ""]
+            )
+            row[3] += 1
+        columns = ("op", "tensor", "shape", "times", "source")
+        return Table(self.title, columns, [tuple(row) for row in rows.values()])
+
+    @property
+    def title(self) -> str:
+        """The dump in one line."""
+        index = self.index
+        text = f"{len(index.tensors)} tensors of {len(index.ops)} operators"
+        for left in index.left_out:
+            size = f", {scaled(left.bytes, 'B')}" if left.bytes else ""
+            text += f"; left out: {left.tensors} ({left.reason}{size})"
+        if index.wall_seconds:
+            text += f"; dumping took {index.tool_seconds / index.wall_seconds:.0%} of the time"
+        return text
+
+    def to_json(self) -> str:
+        """The index."""
+        return self.index.to_json()
+
+    def to_dataframe(self) -> Any:
+        """One row for each tensor, as a `pandas.DataFrame`; needs pandas."""
+        return dataframe(DumpedTensor, self.index.tensors)
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the index, and bring the files, into a folder.
+
+        Where the tool was given a folder of its own, all is there already.
+
+        Returns:
+            The files.
+        """
+        if self._keeps and folder != self.folder:
+            return []
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder != self.folder:
+            for name in self.files:
+                shutil.copyfile(self.folder / name, folder / name)
+        (folder / INDEX).write_text(self.to_json(), encoding="utf-8")
+        return [folder / name for name in (*self.files, INDEX)]
+
+
+class Dump(Tool):
+    """Writes inputs, weights, outputs and gradients of operators to files.
+
+    Args:
+        values: Which of ``inputs``, ``weights``, ``outputs`` and ``gradients``; ``outputs`` if left
+            out. Weights are inputs that the model learns, and not in ``inputs``.
+        form: Format of the files: ``npz``, or ``safetensors``.
+        stats: Figures in the index instead of files.
+        bins: Bins of the figures' histograms.
+        steps: Numbers of the steps; all if left out.
+        first: Only the first so many executions of each operator; all if left out.
+        last: Keep the last so many steps in memory, and write these alone at the end. 0 writes
+            all as they come.
+        folder: Folder to write to; a temporary one if left out, from which the result is written.
+        max_bytes: Most bytes that are written, or kept.
+        max_files: Most files.
+        everything: Whether to dump what is not the model's as well, such as an optimizer.
+
+    Raises:
+        ValueError: An option has none of its values, or the folder has a dump already.
+        ImportError: NumPy or safetensors is not installed.
+
+    >>> tool = Dump(values=["inputs", "outputs"], first=1)
+    """
+
+    def __init__(
+        self,
+        values: list[Values] | None = None,
+        form: Form = "npz",
+        stats: bool = False,
+        bins: int = 16,
+        steps: list[int] | None = None,
+        first: int | None = None,
+        last: int = 0,
+        folder: Path | None = None,
+        max_bytes: int = 1 << 32,
+        max_files: int = 1000,
+        everything: bool = False,
+    ) -> None:
+        super().__init__()
+        chosen = ["outputs"] if values is None else list(values)
+        for value in chosen:
+            if value not in _VALUES:
+                raise ValueError(f"values must be of {', '.join(_VALUES)}, not {value!r}")
+        if form not in ("npz", "safetensors"):
+            raise ValueError(f"form must be npz or safetensors, and is {form!r}")
+        for name, number in (
+            ("bins", bins),
+            ("first", first),
+            ("last", last),
+            ("max_bytes", max_bytes),
+            ("max_files", max_files),
+        ):
+            if number is not None and number < 0:
+                raise ValueError(f"{name} must not be negative, and is {number}")
+        if folder is not None and (folder / INDEX).exists():
+            raise ValueError(f"folder must have no dump yet, and {str(folder)!r} has one")
+        need_numpy()
+        if form == "safetensors":
+            need_safetensors()
+        self.values = frozenset(chosen)
+        self.stats = stats
+        self.bins = bins
+        self.steps = None if steps is None else frozenset(steps)
+        self.first = first
+        self.max_bytes = max_bytes
+        self.everything = everything
+        self._keeps = folder is not None
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
+            # A result, and what reads it, refers to the tool.
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._writer = Writer(folder, form, max_files)
+        self._ops: dict[tuple[object, ...], _Op] = {}
+        self._tensors: list[DumpedTensor] = []
+        self._left_out: dict[str, LeftOut] = {}
+        #: What is kept of the last steps, the newest last.
+        self._kept: deque[list[_Kept]] | None = deque(maxlen=last) if last else None
+        self._bytes = 0
+        self._step = 0
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+        self.add_inst_for_step(self.begin)
+        if self._keeps:
+            # The index is written also after an exception that ends the program.
+            weakref.finalize(self, _write_at_end, weakref.ref(self))
+
+    def analyse(self, context: OpContext) -> None:
+        """Have what goes into an op dumped, and the gradients that come out of it."""
+        if context.zone != "model" and not self.everything:
+            return
+        with self._lock:
+            op = self._ops.setdefault(key_of(context), _Op(context, len(self._ops)))
+        wanted = []
+        for position, value in enumerate(context.get_inputs() or ()):
+            what = "weight" if _is_learned(context, position) else "input"
+            if f"{what}s" in self.values:
+                wanted.append((position, what))
+            if "gradients" in self.values and _is_floating(value):
+                # One by one: asked for together, all of them would be computed.
+                context.insert_after_backward_op(
+                    self.take, grad_inputs=[position], op=op, wanted=[(position, "grad_input")]
+                )
+        context.insert_before_op(self.enter, inputs=[p for p, _ in wanted], op=op, wanted=wanted)
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Have what comes out of an op dumped, and the gradients that arrive there."""
+        op = self._ops.get(key_of(context))
+        if op is None:
+            return
+        outputs = context.get_outputs() or ()
+        if "outputs" in self.values:
+            wanted = [(position, "output") for position in range(len(outputs))]
+            context.insert_after_op(self.leave, op=op, wanted=wanted)
+        if "gradients" in self.values:
+            for position, value in enumerate(outputs):
+                if _is_floating(value):
+                    context.insert_before_backward_op(
+                        self.take,
+                        grad_outputs=[position],
+                        op=op,
+                        wanted=[(position, "grad_output")],
+                    )
+
+    def begin(self, step: int) -> None:
+        """Note the step."""
+        with self._lock:
+            self._step = step
+
+    def enter(self, *inputs: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
+        """Take the inputs of one execution, and count it."""
+        with self._clock, self._lock:
+            op.facts.calls += 1
+            self._take(inputs, op, wanted, op.facts.calls - 1)
+
+    def leave(self, *outputs: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
+        """Take the outputs of one execution."""
+        with self._clock, self._lock:
+            self._take(outputs, op, wanted, op.facts.calls - 1)
+
+    def take(self, gradient: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
+        """Take a gradient."""
+        with self._clock, self._lock:
+            (kind,) = wanted
+            number = op.gradients.get(kind, 0)
+            op.gradients[kind] = number + 1
+            self._take([gradient], op, wanted, number)
+
+    def result(self) -> DumpResult:
+        """What was dumped so far."""
+        with self._lock:
+            for step in self._kept or ():
+                for tensor, values, name in step:
+                    self._tensors.append(tensor)
+                    self._write(tensor, values, name)
+            if self._kept:
+                self._kept.clear()
+            self._writer.flush()
+            index = DumpIndex(
+                [DumpedOp(**asdict(op.facts)) for op in self._ops.values()],
+                list(self._tensors),
+                list(self._left_out.values()),
+                self._clock.spent / 1e9,
+                self._clock.wall / 1e9,
+            )
+            written = list(self._writer.written)
+            found = DumpResult(index, self._writer.folder, written, self._keeps, self)
+            if self._keeps:
+                found.write(found.folder)
+            return found
+
+    def _take(
+        self, values: Sequence[Any], op: _Op, wanted: Sequence[tuple[int, str]], execution: int
+    ) -> None:
+        if self.steps is not None and self._step not in self.steps:
+            return
+        if self.first is not None and execution >= self.first:
+            return
+        for value, (position, what) in zip(values, wanted, strict=False):
+            for part, tensor in tensors_in([value]):
+                self._one(tensor, op, what, f"{position}{part[1:]}", execution)
+
+    def _one(self, tensor: Any, op: _Op, what: str, position: str, execution: int) -> None:
+        try:
+            values = host(tensor)
+        except NotReadableError as error:
+            self._leave_out(str(error), op, 0)
+            return
+        kept = self._room()
+        size = self._size(values)
+        if self._bytes + size > self.max_bytes:
+            self._leave_out(f"more than {self.max_bytes} bytes", op, size)
+            return
+        if self._writer.is_full and not self.stats:
+            self._leave_out(f"more than {self._writer.files} files", op, size)
+            return
+        self._bytes += size
+        index = int(position.partition(".")[0])
+        named = what in ("input", "weight", "grad_input") and index < len(op.names)
+        entry = DumpedTensor(
+            op.number,
+            self._step,
+            execution,
+            what,
+            position,
+            op.names[index] if named else "",
+            values.dtype,
+            list(values.array.shape),
+        )
+        if kept is not None:
+            kept.append((entry, values, op.facts.name))
+        else:
+            self._tensors.append(entry)
+            self._write(entry, values, op.facts.name)
+
+    def _room(self) -> list[_Kept] | None:
+        """Where tensors of this step are kept; None where none are."""
+        kept = self._kept
+        if kept is None:
+            return None
+        if not kept or (kept[-1] and kept[-1][0][0].step != self._step):
+            if len(kept) == kept.maxlen:
+                self._bytes -= sum(self._size(values) for _, values, _ in kept[0])
+            kept.append([])
+        return kept[-1]
+
+    def _size(self, values: HostTensor) -> int:
+        return 0 if self.stats else int(values.array.nbytes)
+
+    def _write(self, entry: DumpedTensor, values: HostTensor, name: str) -> None:
+        if self.stats:
+            entry.statistics = statistics_of(values, self.bins)
+        else:
+            self._writer.add(entry, values, name)
+
+    def _leave_out(self, reason: str, op: _Op, size: int) -> None:
+        left = self._left_out.setdefault(reason, LeftOut(reason, op.facts.name, self._step))
+        left.tensors += 1
+        left.bytes += size
+
+
+class _Op:
+    """One operator, as it is dumped."""
+
+    def __init__(self, context: OpContext, number: int) -> None:
+        self.number = number
+        self.names = context.input_names
+        self.facts = DumpedOp.of(
+            context,
+            inputs=described(context.get_inputs()),
+            input_roles=list(context.get("input_roles", ())),
+            layout=context.get("layout"),
+            weight_layout=context.get("weight_layout"),
+        )
+        #: Position and kind of a gradient -> how many arrived.
+        self.gradients: dict[tuple[int, str], int] = {}
+
+
+def _is_learned(context: OpContext, position: int) -> bool:
+    roles = context.get("input_roles", ())
+    role = roles[position] if position < len(roles) else ""
+    if role == "right":  # Of a product that may be a dense layer's.
+        return bool(context.get("weight_layout")) and context.value(position) is not None
+    return role in ("weight", "bias")
+
+
+def _is_floating(value: Any) -> bool:
+    return any(
+        "float" in dtype_name(t) or "complex" in dtype_name(t) for _, t in tensors_in([value])
+    )
+
+
+def _write_at_end(tool: weakref.ref[Dump]) -> None:
+    found = tool()
+    if found is not None:
+        found.result()

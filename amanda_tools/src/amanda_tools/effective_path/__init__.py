@@ -1,0 +1,6 @@
+"""Which neurons, synapses and weights bring a prediction about."""
+
+from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
+from amanda_tools.effective_path.tool import EffectivePath
+
+__all__ = ["EffectivePath", "EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]

@@ -1,0 +1,384 @@
+"""How frameworks' operators look to the extraction of effective paths.
+
+Owns mapping rules that write a `LayerRule` into contexts. Imports no framework; NumPy is imported
+when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_tools.flops.formulas import words
+from amanda_tools.mapping import MappingTool
+
+__all__ = ["LAYER", "LayerRule", "Unsuited", "rules"]
+
+#: Key of a context: the `LayerRule` of an operator that paths go through.
+LAYER = "effective_path.layer"
+
+
+class Unsuited(Exception):
+    """Paths do not go through an operator that is called like this; the message says why."""
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """How paths go through an operator.
+
+    Attributes:
+        kind: A kind of `model.Node`; ``shift`` and ``scale`` for what adds or multiplies by
+            what does not depend on the input of the network.
+        operands: Positions of the inputs that paths go on to.
+        arguments: Gives what the kind's rule needs, of the inputs by name, the attributes among
+            them, the arrays of the operands, and the array of the output.
+        weight: Position of the weight, which is no operand.
+    """
+
+    kind: str
+    operands: tuple[int, ...] = (0,)
+    arguments: Callable[[Mapping[str, Any], Sequence[Any], Any], dict[str, Any]] = (
+        lambda given, operands, output: {}
+    )
+    weight: int | None = None
+
+
+def rules() -> MappingTool:
+    """The rules for the frameworks that there are drivers for."""
+    return MappingTool([["pytorch", _by(_TORCH)], ["tensorflow", _by(_TENSORFLOW)]])
+
+
+def _by(known: Mapping[str, Callable[[OpContext], LayerRule | None]]) -> Callable[..., None]:
+    def note(context: OpContext) -> None:
+        word = context["type"]
+        if context.is_backward() or not isinstance(word, str):
+            return
+        rule = known[word](context) if word in known else _common(word, context)
+        if rule is not None:
+            context[LAYER] = rule
+
+    return note
+
+
+#: Elementwise functions of one input, and what leaves values as they are.
+_PASSING = words(
+    "relu relu6 leaky_relu prelu rrelu threshold elu celu selu gelu silu mish hardtanh hardswish "
+    "hardsigmoid hardshrink softshrink sigmoid log_sigmoid softplus tanh clip dropout identity "
+    "cast softmax log_softmax"
+)
+_RESHAPING = words("reshape squeeze unsqueeze")
+_REDUCING = words("mean sum")
+_SHIFTING = words("add sub")
+_SCALING = words("mul div")
+
+
+def _common(word: str, context: OpContext) -> LayerRule | None:
+    """What is the same for every framework."""
+    if word in _PASSING:
+        return LayerRule("reshape", arguments=_same_shape)
+    if word in _RESHAPING:
+        return LayerRule("reshape", arguments=_same_samples)
+    if word == "batch_norm":
+        return LayerRule("batch_norm")
+    if word in _SHIFTING:
+        roles = context.get("input_roles", ())
+        swapped = roles[:2] == ("right", "left")
+        sign = -1.0 if word == "sub" else 1.0
+
+        def factors(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> Any:
+            second = sign * given.get("alpha", 1)
+            return {"factors": [second, 1.0] if swapped else [1.0, second]}
+
+        return LayerRule("add", (0, 1), factors)
+    if word in _SCALING:
+        return LayerRule("scale", (0, 1))
+    return None
+
+
+def _same_shape(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+    if operands[0].shape != output.shape:
+        raise Unsuited("its output has another shape than its input")
+    return {}
+
+
+def _same_samples(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+    if operands[0].shape[:1] != output.shape[:1]:
+        raise Unsuited("it changes the axis of samples")
+    return {}
+
+
+def _not_samples(axes: Sequence[int]) -> None:
+    if 0 in axes:
+        raise Unsuited("it works along the axis of samples")
+
+
+# PyTorch.
+
+
+def _torch_product(context: OpContext) -> LayerRule | None:
+    roles = context.get("input_roles", ())
+    layout = context.get("weight_layout", "IO")
+    if "weight" in roles:
+        operand, weight = roles.index("input"), roles.index("weight")
+    elif "right" in roles:
+        operand, weight = roles.index("left"), roles.index("right")
+    else:
+        return None
+    return LayerRule(
+        "linear", (operand,), lambda given, operands, output: {"layout": layout}, weight
+    )
+
+
+def _torch_conv(context: OpContext) -> LayerRule:
+    layout, axes = context["layout"], context["weight_layout"]
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        rank = _rank_of(operands[0], layout)
+        stride, dilation = _each(given["stride"], rank), _each(given["dilation"], rank)
+        padding = given["padding"]
+        if padding == "same":
+            kernel = [given["weight"].shape[axes.index(axis)] for axis in layout[2:]]
+            before = [(length - 1) * by // 2 for length, by in zip(kernel, dilation, strict=True)]
+        else:
+            before = _each(0 if padding == "valid" else padding, rank)
+        return {
+            "layout": layout,
+            "weight_layout": axes,
+            "stride": stride,
+            "before": before,
+            "dilation": dilation,
+        }
+
+    return LayerRule("conv", (0,), arguments, 1)
+
+
+def _torch_pool(context: OpContext) -> LayerRule:
+    layout = context["layout"]
+    kind = "max_pool" if "max" in context["type"] else "avg_pool"
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        rank = _rank_of(operands[0], layout)
+        if "output_size" in given:
+            return _adaptive(layout, operands[0], output)
+        kernel = _each(given["kernel_size"], rank)
+        return {
+            "layout": layout,
+            "kernel": kernel,
+            "stride": _each(given["stride"], rank) if given["stride"] else kernel,
+            "before": _each(given["padding"], rank),
+            "dilation": _each(given.get("dilation", 1), rank),
+        }
+
+    return LayerRule(kind, (0,), arguments)
+
+
+def _adaptive(layout: str, x: Any, output: Any) -> dict[str, Any]:
+    kernel = []
+    for size, places in zip(x.shape[2:], output.shape[2:], strict=True):
+        ends = [-(-(place + 1) * size // places) for place in range(places)]
+        kernel.append(max(end - place * size // places for place, end in enumerate(ends)))
+    return {"layout": layout, "kernel": kernel, "adaptive": True}
+
+
+def _torch_reduction(context: OpContext) -> LayerRule:
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        axes = given.get("dim")
+        return _reduced(range(operands[0].ndim) if axes is None else axes, operands[0])
+
+    return LayerRule("mean", (0,), arguments)
+
+
+def _reduced(axes: Any, x: Any) -> dict[str, Any]:
+    axes = [axes] if isinstance(axes, int) else list(axes) or range(x.ndim)
+    found = [int(axis) % x.ndim for axis in axes]
+    _not_samples(found)
+    return {"axes": found}
+
+
+def _concat(types: frozenset[str], name: str) -> Callable[[OpContext], LayerRule | None]:
+    """Of operators of these types, whose axis has this name."""
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        axis = int(given[name]) % output.ndim
+        _not_samples([axis])
+        return {"axis": axis}
+
+    rule = LayerRule("concat", (0,), arguments)
+    return lambda context: rule if context.op_type in types else None
+
+
+def _torch_pad(context: OpContext) -> LayerRule:
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        x, widths = operands[0], list(given["pad"])
+        before = [0] * x.ndim
+        for place in range(len(widths) // 2):
+            before[x.ndim - 1 - place] = int(widths[2 * place])
+        return _padded(before, x, output)
+
+    return LayerRule("pad", (0,), arguments)
+
+
+def _padded(before: Sequence[int], x: Any, output: Any) -> dict[str, Any]:
+    sizes = zip(before, x.shape, output.shape, strict=True)
+    if any(width < 0 or width + size > whole for width, size, whole in sizes):
+        raise Unsuited("it cuts its input")
+    _not_samples([axis for axis, width in enumerate(before) if width])
+    return {"before": list(before)}
+
+
+def _torch_transpose(context: OpContext) -> LayerRule:
+    name = context.op_type
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        axes = list(range(output.ndim))
+        if "dims" in given:
+            axes = [int(axis) % output.ndim for axis in given["dims"]]
+        elif "dim0" in given or "axis0" in given or name == "mT":
+            first = int(given.get("dim0", given.get("axis0", -2))) % output.ndim
+            second = int(given.get("dim1", given.get("axis1", -1))) % output.ndim
+            axes[first], axes[second] = axes[second], axes[first]
+        else:
+            raise Unsuited(f"{name} is not followed")
+        if axes[0] != 0:
+            raise Unsuited("it moves the axis of samples")
+        return {"axes": axes}
+
+    return LayerRule("transpose", (0,), arguments)
+
+
+def _rank_of(x: Any, layout: str) -> int:
+    if x.ndim != len(layout):
+        raise Unsuited("its input has no axis of samples")
+    return len(layout) - 2
+
+
+def _each(value: Any, rank: int) -> list[int]:
+    """One number for each axis, of one for all or a list."""
+    given = [value] * rank if isinstance(value, int) else list(value)
+    return [int(item) for item in (given * rank if len(given) == 1 else given)]
+
+
+_RANKS = ("1d", "2d", "3d")
+_POOLS = [
+    f"{kind}{rank}"
+    for kind in ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool")
+    for rank in _RANKS
+]
+_TORCH: Mapping[str, Callable[[OpContext], LayerRule | None]] = {
+    "linear": _torch_product,
+    "matmul": _torch_product,
+    **dict.fromkeys([f"conv{rank}" for rank in _RANKS], _torch_conv),
+    **dict.fromkeys(_POOLS, _torch_pool),
+    **dict.fromkeys(_REDUCING, _torch_reduction),
+    "concat": _concat(words("cat concat concatenate"), "dim"),
+    "pad": _torch_pad,
+    "transpose": _torch_transpose,
+}
+
+
+# TensorFlow.
+
+
+def _tensorflow_product(context: OpContext) -> LayerRule | None:
+    layout = context.get("weight_layout")
+    if layout is None or context.op_type != "MatMul" or context.attrs.get("transpose_a"):
+        return None
+    return LayerRule("linear", (0,), lambda given, operands, output: {"layout": layout}, 1)
+
+
+def _tensorflow_conv(context: OpContext) -> LayerRule | None:
+    if context.get("input_roles") != ("input", "weight"):
+        return None
+    layout, axes = context["layout"], context["weight_layout"]
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        sizes = dict(zip(axes, given["filter"].shape, strict=True))
+        kernel = [sizes[axis] for axis in layout if axis not in "NC"]
+        return {"weight_layout": axes, **_windows(layout, kernel, given, operands[0], output)}
+
+    return LayerRule("conv", (0,), arguments, 1)
+
+
+def _tensorflow_pool(context: OpContext) -> LayerRule | None:
+    if "ksize" not in context.attrs:
+        return None
+    layout = context["layout"]
+    kind = "max_pool" if "max" in context["type"] else "avg_pool"
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        kernel = _of_space(given["ksize"], layout)
+        return {"kernel": kernel, **_windows(layout, kernel, given, operands[0], output)}
+
+    return LayerRule(kind, (0,), arguments)
+
+
+def _windows(
+    layout: str, kernel: Sequence[int], given: Mapping[str, Any], x: Any, output: Any
+) -> dict[str, Any]:
+    stride = _of_space(given["strides"], layout)
+    dilation = _of_space(given.get("dilations") or [1] * len(layout), layout)
+    padding = given["padding"]
+    padding = padding.decode() if isinstance(padding, bytes) else str(padding)
+    before = [0] * len(kernel)
+    if padding == "EXPLICIT":
+        before = _of_space(list(given["explicit_paddings"])[::2], layout)
+    elif padding == "SAME":
+        sizes, places = _of_space(x.shape, layout), _of_space(output.shape, layout)
+        for axis, size in enumerate(sizes):
+            reach = (places[axis] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1
+            before[axis] = max(0, reach - size) // 2
+    return {"layout": layout, "stride": stride, "before": before, "dilation": dilation}
+
+
+def _of_space(values: Sequence[Any], layout: str) -> list[int]:
+    return [int(value) for axis, value in zip(layout, values, strict=True) if axis not in "NC"]
+
+
+def _tensorflow_reduction(context: OpContext) -> LayerRule:
+    return LayerRule(
+        "mean",
+        (0,),
+        lambda given, operands, output: _reduced(
+            given["reduction_indices"].reshape(-1).tolist(), operands[0]
+        ),
+    )
+
+
+def _tensorflow_pad(context: OpContext) -> LayerRule:
+    return LayerRule(
+        "pad",
+        (0,),
+        lambda given, operands, output: _padded(
+            [int(width) for width in given["paddings"][:, 0]], operands[0], output
+        ),
+    )
+
+
+def _tensorflow_transpose(context: OpContext) -> LayerRule:
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        axes = [int(axis) for axis in given["perm"]]
+        if axes[0] != 0:
+            raise Unsuited("it moves the axis of samples")
+        return {"axes": axes}
+
+    return LayerRule("transpose", (0,), arguments)
+
+
+def _tensorflow_add(context: OpContext) -> LayerRule | None:
+    if context.op_type == "AddN":
+        return LayerRule("add", (0,))
+    return None if "Assign" in context.op_type else _common("add", context)
+
+
+_TENSORFLOW: Mapping[str, Callable[[OpContext], LayerRule | None]] = {
+    "matmul": _tensorflow_product,
+    **dict.fromkeys([f"conv{rank}" for rank in _RANKS], _tensorflow_conv),
+    **dict.fromkeys(_POOLS, _tensorflow_pool),
+    **dict.fromkeys(_REDUCING, _tensorflow_reduction),
+    "concat": _concat(words("ConcatV2"), "axis"),
+    "pad": _tensorflow_pad,
+    "transpose": _tensorflow_transpose,
+    "add": _tensorflow_add,
+}

@@ -1,0 +1,287 @@
+"""What effective paths are made of, sample by sample and class by class, and how alike they are.
+
+Owns the sets, their unions and similarities, and the forms of the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path as FilePath
+from typing import Any, Literal
+
+from amanda_core.results import Table
+from amanda_tools.common.rendering import dataframe, html_of
+
+__all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
+
+Part = Literal["points", "edges", "weights"]
+
+
+@dataclass
+class PathSets:
+    """A path, of one sample or the union of several.
+
+    The sets are ascending arrays of indices into what is flattened, as it is laid out, without the
+    axis of samples. The index of an edge is that of its input times the number of outputs, plus
+    that of its output.
+
+    Attributes:
+        points: Name of a value (that of the operator that made it) -> elements.
+        edges: Name of an operator -> pairs of an input and an output.
+        weights: Name of an operator -> elements of its weight.
+        predicted: The class that was predicted; None for a union, or where there are no classes.
+        samples: How many samples it is the union of.
+    """
+
+    points: dict[str, Any]
+    edges: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, Any] = field(default_factory=dict)
+    predicted: int | None = None
+    samples: int = 1
+
+    @classmethod
+    def union(cls, paths: Iterable[PathSets]) -> PathSets:
+        """The union of paths."""
+        import numpy as np
+
+        gathered: dict[str, dict[str, list[Any]]] = {"points": {}, "edges": {}, "weights": {}}
+        samples = 0
+        for path in paths:
+            samples += path.samples
+            for part, found in gathered.items():
+                for name, indices in getattr(path, part).items():
+                    found.setdefault(name, []).append(indices)
+        sets: dict[str, Any] = {
+            part: {name: np.unique(np.concatenate(parts)) for name, parts in found.items()}
+            for part, found in gathered.items()
+        }
+        return cls(**sets, samples=samples)
+
+    def similarities(self, other: PathSets, part: Part = "points") -> dict[str, float]:
+        """Which share of this path is in the other, by value or operator; empty ones left out."""
+        return {
+            name: _common(indices, getattr(other, part).get(name)) / len(indices)
+            for name, indices in getattr(self, part).items()
+            if len(indices)
+        }
+
+    def similarity(self, other: PathSets, part: Part = "points") -> float:
+        """Which share of this path is in the other, in all; 1 for an empty path."""
+        own = getattr(self, part)
+        size = sum(map(len, own.values()))
+        found = (_common(own[name], getattr(other, part).get(name)) for name in own)
+        return sum(found) / size if size else 1.0
+
+
+def _common(indices: Any, others: Any) -> int:
+    import numpy as np
+
+    return 0 if others is None else len(np.intersect1d(indices, others, assume_unique=True))
+
+
+@dataclass
+class LayerSum:
+    """One operator or value, over all samples.
+
+    Attributes:
+        name: Readable name.
+        kind: What its rule is called; ``input`` for a value that no operator made.
+        elements: Elements of the value in one sample.
+        points: Elements of the value in the path, the mean of the samples.
+        density: Their share of the elements.
+        edges: Edges of the operator in the path, the mean of the samples; None where it has none.
+        edge_density: Their share of all of its edges, those of padding included.
+        weights: Elements of its weight in the path, the mean of the samples.
+        weight_density: Their share of all of its weight.
+    """
+
+    name: str
+    kind: str
+    elements: int
+    points: float
+    density: float
+    edges: float | None = None
+    edge_density: float | None = None
+    weights: float | None = None
+    weight_density: float | None = None
+
+
+@dataclass
+class Thresholds:
+    """The thresholds of one layer, for the variants that have some.
+
+    Attributes:
+        output: For absolute values of its outputs.
+        term: For the terms of its sums.
+    """
+
+    output: float
+    term: float
+
+
+@dataclass
+class EffectivePathResult:
+    """The effective paths that were extracted.
+
+    Attributes:
+        variant: How, see `amanda_tools.effective_path.model.Extraction`.
+        theta: Share of a sum that is kept.
+        paths: One path for each sample, in the order of the samples.
+        layers: Operators and values in the order of execution.
+        thresholds: Name of an operator with a weight -> what its thresholds would have to be for
+            paths of this size, the means of the samples.
+        problems: Operators, by name, where paths end, and why.
+        left_out: Samples beyond the limit, of which no path is kept.
+        tool_seconds: Time that the tool itself took, of `wall_seconds`.
+        wall_seconds: Time from the first to the last operator that was looked at.
+    """
+
+    variant: str
+    theta: float
+    paths: list[PathSets] = field(default_factory=list)
+    layers: list[LayerSum] = field(default_factory=list)
+    thresholds: dict[str, Thresholds] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    left_out: int = 0
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def density(self) -> float:
+        """Share of all elements of all values that is in a path, the mean of the samples."""
+        elements = sum(layer.elements for layer in self.layers)
+        return sum(layer.points for layer in self.layers) / elements if elements else 0.0
+
+    def class_paths(self, labels: Sequence[int] | None = None) -> dict[int, PathSets]:
+        """Class -> union of the paths of its samples.
+
+        Args:
+            labels: The right class of each sample: only those that were predicted right count.
+                None takes the predictions for right.
+
+        Raises:
+            ValueError: There are not as many labels as samples.
+        """
+        if labels is not None and len(labels) != len(self.paths):
+            raise ValueError(f"there are {len(self.paths)} samples and {len(labels)} labels")
+        groups: dict[int, list[PathSets]] = {}
+        for number, path in enumerate(self.paths):
+            right = path.predicted if labels is None else int(labels[number])
+            if right is not None and path.predicted == right:
+                groups.setdefault(right, []).append(path)
+        return {label: PathSets.union(groups[label]) for label in sorted(groups)}
+
+    def similarities(
+        self, class_paths: Mapping[int, PathSets], part: Part = "points"
+    ) -> list[dict[str, float]]:
+        """Of each sample, the share of its path that is in the path of the class it is taken for.
+
+        Args:
+            class_paths: Class -> path, as `class_paths` gives them.
+            part: ``points``, ``edges`` or ``weights``.
+
+        Returns:
+            Of each sample by value or operator, and by ``""`` for the whole. All are 0 where its
+            class has no path.
+        """
+        nothing = PathSets({})
+        found = []
+        for path in self.paths:
+            whole = nothing if path.predicted is None else class_paths.get(path.predicted, nothing)
+            shares = path.similarities(whole, part)
+            found.append({"": path.similarity(whole, part), **shares})
+        return found
+
+    def table(self) -> Table:
+        """One row for each operator or value."""
+        columns = ("op", "kind", "neurons", "in path", "edges", "in path", "weights", "in path")
+        rows = [
+            (
+                layer.name,
+                layer.kind,
+                layer.points,
+                f"{layer.density:.2%}",
+                *_cells(layer.edges, layer.edge_density),
+                *_cells(layer.weights, layer.weight_density),
+            )
+            for layer in self.layers
+        ]
+        return Table(self._title(), columns, rows)
+
+    def to_json(self) -> str:
+        """All but the sets, which `write` writes."""
+        return json.dumps(
+            {
+                "format": "amanda.effective_path/1",
+                "variant": self.variant,
+                "theta": self.theta,
+                "density": self.density,
+                "left_out": self.left_out,
+                "layers": [asdict(layer) for layer in self.layers],
+                "thresholds": {name: asdict(found) for name, found in self.thresholds.items()},
+                "problems": self.problems,
+                "samples": [
+                    {
+                        "predicted": path.predicted,
+                        "points": {name: len(found) for name, found in path.points.items()},
+                        "edges": {name: len(found) for name, found in path.edges.items()},
+                        "weights": {name: len(found) for name, found in path.weights.items()},
+                    }
+                    for path in self.paths
+                ],
+                "tool_seconds": self.tool_seconds,
+                "wall_seconds": self.wall_seconds,
+            },
+            indent=1,
+        )
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator or value, as a `pandas.DataFrame`; needs pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return dataframe(LayerSum, self.layers)
+
+    def write(self, folder: FilePath) -> list[FilePath]:
+        """Write the sets of all samples to ``paths.npz``.
+
+        Its arrays are called ``<sample>/<part>/<name>``. No pickle is in it.
+        """
+        import numpy as np
+
+        arrays = {
+            f"{number}/{part}/{name}": indices
+            for number, path in enumerate(self.paths)
+            for part in ("points", "edges", "weights")
+            for name, indices in getattr(path, part).items()
+        }
+        file = folder / "paths.npz"
+        with file.open("wb") as stream:
+            np.savez_compressed(stream, allow_pickle=False, **arrays)
+        return [file]
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
+
+    def _title(self) -> str:
+        parts = [
+            f"{len(self.paths)} paths ({self.variant}, theta {self.theta:g}), "
+            f"{self.density:.2%} of the neurons"
+        ]
+        if self.left_out:
+            parts.append(f"{self.left_out} more samples left out")
+        if self.problems:
+            parts.append(f"paths END at {len(self.problems)} operators: {', '.join(self.problems)}")
+        if self.wall_seconds:
+            parts.append(
+                f"the tool took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
+                f"({self.tool_seconds / self.wall_seconds:.1%})"
+            )
+        return "; ".join(parts)
+
+
+def _cells(number: float | None, density: float | None) -> tuple[object, str]:
+    return ("", "") if number is None or density is None else (number, f"{density:.2%}")

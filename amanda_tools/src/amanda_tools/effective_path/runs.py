@@ -1,0 +1,254 @@
+"""One run of a network, as effective paths need it: its operators in order, with their values.
+
+Owns how executions become the nodes of `paths`: what depends on the input, which operators are
+one layer together, where paths begin. Imports no framework; NumPy is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from amanda_tools.effective_path.layers import LayerRule, Unsuited
+from amanda_tools.effective_path.model import WEIGHTED, Node
+from amanda_tools.graph.values import Port
+
+__all__ = ["Execution", "Network", "Run", "array_of"]
+
+
+def array_of(value: Any) -> Any:
+    """A tensor's values as a NumPy array, which may share its memory; anything else as it is."""
+    import numpy as np
+
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        return value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16.
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+        return value.numpy()
+    return np.asarray(value)
+
+
+@dataclass
+class Execution:
+    """One execution of an operator.
+
+    Attributes:
+        name: Readable name of the operator.
+        type: Its word, or the backend's name for it.
+        rule: How paths go through it, None if they do not.
+        inputs: Where the tensors at each input position come from.
+        constant: Input positions with what does not change from run to run.
+        given: Inputs by name, and attributes; tensors that are no operands as arrays.
+        output: Where its first output is.
+        weight: Its weight, as an array.
+        order: Its place among the executions of the run.
+    """
+
+    name: str
+    type: str
+    rule: LayerRule | None
+    inputs: list[list[Port]] = field(default_factory=list)
+    constant: frozenset[int] = frozenset()
+    given: dict[str, Any] = field(default_factory=dict)
+    output: Port | None = None
+    weight: Any = None
+    order: int = 0
+
+    def ports(self, positions: Sequence[int] | None = None) -> list[Port]:
+        """Where the tensors at input positions come from, or at all of them."""
+        chosen = range(len(self.inputs)) if positions is None else positions
+        return [port for at in chosen if at < len(self.inputs) for port in self.inputs[at]]
+
+
+@dataclass
+class Run:
+    """What ran since the last run ended.
+
+    Attributes:
+        executions: The executions, each after those whose values it takes.
+        arrays: Values of operands and outputs.
+        made: Values that operators made.
+        fixed: Values that no operator made and that are none of the network's input.
+    """
+
+    executions: list[Execution] = field(default_factory=list)
+    arrays: dict[Port, Any] = field(default_factory=dict)
+    made: set[Port] = field(default_factory=set)
+    fixed: set[Port] = field(default_factory=set)
+
+
+class Network:
+    """A run as nodes that paths can be extracted of.
+
+    Args:
+        run: The run.
+        output: Pattern of the name of the operator where paths begin; None for the last one whose
+            output has two axes.
+
+    Attributes:
+        nodes: The nodes in order.
+        values: Number -> array.
+        names: Number of a value -> name of the operator that made it, or ``input``.
+        ended: Number of a value -> why paths end at the operator that made it.
+        logits: Number of the value where paths begin; None if there is none.
+    """
+
+    def __init__(self, run: Run, output: str | None) -> None:
+        self.nodes: list[Node] = []
+        self.values: dict[int, Any] = {}
+        self.names: dict[int, str] = {}
+        self.ended: dict[int, str] = {}
+        self.logits: int | None = None
+        self._run = run
+        self._numbers: dict[Port, int] = {}
+        #: What does not depend on the network's input.
+        self._fixed = set(run.fixed)
+        #: What depends on a layer with a weight.
+        self._behind: set[Port] = set()
+        self._makers: dict[int, Node] = {}
+        self._takers: dict[Port, int] = {}
+        #: Nodes that a shift belongs to already, and normalisations made of shifts and scales.
+        self._shifted: set[str] = set()
+        self._scaled: set[str] = set()
+        for execution in run.executions:
+            for port in execution.ports():
+                self._takers[port] = self._takers.get(port, 0) + 1
+        for execution in run.executions:
+            self._add(execution)
+            if execution.output is None or execution.output in self._fixed:
+                continue
+            number = self._numbers.get(execution.output)
+            begins = (
+                number in self._makers and self.values[number].ndim == 2
+                if output is None
+                else number is not None and fnmatch.fnmatchcase(execution.name, output)
+            )
+            if begins:
+                self.logits = number
+        self._name_inputs()
+
+    def _add(self, execution: Execution) -> None:
+        ports, output = execution.ports(), execution.output
+        known = set(execution.ports(sorted(execution.constant)))
+        if output is None:
+            return
+        is_layer = execution.rule is not None and execution.rule.kind in WEIGHTED
+        # What a layer takes is the network's, also if gradients for it are asked for.
+        if ports and not is_layer and all(port in self._fixed | known for port in ports):
+            self._fixed.add(output)
+            return
+        self._fixed |= known - self._numbers.keys()
+        try:
+            self._node(execution)
+        except Unsuited as error:
+            # What comes before the first layer, such as a normalisation, makes the input.
+            is_loss = not self._behind.isdisjoint(ports)
+            if is_loss:
+                number = self._number(output)
+                self.ended[number] = str(error)
+                self._named(number, execution.name)
+        if is_layer or not self._behind.isdisjoint(ports):
+            self._behind.add(output)
+
+    def _node(self, execution: Execution) -> None:
+        import numpy as np
+
+        rule, output = execution.rule, execution.output
+        assert output is not None
+        if rule is None:
+            raise Unsuited(f"there is no rule for {execution.type}")
+        weights = () if rule.weight is None else execution.ports([rule.weight])
+        if any(port in self._behind or self._is_made(port) for port in weights):
+            raise Unsuited("its weight depends on the input")
+        operands = execution.ports(rule.operands)
+        if rule.kind not in WEIGHTED:
+            operands = [port for port in operands if port not in self._fixed]
+        arrays: list[Any] = [self._run.arrays.get(port) for port in operands]
+        result = self._run.arrays.get(output)
+        if result is None or any(array is None for array in arrays) or not arrays:
+            raise Unsuited("its values are not floating-point numbers")
+        kind = rule.kind
+        if kind == "add" and len(operands) == 1:
+            kind = "shift"
+        if kind in ("shift", "scale"):
+            if len(operands) > 1:
+                raise Unsuited("both its inputs depend on the network's")
+            if execution.type == "div" and operands != execution.ports([0]):
+                raise Unsuited("it divides by what depends on the network's input")
+            if arrays[0].shape != result.shape:
+                raise Unsuited("its output has another shape than its input")
+            arguments: dict[str, Any] = {}
+        else:
+            arguments = rule.arguments(execution.given, arrays, result)
+            if rule.weight is not None:
+                if execution.weight is None or np.ndim(execution.weight) < 2:
+                    raise Unsuited("its weight is no matrix")
+                arguments["weight"] = np.asarray(execution.weight, float)
+        numbers = tuple(self._number(port) for port in operands)
+        for number, array in zip(numbers, arrays, strict=True):
+            self.values[number] = np.asarray(array, float)
+        if kind in ("shift", "scale"):
+            before = self._makers.get(numbers[0])
+            if before is not None and self._takers[operands[0]] == 1 and self._joins(before, kind):
+                self._numbers[output] = numbers[0]
+                self.values[numbers[0]] = np.asarray(result, float)
+                return
+        number = self._number(output)
+        node = Node(
+            self._named(number, execution.name),
+            "batch_norm" if kind in ("shift", "scale") else kind,
+            numbers,
+            number,
+            arguments,
+        )
+        self.nodes.append(node)
+        self._makers[number] = node
+        self.values[number] = np.asarray(result, float)
+        if kind in ("shift", "scale"):
+            self._scaled.add(node.name)
+
+    def _is_made(self, port: Port) -> bool:
+        return self._numbers.get(port) in self._makers
+
+    def _joins(self, before: Node, kind: str) -> bool:
+        """Whether a shift or scale is part of the layer that it comes behind.
+
+        A bias belongs to its layer, and shifts and scales in a row are one normalisation.
+        """
+        if before.name in self._scaled:
+            return True
+        if kind == "shift" and before.kind in WEIGHTED and before.name not in self._shifted:
+            self._shifted.add(before.name)
+            return True
+        return False
+
+    def _number(self, port: Port) -> int:
+        return self._numbers.setdefault(port, len(self._numbers))
+
+    def _named(self, number: int, name: str) -> str:
+        """Give a value a name, with a number if there is one of this name already."""
+        taken, count, unique = set(self.names.values()), 1, name
+        while unique in taken:
+            count += 1
+            unique = f"{name}#{count}"
+        self.names[number] = unique
+        return unique
+
+    def _name_inputs(self) -> None:
+        """Name the values that no layer made and that the path may come to."""
+        reached = {self.logits}
+        for node in reversed(self.nodes):
+            if node.output in reached:
+                reached.update(node.inputs)
+        for number in sorted(number for number in reached if number is not None):
+            if number not in self.names:
+                self._named(number, "input")
+
+
+def elements(values: Mapping[int, Any], number: int) -> int:
+    """Elements of a value in one sample."""
+    return int(values[number][0].size) if len(values[number]) else 0

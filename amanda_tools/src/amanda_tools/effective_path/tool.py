@@ -1,0 +1,387 @@
+"""`EffectivePath`: the neurons, synapses and weights that bring a prediction about.
+
+Owns what is noted while a program runs, and when a run is over. What an operator is to a path is in
+`layers`, how runs become networks in `runs`, the extraction in `paths`, the result in
+`result`. Imports no framework; NumPy is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, Literal
+
+from amanda_core import OpContext, Tool
+from amanda_core.results import load
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import key_of
+from amanda_tools.effective_path.layers import LAYER, LayerRule, rules
+from amanda_tools.effective_path.model import Extraction, Layer, Variant
+from amanda_tools.effective_path.paths import Path, extract
+from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
+from amanda_tools.effective_path.runs import Execution, Network, Run, array_of, elements
+from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues, Values
+
+__all__ = ["EffectivePath"]
+
+
+class EffectivePath(Tool):
+    """Extracts the effective path of each sample that goes through a network.
+
+    Args:
+        theta: Share of each sum that is kept, above 0 and at most 1.
+        variant: ``cumulative`` (Qiu et al.), or ``BwCU``, ``BwAB``, ``FwAB`` (Gan et al.), which
+            work with thresholds; see `amanda_tools.effective_path.model.Extraction`.
+        output_threshold: For the absolute values of outputs, where `thresholds` has none.
+        term_threshold: For the terms of sums, where `thresholds` has none.
+        thresholds: File of an earlier result, whose thresholds are taken.
+        zeros: Whether an output of a maximum pooling that is not positive has inputs.
+        edges: Whether to keep the edges and weights of paths as well.
+        output: Pattern of the name of the operator where paths begin, such as ``*head/linear``;
+            None for the last one whose output has two axes.
+        until: What a run ends with: that the outermost ``module`` is left, or a ``step`` (an
+            optimizer's, or `amanda.step`). In graphs each execution is one.
+        limit: Samples whose paths are kept.
+
+    Raises:
+        ValueError: An option has none of its values.
+
+    >>> tool = EffectivePath(theta=0.5)
+    """
+
+    def __init__(
+        self,
+        theta: float = 0.5,
+        variant: Variant = "cumulative",
+        output_threshold: float = 0.0,
+        term_threshold: float = 0.0,
+        thresholds: FilePath | None = None,
+        zeros: bool = False,
+        edges: bool = True,
+        output: str | None = None,
+        until: Literal["module", "step"] = "module",
+        limit: int = 10_000,
+    ) -> None:
+        super().__init__()
+        if until not in ("module", "step"):
+            raise ValueError(f"until must be module or step, and is {until!r}")
+        if limit < 0:
+            raise ValueError(f"limit must not be negative, and is {limit}")
+        known = {} if thresholds is None else _read(thresholds)
+
+        def output_of(name: str) -> float:
+            return known[name].output if name in known else output_threshold
+
+        def term_of(name: str) -> float:
+            return known[name].term if name in known else term_threshold
+
+        self.how = Extraction(variant, theta, output_of, term_of, zeros)
+        self.edges, self.output, self.until, self.limit = edges, output, until, limit
+        self._ops: dict[tuple[object, ...], _Op] = {}
+        self._run = Run()
+        self._eager = EagerValues()
+        self._symbolic = SymbolicValues()
+        self._serials = itertools.count()
+        self._depth = 0
+        self._gathered = _Gathered()
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.depends_on(rules())
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+        self.add_inst_for_scope(self._enter_module, self._leave_module)
+        self.add_inst_for_step(end=self._end_step)
+
+    def analyse(self, context: OpContext) -> None:
+        """Have the inputs of an op noted."""
+        if context.zone != "model":
+            return
+        with self._clock, self._lock:
+            inputs = context.get_inputs() or ()
+            op = self._ops[key_of(context)] = _Op(context, next(self._serials))
+            op.constant = frozenset(
+                position
+                for position, value in enumerate(inputs)
+                if not isinstance(value, (list, tuple)) and context.value(position) is not None
+            )
+            if not op.is_eager:
+                op.inputs = [[self._symbol(item) for item in _tensors(value)] for value in inputs]
+            context.insert_before_op(self.enter, op=op)
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Have the outputs of an op noted."""
+        op = self._ops.get(key_of(context))
+        if op is None or context.zone != "model":
+            return
+        with self._clock, self._lock:
+            outputs = context.get_outputs() or ()
+            if not op.is_eager:
+                for position, value in enumerate(outputs):
+                    if _is_tensor(value):
+                        self._symbolic.set(value, Origin(Port(op.number, position)))
+            context.insert_after_op(self.leave, op=op)
+
+    def enter(self, *inputs: Any, op: _Op) -> None:
+        """Note what one execution takes."""
+        with self._clock, self._lock:
+            ports = op.inputs
+            if op.is_eager:
+                ports = [[self._tensor(item) for item in _tensors(value)] for value in inputs]
+            execution = Execution(op.name, op.type, op.rule, ports, op.constant)
+            made = self._run.made
+            for position, value in enumerate(inputs):
+                for item, port in zip(_tensors(value), execution.ports([position]), strict=True):
+                    if _is_fixed(item) and port not in made:
+                        self._run.fixed.add(port)
+            if op.rule is not None:
+                self._note(execution, inputs, op)
+            op.entered[threading.get_ident() if op.is_eager else 0] = execution
+
+    def leave(self, *outputs: Any, op: _Op) -> None:
+        """Note what one execution gives."""
+        with self._clock, self._lock:
+            execution = op.entered.pop(threading.get_ident() if op.is_eager else 0, None)
+            if execution is None:
+                return
+            number = next(self._serials) if op.is_eager else op.number
+            for position, value in enumerate(outputs):
+                if op.is_eager:
+                    for item in _tensors(value):
+                        self._eager.set(item, Origin(Port(number, position)))
+            self._run.made.update(Port(number, position) for position in range(len(outputs)))
+            if outputs and _is_tensor(outputs[0]):
+                execution.output = Port(number, 0)
+                if op.rule is not None:
+                    self._keep(execution.output, outputs[0])
+            execution.order = number
+            self._run.executions.append(execution)
+
+    def result(self) -> EffectivePathResult:
+        """The paths so far; what has run since the last run ended counts as one."""
+        with self._lock:
+            self._end_run()
+            return self._gathered.result(self.how, self._clock)
+
+    # Inside.
+
+    def _note(self, execution: Execution, inputs: Sequence[Any], op: _Op) -> None:
+        assert op.rule is not None
+        execution.given = dict(op.attrs)
+        for position, value in enumerate(inputs):
+            ports = execution.ports([position])
+            if position in op.rule.operands:
+                for item, port in zip(_tensors(value), ports, strict=True):
+                    self._keep(port, item)
+            elif position == op.rule.weight:
+                execution.weight = array_of(value)
+            if position < len(op.names) and position not in op.rule.operands:
+                execution.given[op.names[position]] = array_of(value)
+
+    def _keep(self, port: Port, value: Any) -> None:
+        import numpy as np
+
+        if port not in self._run.arrays and _is_floating(value):
+            # Copied: the next operator may work in place.
+            self._run.arrays[port] = np.array(array_of(value))
+
+    def _tensor(self, value: Any) -> Port:
+        # One that was written through another is a new value.
+        return self._port(self._eager, value, self._eager.find_write(value) is not None)
+
+    def _symbol(self, value: Any) -> Port:
+        return self._port(self._symbolic, value, False)
+
+    def _port(self, values: Values, value: Any, is_new: bool) -> Port:
+        origin = values.find(value)
+        if origin is None or is_new:
+            origin = Origin(Port(next(self._serials), 0))
+            values.set(value, origin)
+        return origin.port
+
+    def _enter_module(self, path: str) -> None:
+        self._depth += 1
+
+    def _leave_module(self, path: str) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self.until == "module":
+            with self._lock:
+                self._end_run()
+
+    def _end_step(self, number: int) -> None:
+        with self._lock:
+            self._end_run()
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, Run()
+        if not run.executions:
+            return
+        with self._clock:
+            # Those of a graph run in any order that their inputs allow.
+            run.executions.sort(key=lambda execution: execution.order)
+            network = Network(run, self.output)
+            if network.logits is None:
+                return
+            path = extract(network.nodes, network.values, network.logits, self.how)
+            self._gathered.add(network, path, self.edges, self.limit)
+
+
+class _Op:
+    """One operator, as its executions are noted."""
+
+    def __init__(self, context: OpContext, number: int) -> None:
+        word = context["type"]
+        self.number = number
+        self.name, self.type = context.name, word if isinstance(word, str) else context.op_type
+        self.rule: LayerRule | None = context.get(LAYER)
+        self.is_eager = "/eager" in context.namespace
+        self.names = context.input_names
+        self.attrs: Mapping[str, Any] = dict(context.attrs)
+        self.constant: frozenset[int] = frozenset()
+        #: Where the inputs come from, in a graph.
+        self.inputs: list[list[Port]] = []
+        #: Thread -> the execution that it is in.
+        self.entered: dict[int, Execution] = {}
+
+
+class _Gathered:
+    """The paths of all runs so far."""
+
+    def __init__(self) -> None:
+        self.paths: list[PathSets] = []
+        self.left_out = 0
+        self.problems: dict[str, str] = {}
+        #: Name -> kind, elements of a value, possible edges, elements of the weight.
+        self.sizes: dict[str, tuple[str, int, int, int]] = {}
+        #: Name -> thresholds of the samples.
+        self.thresholds: dict[str, list[tuple[float, float]]] = {}
+
+    def add(self, network: Network, path: Path, edges: bool, limit: int) -> None:
+        import numpy as np
+
+        assert network.logits is not None
+        values = network.values
+        logits = values[network.logits]
+        for number, mask in path.points.items():
+            if number in network.ended and mask.any():
+                self.problems[network.names[number]] = network.ended[number]
+        made = {node.output: node for node in network.nodes}
+        for number in sorted(path.points):
+            name, node = network.names[number], made.get(number)
+            layer = None if node is None else path.layers.get(node.name)
+            weight = 0 if node is None else int(np.size(node.arguments.get("weight", ())))
+            self.sizes.setdefault(
+                name,
+                (
+                    "input" if node is None else node.kind,
+                    elements(values, number),
+                    0 if layer is None else layer.possible,
+                    weight,
+                ),
+            )
+        for name, layer in path.layers.items():
+            if layer.output_threshold is not None:
+                pairs = np.stack([layer.output_threshold, layer.term_threshold], axis=1)
+                self.thresholds.setdefault(name, []).extend(map(tuple, pairs.tolist()))
+        room = max(0, limit - len(self.paths))
+        self.left_out += max(0, len(logits) - room)
+        inputs = {node.name: node for node in network.nodes}
+        for sample in range(min(room, len(logits))):
+            sets = PathSets(
+                {
+                    network.names[number]: np.flatnonzero(mask[sample])
+                    for number, mask in path.points.items()
+                },
+                predicted=int(logits[sample].argmax()) if logits.ndim == 2 else None,
+            )
+            if edges:
+                for name, layer in path.layers.items():
+                    node = inputs[name]
+                    sets.edges[name] = _edges(
+                        layer, sample, [values[n] for n in node.inputs], values[node.output]
+                    )
+                    if layer.weights is not None:
+                        own = layer.weights[:, 0] == sample
+                        sets.weights[name] = layer.weights[own, 1]
+            self.paths.append(sets)
+
+    def result(self, how: Extraction, clock: Clock) -> EffectivePathResult:
+        import numpy as np
+
+        return EffectivePathResult(
+            how.variant,
+            how.theta,
+            list(self.paths),
+            [self._sum(name) for name in self.sizes],
+            {
+                name: Thresholds(*map(float, np.nanmean(np.array(pairs), axis=0)))
+                for name, pairs in self.thresholds.items()
+                if not np.isnan(np.array(pairs)).all(axis=0).any()
+            },
+            dict(self.problems),
+            self.left_out,
+            tool_seconds=clock.spent / 1e9,
+            wall_seconds=clock.wall / 1e9,
+        )
+
+    def _sum(self, name: str) -> LayerSum:
+        kind, count, possible, weight = self.sizes[name]
+
+        def mean(part: str) -> float | None:
+            found = [len(sets[name]) for p in self.paths if name in (sets := getattr(p, part))]
+            return sum(found) / len(found) if found else None
+
+        points, edges, weights = mean("points") or 0.0, mean("edges"), mean("weights")
+        return LayerSum(
+            name,
+            kind,
+            count,
+            points,
+            points / count if count else 0.0,
+            edges,
+            None if edges is None or not possible else edges / possible,
+            weights,
+            None if weights is None or not weight else weights / weight,
+        )
+
+
+def _edges(layer: Layer, sample: int, inputs: Sequence[Any], output: Any) -> Any:
+    """The edges of one sample, each as one number."""
+    import numpy as np
+
+    size = output[0].size
+    own = layer.edges[layer.edges[:, 2] // size == sample]
+    sizes = np.array([value[0].size for value in inputs])
+    starts = np.cumsum(sizes) - sizes
+    place = starts[own[:, 0]] + own[:, 1] % sizes[own[:, 0]]
+    return np.unique(place * size + own[:, 2] % size)
+
+
+def _read(file: FilePath) -> dict[str, Thresholds]:
+    found = load(file)
+    if not isinstance(found, dict) or found.get("format") != "amanda.effective_path/1":
+        raise ValueError(f"{str(file)!r} is no result of effective paths")
+    return {name: Thresholds(**pair) for name, pair in found["thresholds"].items()}
+
+
+def _is_tensor(value: Any) -> bool:
+    # What is made of an array, or of numbers, comes from nowhere.
+    is_array = type(value).__module__ == "numpy"
+    return hasattr(value, "dtype") and hasattr(value, "shape") and not is_array
+
+
+def _is_floating(value: Any) -> bool:
+    return "float" in str(getattr(value, "dtype", ""))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value that no operator made is no input: a variable, or a number."""
+    return "resource" in str(value.dtype) or len(value.shape) == 0
+
+
+def _tensors(value: Any) -> list[Any]:
+    """The tensors at a position."""
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    return [item for item in listed if _is_tensor(item)]

@@ -1,0 +1,378 @@
+"""What operators cost, by common word: multiply-accumulates and single operations.
+
+Owns the conventions of counting; `docs/tools/flops.md` states them. Imports no framework: sizes go
+in, numbers come out. What words leave open is in `operators`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_tools.common.sizes import Size
+
+__all__ = [
+    "FREE",
+    "MATMUL",
+    "NORM",
+    "REDUCTIONS",
+    "UNCOUNTED",
+    "Formula",
+    "contraction",
+    "elementwise",
+    "formula_of",
+    "words",
+]
+
+
+Count = Callable[[Sequence[Any], Sequence[Any]], int]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What one execution of an operator costs.
+
+    Attributes:
+        kind: ``matmul``, ``norm`` or ``elementwise``.
+        inputs: Positions of the inputs whose sizes it needs.
+        count: ``(sizes of these inputs, sizes of the outputs) -> number``: multiply-accumulates,
+            or single operations where the kind is ``elementwise``.
+        operands: Positions whose gradients cost something each; None for all.
+        backward: ``(sizes of the inputs, of the outputs, gradients) -> number``; a gradient is
+            None where it was not computed. Without it each costs what the operator does.
+        each: What a single backward operator costs, in executions of the operator, where a
+            framework has one for each gradient.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    count: Count
+    operands: tuple[int, ...] | None
+    backward: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], int] | None = None
+    each: int = 1
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+# Words by what becomes of them. Each word of the vocabulary is in one of these or is elementwise.
+
+#: Words that are counted in multiply-accumulates of a product.
+MATMUL = words(
+    "linear matmul grouped_matmul outer bilinear einsum conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d rnn lstm gru attention cdist"
+)
+#: One multiply-accumulate for each element: times a scale, plus a shift.
+NORM = words("batch_norm layer_norm group_norm instance_norm rms_norm weight_norm")
+#: One operation for each element of the input instead of the output.
+REDUCTIONS = words(
+    "sum mean prod var std max min argmax argmin any all logsumexp norm count_nonzero "
+    "segment_reduce embedding_bag cross_entropy nll_loss binary_cross_entropy "
+    "binary_cross_entropy_with_logits mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
+    "cosine_similarity max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d "
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+    "adaptive_max_pool2d adaptive_max_pool3d"
+)
+#: No arithmetic on values: they are moved, picked, ordered, made of nothing or typed anew.
+FREE = words(
+    "embedding unfold reshape transpose concat stack split slice assign_slice assign gather "
+    "scatter expand tile repeat squeeze unsqueeze flip roll tril triu diag pad cast bitcast "
+    "identity "
+    "depth_to_space space_to_depth channel_shuffle one_hot constant full empty range eye meshgrid "
+    "random topk sort argsort nonzero unique histogram where masked_fill real imag complex conj "
+    "accumulate_grad"
+)
+#: Arithmetic for which there is no formula here: listed as not counted.
+UNCOUNTED = words("inverse solve det cholesky qr svd eigh fft ctc_loss")
+
+
+def formula_of(word: str, context: OpContext) -> Formula | str | None:
+    """The formula for a word, None for what costs nothing, or why there is none.
+
+    Args:
+        word: A word of the common vocabulary.
+        context: The op's context, with its inputs.
+    """
+    if word in FREE:
+        return None
+    if word in UNCOUNTED:
+        return f"no formula for {word}"
+    if word in NORM:
+        # A backward operator gives the gradients of input, scale and shift.
+        return Formula("norm", (_role(context, "input", 0),), _of_input, None, each=3)
+    if word not in MATMUL:
+        if word in REDUCTIONS:
+            return Formula("elementwise", (0,), _of_input, None)
+        return elementwise()
+    if word.startswith("conv_transpose"):
+        return _convolution(context, transposed=True)
+    if word.startswith("conv"):
+        return _convolution(context, transposed=False)
+    return _FORMULAS[word](context)
+
+
+def elementwise() -> Formula:
+    """One operation for each element of the output."""
+    return Formula("elementwise", (), _of_output, None)
+
+
+def _of_input(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    return _elements(inputs[0])
+
+
+def _of_output(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+    return _elements(outputs[0]) if outputs else 0
+
+
+def _elements(size: Any) -> int:
+    if isinstance(size, Size):
+        return size.elements
+    return sum(_elements(item) for item in size or ())
+
+
+def _role(context: OpContext, role: str, default: int) -> int:
+    roles: tuple[str, ...] = context.get("input_roles", ())
+    return roles.index(role) if role in roles else default
+
+
+# Products.
+
+
+def _linear(context: OpContext) -> Formula:
+    positions = (_role(context, "input", 0), _role(context, "weight", 1))
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return int(outputs[0].elements) * int(inputs[0][-1])
+
+    return Formula("matmul", positions, count, positions)
+
+
+def _matmul(context: OpContext) -> Formula | str:
+    if isinstance((context.get_inputs() or (None,))[0], (list, tuple)):
+        return "a chain of products, whose order is not known"
+    positions = (_role(context, "left", 0), _role(context, "right", 1))
+    attrs = context.attrs
+    turned = any(attrs.get(name) for name in ("transpose_a", "adj_x"))
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        left, right = inputs
+        if left.stored is not None:
+            return int(left.stored * (right[-1] if len(right) > 1 else 1))
+        if right.stored is not None:
+            return int(right.stored * (left[-2] if len(left) > 1 else 1))
+        if len(left) == len(right) == 2 and len(outputs[0]) == 3:
+            return int(left.elements * right[-1])  # Grouped by what is summed over.
+        # How long the sums are; one for each element of the output.
+        length = left[-2] if turned and len(left) > 1 else left[-1]
+        if len(left) == len(right) == 3 and len(outputs[0]) == 2:
+            length *= left[0]  # Summed over the batch as well.
+        return int(outputs[0].elements) * int(length)
+
+    return Formula("matmul", positions, count, positions)
+
+
+def _outer(context: OpContext) -> Formula:
+    return Formula("matmul", (), _of_output, (0, 1))
+
+
+def _bilinear(context: OpContext) -> Formula:
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        # First the left input by the weight, then each row of it by the right one.
+        out, left, right = inputs[1]
+        rows = inputs[0].elements // left
+        return int(rows * out * right * (left + 1))
+
+    def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
+        return count(inputs, outputs) * sum(gradient is not None for gradient in gradients)
+
+    return Formula("matmul", (0, 2), count, (0, 1, 2), backward)
+
+
+def _cdist(context: OpContext) -> Formula:
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return int(outputs[0].elements * inputs[0][-1])
+
+    return Formula("matmul", (0,), count, (0, 1))
+
+
+# Convolution.
+
+
+def _convolution(context: OpContext, transposed: bool) -> Formula | str:
+    layout = context.get("weight_layout")
+    if layout is None:
+        return "the layout of the weight is not known"
+    positions = (_role(context, "input", 0), _role(context, "weight", 1))
+
+    # Of a depthwise weight two axes make the channels.
+    depthwise = "M" in layout
+    if transposed:
+        channels = "OM" if depthwise else "I"
+    else:
+        channels = "IM" if depthwise else "O"
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        # Each element of the output takes what the filter of its channel has; transposed, each
+        # element of the input gives as much.
+        axes = zip(inputs[1], layout, strict=True)
+        each = math.prod(length for length, axis in axes if axis not in channels)
+        return int((inputs[0] if transposed else outputs[0]).elements * each)
+
+    return Formula("matmul", positions, count, positions)
+
+
+# Contractions in index notation.
+
+
+def _einsum(context: OpContext) -> Formula | str:
+    equation = context.attrs.get("equation")
+    position = 0
+    inputs = context.get_inputs() or ()
+    if inputs and isinstance(inputs[0], (str, bytes)):
+        equation, position = inputs[0], 1
+    if equation is None:
+        return "the equation is not known"
+    text = equation.decode() if isinstance(equation, bytes) else str(equation)
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return sum(contraction(text, _listed(inputs[0])))
+
+    def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
+        wanted = [gradient is not None for gradient in _listed(gradients[0])]
+        # A product has a gradient for each of its two sides, if somebody needs it.
+        return sum(
+            cost * (wanted[index] + any(wanted[:index]))
+            for index, cost in enumerate(contraction(text, _listed(inputs[0])), 1)
+        )
+
+    return Formula("matmul", (position,), count, (position,), backward)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    is_one = isinstance(value, Size) or not isinstance(value, (list, tuple))
+    return (value,) if is_one else value
+
+
+def contraction(equation: str, sizes: Sequence[Size]) -> list[int]:
+    """Multiply-accumulates of the products of an einsum, taken from left to right.
+
+    Args:
+        equation: Such as ``bij,bjk->bik``; may hold ellipses.
+        sizes: Those of the operands.
+
+    >>> contraction("ij,jk,kl->il", [Size((2, 3)), Size((3, 4)), Size((4, 5))])
+    [24, 40]
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms: list[list[str]] = []
+    lengths: dict[str, int] = {}
+    for term, size in zip(left.split(","), sizes, strict=True):
+        head, dots, tail = term.partition("...")
+        free = len(size) - len(head) - len(tail)
+        # Axes of an ellipsis are aligned at the right.
+        names = [*head, *(f".{free - i}" for i in range(free) if dots), *tail]
+        terms.append(names)
+        for name, length in zip(names, size, strict=True):
+            lengths[name] = max(length, lengths.get(name, 1))
+    every = [name for term in terms for name in term]
+    if arrow:
+        head, dots, tail = right.partition("...")
+        kept = {*head, *tail, *(name for name in every if dots and name[0] == ".")}
+    else:
+        kept = {name for name in every if every.count(name) == 1 or name[0] == "."}
+    costs, done = [], set(terms[0])
+    for index, names in enumerate(terms[1:], 1):
+        later = kept.union(*terms[index + 1 :])
+        # An axis of one operand alone that nobody needs is summed before.
+        axes = (done & set(names)) | ((done | set(names)) & later)
+        costs.append(math.prod(lengths[axis] for axis in axes))
+        done = axes & later
+    return costs
+
+
+# Recurrence and attention.
+
+
+def _recurrent(context: OpContext) -> Formula | str:
+    names = context.input_names
+    cell = "w_ih" in names
+    if not cell and "params" not in names:
+        return "the weights of the recurrent layer are not known"
+    weights = ("w_ih", "w_hh") if cell else ("params",)
+    packed = "batch_sizes" in names
+    values = context.get_inputs() or ()
+    both = "bidirectional" in names and bool(values and values[names.index("bidirectional")])
+    directions = 2 if both else 1
+    used = (0, *map(names.index, weights))
+
+    def matrices(inputs: Sequence[Any]) -> list[Size]:
+        found = inputs[1:] if cell else inputs[1]
+        return [size for size in found if isinstance(size, Size) and len(size) == 2]
+
+    def steps(inputs: Sequence[Any]) -> int:
+        data = inputs[0]
+        return int(data[0] if packed else math.prod(data[:-1]))
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return steps(inputs) * sum(size.elements for size in matrices(inputs))
+
+    def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
+        whole = count(inputs, outputs)
+        by_weights = any(_present(gradient) for gradient in gradients[1:])
+        by_states = whole
+        if gradients[0] is None:  # The gradient of the first layer's input is left out.
+            width = inputs[0][-1]
+            first = matrices(inputs)[0]
+            by_states -= steps(inputs) * first[0] * width * directions
+        return by_states + whole * by_weights
+
+    return Formula("matmul", used, count, used, backward)
+
+
+def _present(gradient: Any) -> bool:
+    if isinstance(gradient, (list, tuple)):
+        return any(item is not None for item in gradient)
+    return gradient is not None
+
+
+def _attention(context: OpContext) -> Formula:
+    positions = tuple(
+        _role(context, role, default) for default, role in enumerate(("query", "key", "value"))
+    )
+
+    def parts(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+        query, key, value = inputs
+        # Heads are those of the query, also where several share a key.
+        pairs = math.prod(outputs[0][:-1]) * key[-2]
+        return pairs * query[-1], pairs * value[-1]
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return sum(parts(inputs, outputs))
+
+    def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
+        scores, values = parts(inputs, outputs)
+        query, key, value = (gradient is not None for gradient in gradients)
+        # Query and key share the gradient of the weights, which is a product with the values.
+        return scores * (query + key) + values * (value + (query or key))
+
+    return Formula("matmul", positions, count, positions, backward)
+
+
+_FORMULAS: Mapping[str, Callable[[OpContext], Formula | str]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "grouped_matmul": _matmul,
+    "outer": _outer,
+    "bilinear": _bilinear,
+    "cdist": _cdist,
+    "einsum": _einsum,
+    "rnn": _recurrent,
+    "lstm": _recurrent,
+    "gru": _recurrent,
+    "attention": _attention,
+}

@@ -1,0 +1,195 @@
+"""Operators without a common word that the FLOPs profiler knows, by framework.
+
+Owns mapping rules that write `FORMULA` into contexts. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_tools.flops.formulas import Formula, elementwise, words
+from amanda_tools.mapping import MappingTool
+
+__all__ = ["APART", "FORMULA", "rules"]
+
+#: Key of a context: the `Formula` of an operator, or None where it costs nothing.
+FORMULA = "flops.formula"
+#: Key of a context: whether each gradient has a backward operator of its own, so that these can be
+#: counted. In a graph, asking for a gradient would have it computed.
+APART = "flops.apart"
+
+
+def rules() -> MappingTool:
+    """The rules for the frameworks that there are drivers for."""
+    return MappingTool([["pytorch", _torch], ["tensorflow", _tensorflow]])
+
+
+def _torch(context: OpContext) -> None:
+    if context.is_backward():
+        return
+    name = context.op_type
+    if name in _TORCH_FREE:
+        context[FORMULA] = None
+    elif name.removesuffix("_") in _TORCH_ELEMENTWISE:
+        context[FORMULA] = elementwise()
+    elif name in _TORCH:
+        context[FORMULA] = _TORCH[name](context)
+
+
+def _tensorflow(context: OpContext) -> None:
+    if context.is_backward():
+        return
+    name = context.op_type
+    context[APART] = not context.namespace.endswith("/eager")
+    if name in _TENSORFLOW_FREE:
+        context[FORMULA] = None
+    elif name in _TENSORFLOW_ELEMENTWISE:
+        context[FORMULA] = elementwise()
+    elif name in _TENSORFLOW:
+        context[FORMULA] = _TENSORFLOW[name](context)
+
+
+# PyTorch.
+
+# Views of a tensor, what hangs on it, and how its elements are stored.
+_TORCH_FREE = words(
+    "data grad requires_grad_ retain_grad as_strided as_strided_scatter select_scatter "
+    "slice_scatter diagonal_scatter resolve_conj resolve_neg rot90 rename set_ resize_ resize_as_ "
+    "pin_memory share_memory_ pad_sequence unpad_sequence _pack_padded_sequence "
+    "_pad_packed_sequence block_diag column_stack row_stack atleast_1d atleast_2d atleast_3d "
+    "swapaxes_ values indices crow_indices col_indices coalesce to_dense to_sparse to_sparse_csr "
+    "to_sparse_csc to_sparse_coo to_sparse_bsr to_sparse_bsc sparse_coo_tensor sparse_csr_tensor "
+    "sparse_compressed_tensor sparse_mask _nested_tensor_from_mask to_padded_tensor "
+    "native_channel_shuffle view_as_real_copy nan_to_num combinations cartesian_prod "
+    "tril_indices triu_indices searchsorted bucketize kthvalue median mode"
+)
+_TORCH_ELEMENTWISE = words(
+    "addcmul addcdiv asinh acosh atanh arcsinh arccosh arctanh copysign deg2rad rad2deg digamma "
+    "lgamma erfinv exp2 special_exp2 float_power frac heaviside hypot i0 ldexp logaddexp "
+    "logaddexp2 logit special_logit sinc xlogy special_xlogy nextafter softsign tanhshrink angle "
+    "polar"
+)
+
+
+def _fused_attention(context: OpContext) -> Formula:
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        query, key, value, into, out = inputs
+        return _attention(query, key, value) + _projections(query, key, value, into, out)
+
+    return Formula("matmul", (0, 1, 2, 5, 7), count, (0, 1, 2, 5, 7))
+
+
+def _encoder_layer(context: OpContext) -> Formula:
+    names = context.input_names
+    positions = (0, 3, 5, names.index("ffn_weight_1"), names.index("ffn_weight_2"))
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        x, into, out, first, second = inputs
+        rows = math.prod(x[:-1])
+        feed_forward = rows * (first.elements + second.elements)
+        return int(_attention(x, x, x) + _projections(x, x, x, into, out) + feed_forward)
+
+    return Formula("matmul", positions, count, positions)
+
+
+def _attention(query: Any, key: Any, value: Any) -> int:
+    # Of all heads together: each has its part of the width.
+    pairs = math.prod(query[:-1]) * key[-2]
+    return int(pairs * (query[-1] + value[-1]))
+
+
+def _projections(query: Any, key: Any, value: Any, into: Any, out: Any) -> int:
+    third = into.elements // 3
+    rows = sum(math.prod(size[:-1]) for size in (query, key, value))
+    return int(rows * third + math.prod(query[:-1]) * out.elements)
+
+
+def _tensordot(context: OpContext) -> Formula:
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        # Each axis that is summed over is in both inputs, each other one in one and the output.
+        return math.isqrt(inputs[0].elements * inputs[1].elements * outputs[0].elements)
+
+    return Formula("matmul", (0, 1), count, (0, 1))
+
+
+def _sparse_product(context: OpContext) -> Formula:
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        sparse, dense = inputs
+        return int((sparse.elements if sparse.stored is None else sparse.stored) * dense[-1])
+
+    return Formula("matmul", (0, 1), count, (0, 1))
+
+
+def _sparse_addmm(context: OpContext) -> Formula:
+    product = _sparse_product(context)
+    return Formula("matmul", (1, 2), product.count, (1, 2))
+
+
+_TORCH: Mapping[str, Callable[[OpContext], Formula]] = {
+    "_native_multi_head_attention": _fused_attention,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
+    "tensordot": _tensordot,
+    "_sparse_mm": _sparse_product,
+    "sparse_mm": _sparse_product,
+    "_sparse_addmm": _sparse_addmm,
+    "sspaddmm": _sparse_addmm,
+}
+
+# TensorFlow.
+
+# Variables, arguments, and control flow: the operators of its bodies are operators themselves.
+_TENSORFLOW_FREE = words(
+    "ReadVariableOp Variable VariableV2 TemporaryVariable Placeholder PlaceholderV2 _Arg _Retval "
+    "Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration "
+    "RefSelect While StatelessWhile If StatelessIf Case StatelessCase PartitionedCall "
+    "StatefulPartitionedCall IteratorGetNext IteratorGetNextSync TensorListGetItem TensorListStack "
+    "TensorListConcat TensorListConcatV2 TensorListGather TensorListPopBack TensorArrayReadV3 "
+    "TensorArrayGatherV3 TensorArrayConcatV3 TensorArrayV3 TensorArrayWriteV3 TensorArrayScatterV3 "
+    "TensorArraySplitV3 StackPop StackPopV2 FIFOQueueV2 QueueDequeueV2 QueueDequeueManyV2 "
+    "DecodeRaw RestoreV2 ParseExampleV2"
+)
+_TENSORFLOW_ELEMENTWISE = words(
+    "SquaredDifference Softsign Xlogy Xlog1py Lgamma Digamma Erfinv Ndtri Asinh Acosh Atanh "
+    "NextAfter LogicalXor"
+)
+
+
+def _recurrent_block(*positions: int) -> Callable[[OpContext], Formula]:
+    """A recurrent layer whose first position is its input, the others its weights."""
+
+    def formula(context: OpContext) -> Formula:
+        def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+            rows = math.prod(inputs[0][:-1])
+            return int(rows * sum(weight.elements for weight in inputs[1:]))
+
+        def backward(
+            inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]
+        ) -> int:
+            # One operator computes the gradients of states and input, and with these the weights'.
+            return 2 * count(inputs, outputs) * any(gradient is not None for gradient in gradients)
+
+        return Formula("matmul", positions, count, positions, backward, each=2)
+
+    return formula
+
+
+def _sparse_times_dense(context: OpContext) -> Formula:
+    turned = bool(context.attrs.get("adjoint_b"))
+
+    def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        indices, dense = inputs
+        return int(indices[0] * dense[-2 if turned else -1])
+
+    return Formula("matmul", (0, 3), count, (1, 3))
+
+
+_TENSORFLOW: Mapping[str, Callable[[OpContext], Formula]] = {
+    "BlockLSTM": _recurrent_block(1, 4),
+    "BlockLSTMV2": _recurrent_block(1, 4),
+    "LSTMBlockCell": _recurrent_block(0, 3),
+    "GRUBlockCell": _recurrent_block(0, 2, 3),
+    "SparseTensorDenseMatMul": _sparse_times_dense,
+}

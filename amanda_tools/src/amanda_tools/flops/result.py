@@ -1,0 +1,222 @@
+"""What the FLOPs profiler found: by operator, by type, and by module with what is inside of it.
+
+Owns the sums and their forms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from amanda_core.results import Table
+from amanda_tools.common.facts import OpFacts, sums_by_module, up_to
+from amanda_tools.common.rendering import dataframe, html_of, scaled
+
+__all__ = ["CountedOp", "FlopsResult", "Sum"]
+
+By = Literal["module", "type", "op", "unknown"]
+
+
+@dataclass
+class CountedOp(OpFacts):
+    """One operator: the facts, and what it cost.
+
+    Attributes:
+        problem: Why some or all of its executions are not counted, or None.
+        calls: How often it ran.
+        macs: Multiply-accumulates of all executions.
+        flops: Floating-point operations of all executions: twice the multiply-accumulates, plus
+            single operations.
+        backward_calls: How often gradients of it were computed.
+        backward_macs: Multiply-accumulates of its gradients.
+        backward_flops: Floating-point operations of its gradients.
+    """
+
+    problem: str | None = None
+    calls: int = 0
+    macs: int = 0
+    flops: int = 0
+    backward_calls: int = 0
+    backward_macs: int = 0
+    backward_flops: int = 0
+
+
+@dataclass
+class Sum:
+    """What several operators cost together; the numbers are those of `CountedOp`."""
+
+    calls: int = 0
+    macs: int = 0
+    flops: int = 0
+    backward_macs: int = 0
+    backward_flops: int = 0
+    unknown: int = 0
+
+    def add(self, op: CountedOp) -> None:
+        """Add one operator."""
+        self.calls += op.calls
+        self.macs += op.macs
+        self.flops += op.flops
+        self.backward_macs += op.backward_macs
+        self.backward_flops += op.backward_flops
+        self.unknown += op.problem is not None
+
+
+@dataclass
+class FlopsResult:
+    """What was counted.
+
+    Attributes:
+        include: The kinds that are counted: ``matmul``, ``norm``, ``elementwise``.
+        causal: Whether a causal attention counts in ``full`` or ``half``.
+        ops: The operators that are counted or have a problem, in the order of their first
+            execution.
+        tool_seconds: Time that the counting itself took, of `wall_seconds`. What the driver adds
+            to reach the operators is not in it.
+        wall_seconds: Time from the first to the last operator that was looked at.
+    """
+
+    include: list[str]
+    causal: str
+    ops: list[CountedOp] = field(default_factory=list)
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def total(self) -> Sum:
+        """All of it."""
+        return _sum(self.ops)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, forward."""
+        return self.total.macs
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, forward."""
+        return self.total.flops
+
+    @property
+    def backward_macs(self) -> int:
+        """Multiply-accumulates of the gradients."""
+        return self.total.backward_macs
+
+    @property
+    def unknown(self) -> list[CountedOp]:
+        """Operators of which some or all executions are not counted, and why: `problem`."""
+        return [op for op in self.ops if op.problem is not None]
+
+    def by_type(self) -> dict[str, Sum]:
+        """Common word, or the backend's name where there is none -> sum; the largest first."""
+        found: dict[str, Sum] = {}
+        for op in self.ops:
+            found.setdefault(op.word or op.type, Sum()).add(op)
+        return dict(sorted(found.items(), key=lambda item: -item[1].flops))
+
+    def by_module(self) -> dict[str, Sum]:
+        """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
+        return sums_by_module(self.ops, Sum)
+
+    def table(self, by: By = "module", depth: int | None = 3) -> Table:
+        """A table for people.
+
+        Args:
+            by: One row for each ``module``, ``type``, ``op``, or ``unknown`` operator.
+            depth: Of modules: how deep, counted in parts of the path; None for all.
+
+        Raises:
+            ValueError: `by` is something else.
+        """
+        if by == "unknown":
+            problems = [
+                (op.name, op.word or op.type, op.calls, op.problem, op.source or "")
+                for op in self.unknown
+            ]
+            return Table("Not counted", ("op", "type", "calls", "why", "source"), problems)
+        if by == "op":
+            rows = [(op.name, op.word or op.type, *_cells(_sum([op]))) for op in self.ops]
+            return Table(self._title(), ("op", "type", *_HEADINGS), rows)
+        if by == "type":
+            sums = self.by_type()
+        elif by == "module":
+            sums = up_to(depth, self.by_module())
+        else:
+            raise ValueError(f"by must be module, type, op or unknown, and is {by!r}")
+        named = [(name or "(all)", *_cells(found)) for name, found in sums.items()]
+        return Table(self._title(), (by, *_HEADINGS), named)
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps(
+            {
+                "format": "amanda.flops/1",
+                "flops_per_mac": 2,
+                **asdict(self),
+                "total": asdict(self.total),
+                "by_type": {name: asdict(found) for name, found in self.by_type().items()},
+                "by_module": {name: asdict(found) for name, found in self.by_module().items()},
+            },
+            indent=1,
+        )
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return dataframe(CountedOp, self.ops)
+
+    def _repr_html_(self) -> str:
+        tables = [self.table(), self.table("type")]
+        if self.unknown:
+            tables.append(self.table("unknown"))
+        return html_of(tables)
+
+    def _title(self) -> str:
+        total = self.total
+        parts = [f"{scaled(total.macs, 'MACs')} ({scaled(total.flops, 'FLOPs')}) forward"]
+        if total.backward_macs or total.backward_flops:
+            macs, flops = total.backward_macs, total.backward_flops
+            parts.append(f"{scaled(macs, 'MACs')} ({scaled(flops, 'FLOPs')}) backward")
+        parts.append(f"1 MAC = 2 FLOPs; counted: {', '.join(self.include)}")
+        if self.causal == "half":
+            parts.append("causal attention by half")
+        if self.unknown:
+            types = list(dict.fromkeys(op.word or op.type for op in self.unknown))
+            more = ", ..." if len(types) > _TYPES else ""
+            parts.append(
+                f"NOT counted: {len(self.unknown)} operators ({', '.join(types[:_TYPES])}{more})"
+            )
+        if self.wall_seconds:
+            parts.append(
+                f"counting took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
+                f"({self.tool_seconds / self.wall_seconds:.1%})"
+            )
+        return "; ".join(parts)
+
+
+_HEADINGS = ("calls", "MACs", "FLOPs", "backward MACs", "backward FLOPs", "not counted")
+#: Types of operators that a title names.
+_TYPES = 8
+
+
+def _sum(ops: Iterable[CountedOp]) -> Sum:
+    found = Sum()
+    for op in ops:
+        found.add(op)
+    return found
+
+
+def _cells(found: Sum) -> tuple[int, ...]:
+    return (
+        found.calls,
+        found.macs,
+        found.flops,
+        found.backward_macs,
+        found.backward_flops,
+        found.unknown,
+    )

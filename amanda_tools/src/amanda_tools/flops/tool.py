@@ -1,0 +1,348 @@
+"""`Flops`: how many multiply-accumulates a program computes, forward and backward.
+
+Owns what is counted when. What an operator costs is in `formulas` and `operators`, the result in
+`result`. Imports no framework: of a tensor it reads the shape.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
+
+from amanda_core import OpContext, Tool
+from amanda_core.vocabulary import OP_TYPES, backward_word
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import key_of
+from amanda_tools.common.sizes import size_of
+from amanda_tools.flops.formulas import Formula, formula_of
+from amanda_tools.flops.operators import APART, FORMULA, rules
+from amanda_tools.flops.result import CountedOp, FlopsResult
+
+__all__ = ["Flops"]
+
+Kind = Literal["matmul", "norm", "elementwise"]
+
+
+class Flops(Tool):
+    """Counts multiply-accumulates (MACs) and floating-point operations, forward and backward.
+
+    One MAC is two FLOPs. What is counted is what is executed: with the shapes of each execution,
+    and backward only the gradients that are computed. What has no formula is listed.
+
+    Args:
+        include: What is counted: ``matmul`` for matrix products, convolutions, attention and
+            recurrent layers, ``norm`` for normalisation, ``elementwise`` for the rest. ``matmul``
+            alone if left out.
+        causal: ``full`` counts an attention that is causal like any other, ``half`` half of it.
+        backward: Whether to count the gradients as well.
+        everything: Whether to count what is not the model's as well, such as an optimizer.
+
+    Raises:
+        ValueError: An option has none of its values.
+
+    >>> tool = Flops(include=["matmul", "norm"])
+    """
+
+    def __init__(
+        self,
+        include: list[Kind] | None = None,
+        causal: Literal["full", "half"] = "full",
+        backward: bool = True,
+        everything: bool = False,
+    ) -> None:
+        super().__init__()
+        kinds = ["matmul"] if include is None else list(include)
+        for kind in kinds:
+            if kind not in ("matmul", "norm", "elementwise"):
+                raise ValueError(f"include must be of matmul, norm and elementwise, not {kind!r}")
+        if causal not in ("full", "half"):
+            raise ValueError(f"causal must be full or half, and is {causal!r}")
+        self.include = frozenset(kinds)
+        self.causal = causal
+        self.backward = backward
+        self.everything = everything
+        self._ops: dict[tuple[object, ...], _Op] = {}
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.Lock()
+        self._clock = Clock()
+        self.depends_on(rules())
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    def analyse(self, context: OpContext) -> None:
+        """Find the formula of an op and have the sizes of its inputs noted."""
+        if context.zone != "model" and not self.everything:
+            return
+        with self._clock:
+            op = self._op_of(context)
+            if op is None or op.formula is None:
+                return
+            formula = op.formula
+            if "/eager" not in context.namespace:
+                op.known = _sizes(context.get_inputs(), formula.inputs)
+            if formula.inputs and op.known is None:
+                context.insert_before_op(self.enter, inputs=formula.inputs, op=op)
+            if not formula.inputs:
+                op.known = ()
+            if self.backward and not context.get(APART):
+                inputs = context.get_inputs() or ()
+                context.insert_before_backward_op(self.arrival, grad_outputs=[0], op=op)
+                for position in formula.operands or range(len(inputs)):
+                    if _is_floating(inputs[position]):
+                        # One by one: asked for together, all of them would be computed.
+                        context.insert_after_backward_op(
+                            self.operand, grad_inputs=[position], op=op, position=position
+                        )
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Have the executions of an op counted."""
+        op = self._ops.get(key_of(context))
+        if op is None:
+            return
+        with self._clock:
+            outputs = context.get_outputs() or ()
+            if op.formula is None:
+                # Arithmetic is what gives numbers that are not whole.
+                if any(_is_floating(value) for value in outputs):
+                    context.insert_after_op(self.uncounted, outputs=[], op=op)
+                else:
+                    with self._lock:
+                        del self._ops[key_of(context)]
+                return
+            fixed = None
+            if op.known is not None and "/eager" not in context.namespace:
+                fixed = _sizes(outputs, range(len(outputs)))
+                op.static = None if fixed is None else (op.known, fixed)
+            positions: list[int] | None = [] if fixed is not None else None
+            context.insert_after_op(self.leave, outputs=positions, op=op, fixed=fixed)
+
+    def analyse_backward(self, context: OpContext) -> None:
+        """Have a backward operator counted, where each gradient has one of its own."""
+        forward = context.forward
+        if forward is None or not forward.get(APART):
+            return
+        op = self._ops.get(key_of(forward))
+        word = forward["type"]
+        if op is None or op.formula is None or not isinstance(word, str):
+            return
+        if context["backward_type"] == backward_word(word):
+            context.insert_after_backward_op(self.gradient, grad_inputs=[], op=op)
+
+    def enter(self, *inputs: Any, op: _Op) -> None:
+        """Note the sizes of the inputs of one execution."""
+        with self._clock:
+            op.entered[threading.get_ident() if op.eager else 0] = _sizes(
+                inputs, range(len(inputs))
+            )
+
+    def leave(self, *outputs: Any, op: _Op, fixed: tuple[Any, ...] | None) -> None:
+        """Count one execution."""
+        with self._clock, self._lock:
+            inputs = op.known
+            if inputs is None:
+                inputs = op.entered.get(threading.get_ident() if op.eager else 0)
+            found = _sizes(outputs, range(len(outputs))) if fixed is None else fixed
+            op.forward(inputs, found)
+
+    def arrival(self, gradient: Any, op: _Op) -> None:
+        """Note which execution is being differentiated."""
+        with self._clock, self._lock:
+            op.begin(gradient)
+
+    def operand(self, gradient: Any, op: _Op, position: int) -> None:
+        """Count the gradient of one operand."""
+        with self._clock, self._lock:
+            if _tensors(gradient):
+                op.backward(position, gradient)
+
+    def gradient(self, op: _Op) -> None:
+        """Count one execution of a backward operator that computes one gradient."""
+        with self._clock, self._lock:
+            op.backward_operator()
+
+    def uncounted(self, op: _Op) -> None:
+        """Note one execution of what has no formula."""
+        with self._lock:
+            op.facts.calls += 1
+
+    def result(self) -> FlopsResult:
+        """What was counted so far."""
+        with self._lock:
+            ops = [
+                op.facts for op in self._ops.values() if op.facts.calls or op.facts.backward_calls
+            ]
+            return FlopsResult(
+                sorted(self.include),
+                self.causal,
+                [CountedOp(**vars(facts)) for facts in ops],
+                tool_seconds=self._clock.spent / 1e9,
+                wall_seconds=self._clock.wall / 1e9,
+            )
+
+    def _op_of(self, context: OpContext) -> _Op | None:
+        """The op's counts, None for what costs nothing or is not asked for."""
+        word = context["type"]
+        problem = None
+        formula: Formula | str | None
+        if FORMULA in context:
+            formula = context[FORMULA]
+        elif word in OP_TYPES:
+            formula = formula_of(word, context)
+        else:
+            formula = "no formula"
+        if isinstance(formula, str):
+            formula, problem = None, formula
+        elif formula is None or formula.kind not in self.include:
+            return None
+        facts = CountedOp.of(context, problem=problem)
+        halved = self.causal == "half" and word == "attention" and _is_causal(context)
+        with self._lock:
+            op = self._ops.setdefault(key_of(context), _Op(facts))
+            op.formula, op.halved, op.known = formula, halved, None
+        return op
+
+
+class _Op:
+    """One operator, as it is counted."""
+
+    def __init__(self, facts: CountedOp) -> None:
+        self.facts = facts
+        self.formula: Formula | None = None
+        self.halved = False
+        self.eager = "/eager" in facts.namespace
+        #: Sizes of the inputs where all executions have the same.
+        self.known: tuple[Any, ...] | None = None
+        #: Sizes of inputs and outputs where a graph has them fixed.
+        self.static: tuple[Any, Any] | None = None
+        #: Thread -> sizes of the inputs of the execution that it is in.
+        self.entered: dict[int, tuple[Any, ...] | None] = {}
+        #: Gradients of the execution whose backward is on its way, by position.
+        self.arrived: dict[int, Any] = {}
+        self.execution: tuple[Any, Any] | None = None
+        #: The last sizes of inputs and outputs, each once; the newest is the last.
+        self.seen: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    def forward(self, inputs: tuple[Any, ...] | None, outputs: tuple[Any, ...] | None) -> None:
+        self.facts.calls += 1
+        if inputs is None or outputs is None:
+            self.facts.problem = "a shape is not known"
+            return
+        assert self.formula is not None
+        number = self._number(self.formula.count, inputs, outputs)
+        if number is None:
+            return
+        self.seen.pop(inputs, None)
+        self.seen[inputs] = (inputs, outputs)
+        if len(self.seen) > _SEEN:
+            del self.seen[next(iter(self.seen))]
+        self._add(number, "")
+
+    def backward_operator(self) -> None:
+        """Count one backward operator."""
+        assert self.formula is not None
+        self.facts.backward_calls += 1
+        execution = self._execution_of(None)
+        if execution is not None:
+            self._add(self._number(self.formula.count, *execution), "backward_", self.formula.each)
+
+    def begin(self, gradient: Any) -> None:
+        """The gradient of the first output has arrived, if it has one."""
+        self.arrived, self.execution = {}, self._execution_of(gradient)
+
+    def backward(self, position: int, gradient: Any) -> None:
+        """Count the gradient of one operand; those of one execution come one after another."""
+        formula = self.formula
+        assert formula is not None
+        execution = self.execution or self._execution_of(None)
+        if execution is None:
+            return
+        if not self.arrived:
+            self.facts.backward_calls += 1
+        before = dict(self.arrived)
+        self.arrived[position] = (
+            [None if item is None else True for item in gradient]
+            if isinstance(gradient, (list, tuple))
+            else True
+        )
+        if formula.backward is None or formula.operands is None:
+            number = self._number(formula.count, *execution)
+            self._add(number, "backward_", _tensors(gradient))
+            return
+        # What the gradients cost together, less what was counted of them already.
+        costs = [
+            self._number(formula.backward, *execution, [given.get(p) for p in formula.operands])
+            for given in (self.arrived, *([before] if before else []))
+        ]
+        if None not in costs:
+            self._add((costs[0] or 0) - sum(cost or 0 for cost in costs[1:]), "backward_")
+
+    def _execution_of(self, gradient: Any) -> tuple[Any, Any] | None:
+        """Sizes of the newest execution that the gradient of an output fits."""
+        if not self.seen:
+            # A graph may compute a gradient and leave the operator itself out.
+            if self.static is None:
+                self.facts.problem = self.facts.problem or "a gradient came before the operator ran"
+            return self.static
+        newest = next(reversed(self.seen.values()))
+        if len(self.seen) == 1 or gradient is None:
+            return newest
+        try:
+            size = size_of(gradient)
+        except ValueError:
+            return newest
+        fitting = (pair for pair in reversed(self.seen.values()) if pair[1][0] == size)
+        return next(fitting, newest)
+
+    def _number(self, count: Callable[..., int], *given: Any) -> int | None:
+        try:
+            number = count(*given)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Shapes that the formula is not made for. Counting never stops a program.
+            self.facts.problem = f"the formula does not take these shapes: {error}"[:200]
+            return None
+        return number // 2 if self.halved else number
+
+    def _add(self, number: int | None, prefix: str, times: int = 1) -> None:
+        if number is None:
+            return
+        assert self.formula is not None
+        number *= times
+        single = self.formula.kind == "elementwise"
+        facts = cast("Any", self.facts)
+        if not single:
+            setattr(facts, f"{prefix}macs", getattr(facts, f"{prefix}macs") + number)
+        flops = getattr(facts, f"{prefix}flops") + number * (1 if single else 2)
+        setattr(facts, f"{prefix}flops", flops)
+
+
+#: Kinds of execution that one operator remembers for its gradients.
+_SEEN = 64
+
+
+def _sizes(values: Sequence[Any] | None, positions: Sequence[int]) -> tuple[Any, ...] | None:
+    """Sizes at positions, None if one of them is not known."""
+    try:
+        return tuple(size_of((values or ())[position]) for position in positions)
+    except (IndexError, ValueError):
+        return None
+
+
+def _tensors(value: Any) -> int:
+    if isinstance(value, (list, tuple)):
+        return sum(item is not None for item in value)
+    return int(value is not None)
+
+
+def _is_floating(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_is_floating(item) for item in value)
+    dtype = str(getattr(value, "dtype", ""))
+    return "float" in dtype or "complex" in dtype
+
+
+def _is_causal(context: OpContext) -> bool:
+    names, inputs = context.input_names, context.get_inputs()
+    return "is_causal" in names and bool(inputs and inputs[names.index("is_causal")] is True)

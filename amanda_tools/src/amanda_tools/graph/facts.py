@@ -1,0 +1,61 @@
+"""What a graph says of an operator: its tensors, its arguments as text, its program."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_tools.common.sizes import type_of
+
+__all__ = ["arguments_of", "is_tensor", "items_of", "program_of"]
+
+_PLAIN = frozenset({type(None), type(...), bool, int, float, complex, str, bytes})
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of some framework."""
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def items_of(value: Any) -> list[tuple[int | None, Any]]:
+    """The tensors at a position, with their places if it is a list."""
+    if type(value) in _PLAIN:
+        return []
+    if isinstance(value, (list, tuple)):
+        return [(place, item) for place, item in enumerate(value) if is_tensor(item)]
+    return [(None, value)] if is_tensor(value) else []
+
+
+def arguments_of(context: OpContext) -> dict[str, str]:
+    """What is no tensor among inputs and attributes, as text."""
+    found = {}
+    names = context.input_names
+    for position, value in enumerate(context.get_inputs() or ()):
+        if not items_of(value) and value is not None:
+            name = names[position] if position < len(names) else str(position)
+            found[name] = _text(value)
+    found.update((name, _text(value)) for name, value in context.attrs.items())
+    return found
+
+
+def program_of(context: OpContext) -> str:
+    """Name of the function or graph that an op of TensorFlow's belongs to."""
+    op = context.get_backward_op() if context.is_backward() else context.get_op()
+    name = getattr(getattr(op, "graph", None), "name", "")
+    # The number at the end counts what was traced before.
+    return re.sub(r"_\d+$", "", name) if isinstance(name, str) else ""
+
+
+def _text(value: Any) -> str:
+    if type(value) in _PLAIN:
+        return repr(value)[:80]
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_text, value[:16]))}{', ...' if len(value) > 16 else ''})"
+    if isinstance(value, slice):
+        return f"{_text(value.start)}:{_text(value.stop)}:{_text(value.step)}"
+    if is_tensor(value):
+        return str(type_of(value))
+    # Of objects of the user's only the type: their text may be anything, and take long.
+    module = type(value).__module__.partition(".")[0]
+    return str(value)[:80] if module in ("torch", "tensorflow") else type(value).__name__

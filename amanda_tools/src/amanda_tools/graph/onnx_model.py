@@ -1,0 +1,118 @@
+"""Graphs as ONNX files for viewers such as Netron.
+
+A container and nothing that could run: the operators are of a domain of their own, and the weights
+are not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from amanda_tools.common.extras import require
+from amanda_tools.common.sizes import Position, TensorType
+from amanda_tools.graph.model import Edge, Graph, Op, Source
+
+__all__ = ["DOMAIN", "model", "write"]
+
+DOMAIN = "amanda"
+
+
+def write(graph: Graph, path: Path) -> None:
+    """Write a graph as an ONNX file.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+    """
+    require("onnx", "onnx").save(model(graph), str(path))
+
+
+def model(graph: Graph) -> Any:
+    """The forward operators of a graph as an `onnx.ModelProto`.
+
+    Values that are read by an earlier operator are left out: ONNX has no circles.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+    """
+    helper = require("onnx.helper", "onnx")
+    onnx = require("onnx", "onnx")
+    kept = {op.index for op in graph.ops}
+    calls = {source.index for source in graph.sources if source.kind == "call"}
+    edges = [e for e in graph.edges if not e.back and e.consumer in kept | calls]
+    kept |= {edge.producer for edge in edges if isinstance(graph.nodes[edge.producer], Source)}
+    edges = [edge for edge in edges if edge.producer in kept and edge.consumer in kept]
+    into: dict[int, list[Edge]] = {}
+    read: dict[int, set[int | None]] = {}
+    for edge in edges:
+        into.setdefault(edge.consumer, []).append(edge)
+        read.setdefault(edge.producer, set()).add(edge.output)
+    order = TopologicalSorter(
+        {node: [edge.producer for edge in into.get(node, ())] for node in sorted(kept)}
+    )
+    nodes: list[Any] = []
+    inputs: list[Any] = []
+    values: list[Any] = []
+    ends: list[Any] = []
+    for index in order.static_order():
+        node = graph.nodes[index]
+        taken = [_value(edge.producer, edge.output) for edge in into.get(index, ())]
+        if isinstance(node, Source) and node.kind != "call":
+            info = _info(helper, onnx, _value(index, 0), node.tensor)
+            if info is not None:
+                inputs.append(info)
+                continue
+        types = dict(enumerate(node.outputs)) if isinstance(node, Op) else {}
+        positions = read.get(index, set()) | types.keys()
+        # What was written and not returned comes last.
+        ordered = sorted(positions, key=lambda position: (position is None, position))
+        outputs = [_value(index, position) for position in ordered]
+        for position, tensor in types.items():
+            info = _info(helper, onnx, _value(index, position), tensor)
+            if info is not None:
+                (values if position in read.get(index, ()) else ends).append(info)
+        name = node.type if isinstance(node, Op) else node.kind
+        made = helper.make_node(name, taken, outputs, name=node.name, domain=DOMAIN)
+        for key, value in _attributes(node):
+            made.attribute.append(helper.make_attribute(key, value))
+        nodes.append(made)
+    body = helper.make_graph(nodes, graph.namespace, inputs, ends, value_info=values)
+    return helper.make_model(
+        body,
+        producer_name="amanda",
+        opset_imports=[helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+
+
+def _value(node: int, output: int | None) -> str:
+    return f"{node}:{'written' if output is None else output}"
+
+
+def _info(helper: Any, onnx: Any, name: str, tensor: Position) -> Any:
+    """What ONNX says of a value; None where it has no word for it."""
+    if not isinstance(tensor, TensorType) or tensor.shape is None:
+        return None
+    kind = getattr(onnx.TensorProto, _CODES.get(tensor.dtype, tensor.dtype.upper()), None)
+    if not isinstance(kind, int):
+        return None
+    shape = ["?" if size is None else size for size in tensor.shape]
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+#: Types that ONNX has another name for.
+_CODES = {"float32": "FLOAT", "float64": "DOUBLE"}
+
+
+def _attributes(node: Op | Source) -> Iterator[tuple[str, str]]:
+    if not isinstance(node, Op):
+        return
+    for key in ("name", "module", "source", "word", "zone"):
+        if getattr(node, key):
+            yield key, getattr(node, key)
+    if node.executions is not None:
+        yield "executions", str(node.executions)
+    yield from ((f"argument {key}", value) for key, value in node.arguments.items())
+    yield from ((f"note {key}", str(value)) for key, value in node.notes.items())

@@ -1,0 +1,159 @@
+"""The result of `GraphTracing`: its tables, and the files that it is written to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from amanda_core.results import Table
+from amanda_tools.common.extras import program, require
+from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events
+from amanda_tools.graph.model import Graph, Op
+
+__all__ = ["FORMATS", "Format", "GraphResult", "check"]
+
+Format = Literal["json", "html", "dot", "svg", "tensorboard", "onnx"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+@dataclass
+class GraphResult:
+    """What was traced.
+
+    Attributes:
+        graphs: One graph for each namespace.
+        formats: The forms that `write` gives; JSON is `to_json`.
+        tool_seconds: Time that the tracing itself took, of `wall_seconds`. What the driver adds to
+            reach the operators is not in it.
+        wall_seconds: Time from the first to the last operator that was looked at.
+    """
+
+    graphs: list[Graph] = field(default_factory=list)
+    formats: Sequence[Format] = ("json", "html")
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def graph(self) -> Graph:
+        """The graph with the most operators; an empty one if there is none."""
+        return max(self.graphs, key=lambda graph: len(graph.nodes), default=Graph(""))
+
+    def table(self) -> Table:
+        """One row for each type of operator."""
+        rows = sorted(
+            (row for graph in self.graphs for row in _rows(graph)), key=lambda row: -row[1]
+        )
+        columns = ("operator", "count", "executions", "backward operators", "namespace")
+        return Table(self._title(), columns, rows)
+
+    def to_json(self) -> str:
+        """All of it, in the form of ``docs/tools/graph.schema.json``."""
+        return json.dumps(
+            {
+                "format": files.FORMAT,
+                "graphs": [files.to_json(graph) for graph in self.graphs],
+                "tool_seconds": self.tool_seconds,
+                "wall_seconds": self.wall_seconds,
+            },
+            indent=1,
+        )
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return dataframe(Op, [op for g in self.graphs for op in (*g.ops, *g.backward_ops)])
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the forms that were asked for, but for JSON.
+
+        Args:
+            folder: An existing folder.
+
+        Returns:
+            The files.
+
+        Raises:
+            MissingExtraError: A form needs a package, or a program, that is not installed.
+        """
+        found: list[Path] = []
+        if "html" in self.formats:
+            found.append(folder / "graph.html")
+            found[-1].write_text(html.page(self.graphs), encoding="utf-8")
+        for number, graph in enumerate(self.graphs):
+            for form, (ending, writer) in _WRITERS.items():
+                if form in self.formats:
+                    path = folder / (f"graph-{number}{ending}" if number else f"graph{ending}")
+                    writer(graph, path)
+                    found += sorted(path.iterdir()) if path.is_dir() else [path]
+        return found
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
+
+    def _title(self) -> str:
+        graphs = self.graphs
+        parts = [
+            f"{sum(len(graph.ops) for graph in graphs)} operators, "
+            f"{sum(len(graph.backward_ops) for graph in graphs)} backward operators, "
+            f"{sum(len(graph.edges) for graph in graphs)} values between them"
+        ]
+        if self.wall_seconds:
+            parts.append(
+                f"tracing took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
+                f"({self.tool_seconds / self.wall_seconds:.1%})"
+            )
+        return "; ".join(parts)
+
+
+#: Form of which each graph has a file of its own -> ending of its name, and what writes it.
+_WRITERS: dict[Format, tuple[str, Callable[[Graph, Path], None]]] = {
+    "dot": (".dot", dot.write),
+    "svg": (".svg", dot.draw),
+    "tensorboard": ("-tensorboard", tensorboard_events.write),
+    "onnx": (".onnx", onnx_model.write),
+}
+
+
+def check(formats: Sequence[Format]) -> None:
+    """Find out before a long run whether the forms can be written after it.
+
+    Raises:
+        MissingExtraError: One needs a package, or a program, that is not installed.
+        ValueError: One is unknown.
+    """
+    for form in formats:
+        if form not in FORMATS:
+            raise ValueError(f"formats must be of {', '.join(FORMATS)}, not {form!r}")
+    if "svg" in formats:
+        program("dot", "Graphviz")
+    if "tensorboard" in formats:
+        require("tensorboard", "tensorboard")
+    if "onnx" in formats:
+        require("onnx", "onnx")
+
+
+def _rows(graph: Graph) -> list[tuple[str, int, int | str, int, str]]:
+    counts: Counter[str] = Counter()
+    executions: Counter[str] = Counter()
+    backward: Counter[str] = Counter()
+    for op in graph.ops:
+        counts[op.kind] += 1
+        executions[op.kind] += op.executions or 0
+        backward[op.kind] += len(graph.backward_of(op))
+    seen = any(op.executions is not None for op in graph.ops)
+    found: list[tuple[str, int, int | str, int, str]] = [
+        (kind, count, executions[kind] if seen else "", backward[kind], graph.namespace)
+        for kind, count in counts.items()
+    ]
+    alone = sum(graph.forward_of(op) is None for op in graph.backward_ops)
+    if alone:
+        found.append(("(no forward operator)", 0, "", alone, graph.namespace))
+    return found

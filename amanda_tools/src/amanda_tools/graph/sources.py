@@ -1,0 +1,135 @@
+"""Where values come from that no operator made: inputs, parameters, constants, calls of graphs.
+
+Owns the sources of the graphs of one tool, their kinds and names. Imports no framework.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from amanda_tools.common.sizes import type_of
+from amanda_tools.graph.model import Edge, Graph, Op, Source
+from amanda_tools.graph.values import Origin, Port, SymbolicValues, Values, is_parameter
+
+__all__ = ["Sources"]
+
+_Kind = Literal["input", "parameter", "constant", "call"]
+#: TensorFlow's operators that hold values and compute nothing; others that no tool is asked about
+#: steer the graph.
+_SILENT: dict[str, _Kind] = {
+    "Const": "constant",
+    "Placeholder": "input",
+    "PlaceholderV2": "input",
+    "PlaceholderWithDefault": "input",
+    "_Arg": "input",
+    "VarHandleOp": "parameter",
+    "Variable": "parameter",
+    "VariableV2": "parameter",
+}
+
+
+class Sources:
+    """The sources of the graphs of one tool.
+
+    What an operator takes anew at each execution, such as a batch, is one source.
+    """
+
+    def __init__(self) -> None:
+        #: Consumer, input position, item and name -> the source that was first seen there.
+        self._known: dict[tuple[int, int, int | None, str], Source] = {}
+
+    def of(
+        self,
+        values: Values,
+        value: Any,
+        graph: Graph,
+        op: Op,
+        position: int,
+        item: int | None = None,
+        constant: bool = False,
+    ) -> Origin:
+        """The source of a value, made where it is new.
+
+        Args:
+            values: What is known of the values of this namespace.
+            value: A tensor that is not known there.
+            graph: The graph.
+            op: The operator that takes it.
+            position: Input position there.
+            item: Place in the list that stands there, if one does.
+            constant: Whether it is known to be a parameter, a buffer or a constant.
+        """
+        if isinstance(values, SymbolicValues):
+            return self._symbolic(values, value, graph, op, position, item)
+        kind: _Kind = "constant" if constant else "input"
+        if is_parameter(value) or (constant and getattr(value, "requires_grad", False)):
+            kind = "parameter"
+        elif "resource" in str(value.dtype):
+            kind = "parameter"  # The handle of a variable of TensorFlow's.
+        names = op.input_names
+        name = names[position] if position < len(names) else str(position)
+        named = f"{op.module or op.name}.{name}"
+        return self._origin(graph, (op.index, position, item, ""), kind, named, value, op.program)
+
+    def seed(self, gradients: Any, graph: Graph, op: Op) -> None:
+        """The gradients that a backward pass begins with, which `op` takes."""
+        for position, value in enumerate(gradients):
+            if type_of(value) is not None:
+                slot = (op.index, position, None, "")
+                name = f"{op.name}.gradient"
+                port = self._origin(graph, slot, "input", name, value, op.program).port
+                graph.connect(Edge(port.node, 0, op.index, position, executions=None))
+
+    def _origin(
+        self,
+        graph: Graph,
+        slot: tuple[int, int, int | None, str],
+        kind: _Kind,
+        name: str,
+        value: Any,
+        program: str,
+    ) -> Origin:
+        source = self._known.get(slot)
+        if source is None:
+            source = self._known[slot] = Source(-1, kind, name, type_of(value), program)
+            graph.add(source)
+        return Origin(Port(source.index, 0))
+
+    def _symbolic(
+        self,
+        values: SymbolicValues,
+        value: Any,
+        graph: Graph,
+        op: Op,
+        position: int,
+        item: int | None,
+    ) -> Origin:
+        symbol = value.op
+        kind = _SILENT.get(symbol.type, "call")
+        name = str(symbol.name)
+        if kind == "input" and "resource" in str(value.dtype):
+            kind, name = "parameter", _variable(symbol) or name
+        slot = (op.index, position, item, str(symbol.name))
+        origin = self._origin(graph, slot, kind, name, value, op.program)
+        if kind != "call":
+            return origin
+        node = origin.port.node
+        for output, one in enumerate(symbol.outputs):
+            values.set(one, Origin(Port(node, output)))
+        for at, one in enumerate(symbol.inputs):
+            before = values.find(one)
+            if before is None:
+                before = self.of(values, one, graph, op, at, -1)
+                values.set_source(one, before)
+            graph.connect(Edge(*before.port, node, at, executions=None))
+        return Origin(Port(node, value.value_index))
+
+
+def _variable(symbol: Any) -> str | None:
+    """The name of the variable that an argument of a TensorFlow function stands for."""
+    captures = getattr(symbol.graph, "captures", ())
+    outer = next((outer for outer, inner in captures if inner is symbol.outputs[0]), None)
+    for variable in getattr(symbol.graph, "variables", ()) if outer is not None else ():
+        if variable.handle is outer:
+            return str(variable.name).removesuffix(":0")
+    return None

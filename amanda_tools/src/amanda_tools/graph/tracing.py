@@ -1,0 +1,388 @@
+"""`GraphTracing`: the graph of a program, made while it runs.
+
+Owns what becomes a node and an edge when. The data are `graph`'s, the identity of values is
+`values`', what no operator made `sources`'. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Literal
+
+from amanda_core import OpContext, Tool
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import key_of
+from amanda_tools.common.sizes import position_of
+from amanda_tools.graph.facts import (
+    arguments_of,
+    is_tensor,
+    items_of,
+    program_of,
+)
+from amanda_tools.graph.model import Edge, Graph, Op
+from amanda_tools.graph.result import Format, GraphResult, check
+from amanda_tools.graph.sources import Sources
+from amanda_tools.graph.values import (
+    EagerValues,
+    Origin,
+    Port,
+    SymbolicValues,
+    Values,
+    is_parameter,
+    version_of,
+)
+
+__all__ = ["GraphTracing"]
+
+_Kind = Literal["value", "alias"]
+
+
+class GraphTracing(Tool):
+    """Records operators, backward operators, and the values that pass between them.
+
+    Each context of an operator has the graph so far under ``"graph"`` and the operator's node under
+    ``"graph_op"`` (None for what is not recorded), for tools that depend on this one and look back
+    from an operator.
+
+    Args:
+        formats: The files to write: ``json``, which is written anyway; ``html``, a page to look
+            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron. The
+            first two if left out.
+        backward: Whether to record the backward operators as well.
+        everything: Whether to record what is not the model's as well, such as the operators of an
+            optimizer and of a model's initialisation.
+        calls: Of how many executions of each operator to keep which took the value of which, for
+            `Graph.unrolled`.
+
+    Raises:
+        MissingExtraError: A format needs a package, or a program, that is not installed.
+        ValueError: One of the formats is unknown, or `calls` negative.
+
+    Attributes:
+        graphs: The graph of each namespace; they grow while the tool is applied.
+
+    >>> tool = GraphTracing(formats=["html"])
+    """
+
+    # A value that another tool changes is the one that the next operator takes.
+    outermost = True
+
+    def __init__(
+        self,
+        formats: list[Format] | None = None,
+        backward: bool = True,
+        everything: bool = False,
+        calls: int = 8,
+    ) -> None:
+        super().__init__()
+        if calls < 0:
+            raise ValueError(f"calls must not be negative, and is {calls}")
+        self.calls = calls
+        self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
+        check(self.formats)
+        self.everything = everything
+        self.graphs: dict[str, Graph] = {}
+        self._values: dict[str, Values] = {}
+        self._traced: dict[tuple[object, ...], _Traced] = {}
+        self._sources = Sources()
+        #: Under it the nodes of PyTorch's backward graph leave a word at those that run after them.
+        self._came_from = object()
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
+            self.add_inst_for_op(self.analyse_grad_inputs, backward=True, require_outputs=True)
+
+    # Forward.
+
+    def analyse(self, context: OpContext) -> None:
+        """Add an op and what it takes to the graph, and have its executions followed."""
+        with self._clock, self._lock:
+            graph = context["graph"] = self._graph_of(context)
+            context["graph_op"] = None
+            if context.zone != "model" and not self.everything:
+                return
+            inputs = context.get_inputs() or ()
+            traced = self._meet(context, graph, inputs)
+            context["graph_op"] = traced.op
+            find = self._values_of(traced).find
+            traced.constants = {
+                position
+                for position, value in enumerate(inputs)
+                # Only of what needs a source: the answer may take long.
+                if traced.is_eager and is_tensor(value) and find(value) is None
+                if is_parameter(value) or context.value(position) is not None
+            }
+            traced.versions = [
+                [version_of(item) for _, item in items_of(value)] for value in inputs
+            ]
+            self._connect(traced, inputs)
+            if traced.is_eager:
+                context.insert_before_op(self.enter, traced=traced)
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Note what an op gives."""
+        traced = self._traced.get(_key(context))
+        if traced is None:
+            return
+        with self._clock, self._lock:
+            inputs, outputs = context.get_inputs() or (), context.get_outputs() or ()
+            traced.op.outputs = traced.op.outputs or [position_of(value) for value in outputs]
+            traced.op.writes = traced.op.writes or [
+                position
+                for position, value in enumerate(inputs)
+                if _were_written(value, traced.versions, position)
+            ]
+            self._note_writes(traced, inputs)
+            self._set(traced, outputs)
+            if traced.is_eager:
+                context.insert_after_op(self.leave, traced=traced)
+
+    def enter(self, *inputs: Any, traced: _Traced) -> None:
+        """Note what one execution takes."""
+        with self._clock, self._lock:
+            number = traced.call = traced.op.executions or 0
+            for edge, call in self._connect(traced, inputs):
+                edge.executions = (edge.executions or 0) + 1
+                if number < self.calls:
+                    edge.calls.append((call, number))
+            traced.op.executions = number + 1
+            self._note_writes(traced, inputs)
+
+    def leave(self, *outputs: Any, traced: _Traced) -> None:
+        """Note what one execution gives."""
+        with self._clock, self._lock:
+            self._set(traced, outputs)
+
+    # Backward.
+
+    def analyse_backward(self, context: OpContext) -> None:
+        """Add a backward op and what it takes to the graph."""
+        with self._clock, self._lock:
+            graph = context["graph"] = self._graph_of(context)
+            context["graph_op"] = None
+            if context.zone != "model" and not self.everything:
+                return
+            gradients = context.get_grad_outputs() or ()
+            traced = self._meet(context, graph, gradients)
+            context["graph_op"] = traced.op
+            node = context.get_backward_op()
+            if hasattr(node, "next_functions"):
+                if node.node is not None:
+                    self._connect_node(traced, node.node, 0)
+                if not traced.graph.edges_into(traced.op):
+                    self._sources.seed(gradients, graph, traced.op)
+                context.insert_before_backward_op(
+                    self.enter_node, grad_outputs=[], traced=traced, op=node
+                )
+                return
+            self._connect(traced, gradients)
+            if traced.is_eager:
+                context.insert_before_backward_op(self.enter, traced=traced)
+
+    def analyse_grad_inputs(self, context: OpContext) -> None:
+        """Note what a backward op gives."""
+        traced = self._traced.get(_key(context))
+        if traced is None:
+            return
+        with self._clock, self._lock:
+            found = context.get_grad_inputs() or ()
+            traced.op.outputs = traced.op.outputs or [position_of(value) for value in found]
+            if hasattr(context.get_backward_op(), "next_functions"):
+                return
+            self._set(traced, found)
+            if traced.is_eager:
+                context.insert_after_backward_op(self.leave, traced=traced)
+
+    def enter_node(self, traced: _Traced, op: Any) -> None:
+        """Note one execution of a backward op of PyTorch's."""
+        with self._clock, self._lock:
+            number, node = traced.op.executions or 0, op.node
+            traced.op.executions = number + 1
+            if node is None:
+                return
+            for edge in self._connect_node(traced, node, number):
+                edge.executions = (edge.executions or 0) + 1
+            node.metadata.pop(self._came_from, None)
+            for output, (after, position) in enumerate(node.next_functions):
+                while after is not None and after.name().startswith("Amanda"):
+                    # The driver's own, which hand the gradients on.
+                    ways = after.next_functions
+                    after, position = ways[min(position, len(ways) - 1)] if ways else (None, 0)
+                if after is not None:
+                    words = after.metadata.setdefault(self._came_from, set())
+                    words.add((traced.op.index, output, position))
+
+    def result(self) -> GraphResult:
+        """What was traced so far."""
+        with self._lock:
+            return GraphResult(
+                [graph.copy() for graph in self.graphs.values()],
+                self.formats,
+                tool_seconds=self._clock.spent / 1e9,
+                wall_seconds=self._clock.wall / 1e9,
+            )
+
+    # Inside.
+
+    def _graph_of(self, context: OpContext) -> Graph:
+        graph = self.graphs.get(context.namespace)
+        if graph is None:
+            graph = self.graphs[context.namespace] = Graph(context.namespace)
+        return graph
+
+    def _values_of(self, traced: _Traced) -> Values:
+        values = self._values.get(traced.op.namespace)
+        if values is None:
+            values = EagerValues() if traced.is_eager else SymbolicValues()
+            self._values[traced.op.namespace] = values
+        return values
+
+    def _meet(self, context: OpContext, graph: Graph, inputs: Sequence[Any]) -> _Traced:
+        key = _key(context)
+        traced = self._traced.get(key)
+        if traced is None:
+            backward = context.is_backward()
+            forward = context.forward
+            before = self._traced.get(_key(forward)) if forward is not None else None
+            op = Op.of(
+                context,
+                index=-1,
+                zone=context.zone,
+                program=program_of(context),
+                forward=before.op.index if before is not None else None,
+                is_backward=backward,
+                input_names=[] if backward else list(context.input_names),
+                inputs=[position_of(value) for value in inputs],
+                arguments={} if backward else arguments_of(context),
+                executions=0 if "/eager" in context.namespace else None,
+            )
+            if backward:
+                op.id = context.get_backward_op_id() or 0
+                word = context["backward_type"]
+                op.word = word if isinstance(word, str) else None
+            graph.add(op)
+            traced = self._traced[key] = _Traced(op, graph)
+        traced.context = weakref.ref(context)
+        return traced
+
+    def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> Iterable[tuple[Edge, int]]:
+        """The edges of one execution, made where they are new, and the producers' executions."""
+        values = self._values_of(traced)
+        taken: list[tuple[int, int | None, Port, _Kind]] = []
+        calls: list[int] = []
+        for position, at in enumerate(inputs):
+            for item, value in items_of(at):
+                origin = values.find(value)
+                if origin is None:
+                    origin = self._recomputed(traced, position, item)
+                    if origin is None:
+                        constant = item is None and position in traced.constants
+                        origin = self._sources.of(
+                            values, value, traced.graph, traced.op, position, item, constant
+                        )
+                    values.set_source(value, origin)
+                taken.append((position, item, origin.port, "value"))
+                calls.append(origin.call)
+                written = values.find_write(value)
+                if written is not None and written.port != origin.port:
+                    taken.append((position, item, written.port, "alias"))
+                    calls.append(written.call)
+        pattern = tuple(taken)
+        known = traced.patterns.get(pattern)
+        if known is None:
+            known = traced.patterns[pattern] = [self._edge(traced, *facts) for facts in taken]
+        return zip(known, calls, strict=True)
+
+    def _edge(
+        self, traced: _Traced, position: int, item: int | None, port: Port, kind: _Kind
+    ) -> Edge:
+        op = traced.op
+        return traced.graph.connect(
+            Edge(
+                port.node,
+                port.output,
+                op.index,
+                position,
+                item,
+                kind,
+                first=op.executions or 0,
+                executions=0 if traced.is_eager else None,
+            )
+        )
+
+    def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Origin | None:
+        """A checkpoint runs operators again on copies of what they ran on."""
+        context = traced.context() if traced.context is not None else None
+        if context is None or not context.recomputed or context.is_backward():
+            return None
+        for edge in traced.graph.edges_into(traced.op, position):
+            if edge.item == item and edge.kind == "value":
+                return Origin(Port(edge.producer, edge.output))
+        return None
+
+    def _note_writes(self, traced: _Traced, inputs: Sequence[Any]) -> None:
+        values = self._values_of(traced)
+        for position in traced.op.writes:
+            if position < len(inputs):
+                for _, value in items_of(inputs[position]):
+                    values.set_written(value, Origin(Port(traced.op.index, None), traced.call))
+
+    def _set(self, traced: _Traced, outputs: Sequence[Any]) -> None:
+        values = self._values_of(traced)
+        for position, at in enumerate(outputs):
+            for _, value in items_of(at):
+                origin = Origin(Port(traced.op.index, position), traced.call)
+                written = values.last_write(value) if traced.op.writes else None
+                if written is not None and written.port == Port(traced.op.index, None):
+                    values.set_written(value, origin)
+                else:
+                    values.set(value, origin)
+
+    def _connect_node(self, traced: _Traced, node: Any, number: int) -> list[Edge]:
+        """Edges of a node of PyTorch's backward graph, at an execution of this number.
+
+        Gradients of several readers arrive as their sum, so it is not the tensors that tell where
+        they come from. Each node leaves a word at those that run after it.
+        """
+        words = frozenset(node.metadata.get(self._came_from, ()))
+        known = traced.patterns.get(words)
+        if known is None:
+            known = traced.patterns[words] = [
+                traced.graph.connect(
+                    Edge(producer, output, traced.op.index, position, first=number)
+                )
+                for producer, output, position in sorted(words)
+            ]
+        return known
+
+
+class _Traced:
+    """One operator, as it is being followed."""
+
+    def __init__(self, op: Op, graph: Graph) -> None:
+        self.op, self.graph = op, graph
+        self.is_eager = "/eager" in op.namespace
+        self.context: weakref.ref[OpContext] | None = None
+        #: Where the inputs of one execution came from -> the edges.
+        self.patterns: dict[Hashable, list[Edge]] = {}
+        #: Number of the execution that is under way.
+        self.call = 0
+        #: Input positions at which there was a parameter, a buffer or a constant at first.
+        self.constants: set[int] = set()
+        #: Versions of the tensors by input position, from before the op ran.
+        self.versions: list[list[int | None]] = []
+
+
+def _key(context: OpContext) -> tuple[object, ...]:
+    return context.is_backward(), context.get_backward_op_id(), *key_of(context)
+
+
+def _were_written(value: Any, versions: Sequence[list[int | None]], position: int) -> bool:
+    now = [version_of(item) for _, item in items_of(value)]
+    return position < len(versions) and now != versions[position]

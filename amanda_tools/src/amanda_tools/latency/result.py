@@ -1,0 +1,368 @@
+"""What the latency profiler found: by operator, type, module, step and thread, and as a trace file.
+
+Owns the sums and their forms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from amanda_core.results import Table
+from amanda_tools.common.chrome import Span, TraceFile
+from amanda_tools.common.facts import EitherWayOp, sums_by_module, up_to
+from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.latency.kernels import Kernel
+
+__all__ = ["LatencyResult", "StepTime", "ThreadTime", "TimedOp", "Times"]
+
+By = Literal["module", "type", "op", "step", "thread", "kernel"]
+
+
+@dataclass
+class TimedOp(EitherWayOp):
+    """One operator, or one backward operator. Times are in nanoseconds.
+
+    Attributes:
+        calls: How often it ran to its end.
+        unfinished: How often it began and did not end: an exception left it, or a graph that needs
+            its gradient alone left it out.
+        total: Time from begin to end of all executions.
+        self: The same without the operators that ran inside of it.
+        first: Time of the first execution, which often includes preparations.
+        shortest: Time of the shortest execution.
+        longest: Time of the longest execution.
+        device: Device that its work was timed on, or None.
+        device_total: Time on the device from begin to end.
+        device_self: The same without the operators inside.
+        kernels: How many kernels it started itself, where they were looked for.
+        kernel_time: Their time on the device.
+    """
+
+    calls: int = 0
+    unfinished: int = 0
+    total: int = 0
+    self: int = 0
+    first: int = 0
+    shortest: int = 0
+    longest: int = 0
+    device: str | None = None
+    device_total: int = 0
+    device_self: int = 0
+    kernels: int = 0
+    kernel_time: int = 0
+
+    def add(self, total: int, own: int) -> None:
+        """Add one execution."""
+        if not self.calls:
+            self.first = self.shortest = total
+        self.calls += 1
+        self.total += total
+        self.self += own
+        self.shortest = min(self.shortest, total)
+        self.longest = max(self.longest, total)
+
+
+@dataclass
+class Times:
+    """What several operators took together. Times are in nanoseconds.
+
+    Attributes:
+        calls: Executions, forward.
+        forward: Their self time.
+        backward_calls: Executions of backward operators.
+        backward: Their self time.
+        device: Self time on the device, both ways.
+        kernel_time: Time of the kernels, both ways.
+    """
+
+    calls: int = 0
+    forward: int = 0
+    backward_calls: int = 0
+    backward: int = 0
+    device: int = 0
+    kernel_time: int = 0
+
+    @property
+    def self(self) -> int:
+        """Self time, both ways."""
+        return self.forward + self.backward
+
+    def add(self, op: TimedOp) -> None:
+        """Add one operator."""
+        if op.phase == "forward":
+            self.calls += op.calls
+            self.forward += op.self
+        else:
+            self.backward_calls += op.calls
+            self.backward += op.self
+        self.device += op.device_self
+        self.kernel_time += op.kernel_time
+
+
+@dataclass
+class StepTime:
+    """One step. Times are in nanoseconds.
+
+    Attributes:
+        number: From 0.
+        wall: From its begin to its end; the first begins with its first operator.
+        ops: Self times of the operators in it; of a graph's, the time in which at least one ran.
+        tool: Time that the profiler itself took in it.
+        calls: Executions in it.
+        ended: Whether its end was seen; else it counts to its last operator.
+    """
+
+    number: int
+    wall: int = 0
+    ops: int = 0
+    tool: int = 0
+    calls: int = 0
+    ended: bool = False
+
+    @property
+    def rest(self) -> int:
+        """Time between operators: the program itself, the driver, other tools, waiting."""
+        return self.wall - self.ops - self.tool
+
+
+@dataclass
+class ThreadTime:
+    """What ran to its end on one thread.
+
+    Attributes:
+        name: Of the thread.
+        calls: Executions.
+        self: Their self time, in nanoseconds.
+    """
+
+    name: str
+    calls: int = 0
+    self: int = 0
+
+
+@dataclass
+class LatencyResult:
+    """What was timed.
+
+    Attributes:
+        ops: The operators and backward operators in the order of their first execution.
+        steps: The steps in which some of them ran.
+        threads: The threads that they ended on.
+        graph_busy: Nanoseconds in which at least one operator of a graph was running.
+        graph_total: Times of the graphs' operators added up; more than `graph_busy` where they
+            overlap.
+        notes: What is measured otherwise than it seems, or not.
+        left_out: Executions that are not in the trace file, since it has a limit; `ops` count
+            them.
+        tool_seconds: Time that the timing itself took, of `wall_seconds`. What the driver adds to
+            reach the operators is not in it.
+        wall_seconds: Time from the first to the last operator that was looked at.
+        spans: What the trace file shows.
+        kernels: The kernels, where they were looked for; `Kernel.op` is an index into `ops`.
+    """
+
+    ops: list[TimedOp] = field(default_factory=list)
+    steps: list[StepTime] = field(default_factory=list)
+    threads: list[ThreadTime] = field(default_factory=list)
+    graph_busy: int = 0
+    graph_total: int = 0
+    notes: list[str] = field(default_factory=list)
+    left_out: int = 0
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    spans: list[Span] = field(default_factory=list, repr=False)
+    kernels: list[Kernel] = field(default_factory=list, repr=False)
+
+    @property
+    def total(self) -> Times:
+        """All of it."""
+        return _sum(self.ops)
+
+    def by_type(self) -> dict[str, Times]:
+        """Common word, or the backend's name where there is none -> times; the longest first.
+
+        A backward operator counts with its forward operator's type.
+        """
+        found: dict[str, Times] = {}
+        for op in self.ops:
+            found.setdefault(op.kind, Times()).add(op)
+        return dict(sorted(found.items(), key=lambda item: -item[1].self))
+
+    def by_module(self) -> dict[str, Times]:
+        """Module path -> times of what runs in it and in modules inside; the whole by ``""``."""
+        return sums_by_module(self.ops, Times)
+
+    def table(self, by: By = "type", depth: int | None = 3) -> Table:
+        """A table for people, in milliseconds.
+
+        Args:
+            by: One row for each ``type``, ``module``, ``op``, ``step``, ``thread`` or ``kernel``.
+            depth: Of modules: how deep, counted in parts of the path; None for all.
+
+        Raises:
+            ValueError: `by` is something else.
+        """
+        if by == "step":
+            columns = ("step", "calls", "wall ms", "ops ms", "ops", "tool ms", "rest ms")
+            steps = [
+                (
+                    s.number,
+                    s.calls,
+                    *_ms(s.wall, s.ops),
+                    _share(s.ops, s.wall),
+                    *_ms(s.tool, s.rest),
+                )
+                for s in self.steps
+            ]
+            return Table(self._title(), columns, steps)
+        if by == "thread":
+            threads = [(t.name, t.calls, *_ms(t.self)) for t in self.threads]
+            return Table(self._title(), ("thread", "calls", "self ms"), threads)
+        if by == "kernel":
+            return Table(self._title(), ("kernel", "op", "device", "ms"), self._kernel_rows())
+        whole = self.total.self
+        if by == "op":
+            heads = ("op", "phase", "calls", "self ms", "share", "mean ms", "min ms", "max ms")
+            ops = [
+                (
+                    op.name,
+                    op.phase,
+                    op.calls,
+                    *_ms(op.self),
+                    _share(op.self, whole),
+                    *_ms(op.total / op.calls if op.calls else 0, op.shortest, op.longest),
+                    *self._on_device(op.device_self, op.kernel_time),
+                )
+                for op in sorted(self.ops, key=lambda op: -op.self)
+            ]
+            return Table(self._title(), (*heads, *self._device_columns()), ops)
+        if by == "type":
+            sums = self.by_type()
+        elif by == "module":
+            sums = up_to(depth, self.by_module())
+        else:
+            raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
+        columns = (by, "calls", "forward ms", "backward calls", "backward ms", "self ms", "share")
+        rows = [
+            (
+                name or "(all)",
+                found.calls,
+                *_ms(found.forward),
+                found.backward_calls,
+                *_ms(found.backward, found.self),
+                _share(found.self, whole),
+                *self._on_device(found.device, found.kernel_time),
+            )
+            for name, found in sums.items()
+        ]
+        return Table(self._title(), (*columns, *self._device_columns()), rows)
+
+    def to_json(self) -> str:
+        """All of it but the single executions, which are in the trace file."""
+        content = {name: value for name, value in vars(self).items() if name not in _APART}
+        for name in ("ops", "steps", "threads"):
+            content[name] = [asdict(item) for item in content[name]]
+        sums = {"by_type": self.by_type(), "by_module": self.by_module()}
+        return json.dumps(
+            {
+                "format": "amanda.latency/1",
+                "unit": "ns",
+                **content,
+                "total": asdict(self.total),
+                **{key: {n: asdict(found) for n, found in s.items()} for key, s in sums.items()},
+            },
+            indent=1,
+        )
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return dataframe(TimedOp, self.ops)
+
+    def write(self, folder: Path) -> Sequence[Path]:
+        """Write ``trace.json``, which Perfetto and chrome://tracing show.
+
+        Returns:
+            The file.
+        """
+        trace = TraceFile("amanda latency")
+        trace.add_spans(self.spans)
+        return [trace.write(folder / "trace.json")]
+
+    def write_tensorboard(self, folder: Path) -> None:
+        """Write the times of each step and each type of operator for TensorBoard.
+
+        Args:
+            folder: The folder of the run, which TensorBoard is given.
+
+        Raises:
+            ImportError: tensorboard is not installed.
+        """
+        from amanda_tools.common.scalars import write_scalars
+
+        rows = [("step/wall_ms", s.number, s.wall / 1e6) for s in self.steps]
+        rows += [("step/ops_ms", s.number, s.ops / 1e6) for s in self.steps]
+        rows += [(f"type_ms/{name}", 0, t.self / 1e6) for name, t in self.by_type().items()]
+        write_scalars(folder, rows)
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table(), self.table("module"), self.table("step")])
+
+    def _title(self) -> str:
+        total = self.total
+        forward, backward = total.forward / 1e6, total.backward / 1e6
+        parts = [f"self time {forward:.3f} ms forward, {backward:.3f} ms backward"]
+        steps = [step for step in self.steps if step.ended] or self.steps
+        wall = sum(step.wall for step in steps)
+        if wall:
+            ops = sum(step.ops for step in steps)
+            parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {len(steps)} steps")
+        if self.wall_seconds:
+            parts.append(
+                f"timing took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
+                f"({self.tool_seconds / self.wall_seconds:.1%})"
+            )
+        return "; ".join([*parts, *self.notes])
+
+    def _device_columns(self) -> tuple[str, ...]:
+        timed = ["device ms"] if any(op.device for op in self.ops) else []
+        return (*timed, *(["kernel ms"] if self.kernels else []))
+
+    def _on_device(self, time: int, kernel_time: int) -> list[float]:
+        given = {"device ms": time, "kernel ms": kernel_time}
+        return [given[column] / 1e6 for column in self._device_columns()]
+
+    def _kernel_rows(self) -> list[tuple[object, ...]]:
+        times: dict[tuple[str, str, str], int] = {}
+        for kernel in self.kernels:
+            op = "" if kernel.op is None else self.ops[kernel.op].name
+            key = (kernel.name, op, kernel.device)
+            times[key] = times.get(key, 0) + kernel.duration
+        longest = sorted(times.items(), key=lambda item: -item[1])
+        return [(*key, time / 1e6) for key, time in longest]
+
+
+#: What the JSON leaves out.
+_APART = ("spans", "kernels")
+
+
+def _sum(ops: Iterable[TimedOp]) -> Times:
+    found = Times()
+    for op in ops:
+        found.add(op)
+    return found
+
+
+def _ms(*times: float) -> tuple[float, ...]:
+    return tuple(round(time / 1e6, 4) for time in times)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""

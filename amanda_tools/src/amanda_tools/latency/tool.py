@@ -1,0 +1,380 @@
+"""`Latency`: how long each operator takes, forward and backward, on the CPU and on a device.
+
+Owns what is timed when. The accounts of nested and overlapping times are in `intervals`, devices in
+`device_events`, kernels in `kernels`, the result in `result`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from amanda_core import OpContext, Tool
+from amanda_tools.common.chrome import Span
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import key_of
+from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
+from amanda_tools.latency.intervals import Interval, Overlapping, Stack
+from amanda_tools.latency.kernels import Kernel, Kernels
+from amanda_tools.latency.result import LatencyResult, StepTime, ThreadTime, TimedOp
+
+__all__ = ["Latency"]
+
+
+class Latency(Tool):
+    """Times each operator, forward and backward, by step, module and thread.
+
+    Args:
+        backward: Whether to time backward operators as well.
+        everything: Whether to time what is not the model's as well, such as an optimizer. Without
+            it the operators of a step do not add up to its time.
+        limit: Executions that the trace file shows; later ones are only counted.
+        kernels: Whether to find the kernels that each operator starts, by PyTorch's profiler. That
+            costs far more than the timing.
+
+    Raises:
+        ValueError: `limit` is negative.
+
+    >>> tool = Latency(limit=1000)
+    """
+
+    #: The clock, in nanoseconds.
+    now = staticmethod(time.perf_counter_ns)
+    #: Where the events of devices come from.
+    events: ClassVar[type[Events]] = CudaEvents
+    #: Types of devices whose work runs behind the program, and which have events.
+    asynchronous: ClassVar[frozenset[str]] = frozenset({"cuda"})
+
+    def __init__(
+        self,
+        backward: bool = True,
+        everything: bool = True,
+        limit: int = 100_000,
+        kernels: bool = False,
+    ) -> None:
+        super().__init__()
+        if limit < 0:
+            raise ValueError(f"limit must not be negative, and is {limit}")
+        self.everything = everything
+        self.limit = limit
+        self._ops: dict[tuple[object, ...], _Op] = {}
+        self._steps: list[StepTime] = []
+        self._step_begin = 0
+        #: When the tool last did something; 0 before the first operator, which begins step 0.
+        self._last = 0
+        self._threads: dict[int, _Thread] = {}
+        self._graph: Overlapping[_Op] = Overlapping()
+        self._executions: list[_Execution] = []
+        self._left_out = 0
+        #: Names of operators of graphs whose begin cannot be told.
+        self._unseen: set[str] = set()
+        self._pairs = EventPairs(self.events())
+        #: Device -> when its first event was put in.
+        self._origins: dict[str, int] = {}
+        self._kernels = Kernels() if kernels else None
+        self._found: list[Kernel] = []
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.Lock()
+        self._clock = Clock()
+        self.add_inst_for_op(self.analyse)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
+        self.add_inst_for_step(self.begin_step, self.end_step)
+
+    def analyse(self, context: OpContext) -> None:
+        """Have the executions of an op timed."""
+        if self._is_wanted(context):
+            values = context.get_inputs() or ()
+            op = self._op_of(context, values)
+            if op.is_graph and _waits_unseen(context.get_op(), values):
+                self._unseen.add(context.name)
+                return
+            context.insert_before_op(self.enter, inputs=op.awaited(values), op=op)
+            context.insert_after_op(self.leave, outputs=[], op=op)
+
+    def analyse_backward(self, context: OpContext) -> None:
+        """Have the executions of a backward op timed."""
+        if self._is_wanted(context):
+            values = context.get_grad_outputs() or ()
+            op = self._op_of(context, values)
+            if op.is_graph and _waits_unseen(context.get_backward_op(), values):
+                self._unseen.add(context.name)
+                return
+            context.insert_before_backward_op(self.enter, grad_outputs=op.awaited(values), op=op)
+            context.insert_after_backward_op(self.leave, grad_inputs=[], op=op)
+
+    def enter(self, *values: Any, op: _Op) -> None:
+        """Begin one execution."""
+        arrived = self.now()
+        with self._lock:
+            thread = self._thread()
+            if not self._last:
+                self._step_begin = arrived
+            if op.is_graph:
+                start = self.now()
+                self._graph.enter(op, start)
+            else:
+                marks = self._begin_marks(op, thread.stack.innermost)
+                start = self.now()
+                thread.stack.enter(op, arrived, start, marks)
+            self._spent(arrived, start)
+
+    def leave(self, op: _Op) -> None:
+        """End one execution."""
+        end = self.now()
+        with self._lock:
+            thread = self._thread()
+            if op.is_graph:
+                interval = self._graph.leave(op, end)
+            else:
+                interval = thread.stack.leave(op, end)
+                self._give_up(thread)
+            if interval is not None:
+                self._end_marks(interval)
+                self._count(interval, thread)
+            done = self.now()
+            thread.stack.spent(done - end)
+            self._spent(end, done)
+
+    def begin_step(self, number: int) -> None:
+        """Note the begin of a step."""
+        with self._lock:
+            self._step_begin = self.now()
+            self._steps.append(StepTime(number))
+
+    def end_step(self, number: int) -> None:
+        """Note the end of a step."""
+        with self._lock:
+            if self._steps:
+                step = self._steps[-1]
+                step.wall, step.ended = self.now() - self._step_begin, True
+            self._clear()
+
+    def result(self) -> LatencyResult:
+        """What was timed so far."""
+        with self._lock:
+            self._clear()
+            self._pairs.finish()
+            if self._kernels is not None:
+                self._found += self._kernels.found()
+            numbers: dict[int, int] = {}
+            ops: list[TimedOp] = []
+            for op in self._ops.values():
+                if op.facts.calls or op.facts.unfinished:
+                    numbers[op.number] = len(ops)
+                    ops.append(replace(op.facts))
+            kernels = [
+                k._replace(op=numbers.get(-1 if k.op is None else k.op)) for k in self._found
+            ]
+            for kernel in kernels:
+                if kernel.op is not None:
+                    ops[kernel.op].kernels += 1
+                    ops[kernel.op].kernel_time += kernel.duration
+            steps = [replace(step) for step in self._steps if step.calls]
+            if steps and not steps[-1].ended:
+                steps[-1].wall = self._last - self._step_begin
+            return LatencyResult(
+                ops,
+                steps,
+                [replace(thread.time) for thread in self._threads.values() if thread.time.calls],
+                self._graph.busy,
+                self._graph.total,
+                self._notes(kernels),
+                self._left_out,
+                self._clock.spent / 1e9,
+                self._clock.wall / 1e9,
+                [execution.span() for execution in self._executions],
+                kernels,
+            )
+
+    def _is_wanted(self, context: OpContext) -> bool:
+        return self.everything or context.zone == "model"
+
+    def _op_of(self, context: OpContext, values: Sequence[Any]) -> _Op:
+        key = key_of(context)
+        with self._lock:
+            if key not in self._ops:
+                self._ops[key] = _Op(TimedOp.of(context), len(self._ops))
+            op = self._ops[key]
+            op.device = op.facts.device = self._device_of(values)
+        return op
+
+    def _device_of(self, values: Sequence[Any]) -> str | None:
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                found = self._device_of(value)
+            else:
+                device = getattr(value, "device", None)
+                found = str(device) if getattr(device, "type", "") in self.asynchronous else None
+            if found is not None:
+                return found
+        return None
+
+    def _thread(self) -> _Thread:
+        thread = self._threads.get(threading.get_ident())
+        if thread is None:
+            thread = self._threads[threading.get_ident()] = _Thread()
+        return thread
+
+    def _begin_marks(self, op: _Op, outer: Interval[_Op] | None) -> _Marks:
+        if op.device is None and self._kernels is None:
+            return _NO_MARKS
+        pair = inside = None
+        if op.device is not None:
+            self._origins.setdefault(op.device, self.now())
+            pair = self._pairs.begin(op.device, outer.marks.pair if outer is not None else None)
+        if self._kernels is not None and op.is_torch:
+            inside = self._kernels.begin(op.number)
+        return _Marks(pair, inside)
+
+    def _end_marks(self, interval: Interval[_Op]) -> None:
+        if interval.marks is None or interval.marks is _NO_MARKS:
+            return
+        pair, inside = interval.marks
+        if pair is not None:
+            self._pairs.end(pair, partial(self._on_device, interval.what, pair, self._step))
+        if inside is not None and self._kernels is not None:
+            self._kernels.end(inside)
+
+    def _on_device(self, op: _Op, pair: Pair, step: int, start: int, total: int, own: int) -> None:
+        op.facts.device_total += total
+        op.facts.device_self += own
+        start += self._origins[pair.device]
+        self._keep(_Execution(op.facts, pair.stream, start, start + total, step))
+
+    def _count(self, interval: Interval[_Op], thread: _Thread) -> None:
+        op = interval.what
+        op.facts.add(interval.total, interval.self)
+        thread.time.calls += 1
+        thread.time.self += interval.self
+        if self._steps:
+            self._steps[-1].calls += 1
+            if not op.is_graph:
+                self._steps[-1].ops += interval.self
+        name = thread.time.name
+        self._keep(_Execution(op.facts, name, interval.start, interval.end, self._step))
+
+    def _keep(self, execution: _Execution) -> None:
+        if len(self._executions) < self.limit:
+            self._executions.append(execution)
+        else:
+            self._left_out += 1
+
+    @property
+    def _step(self) -> int:
+        return self._steps[-1].number if self._steps else 0
+
+    def _give_up(self, thread: _Thread) -> None:
+        for interval in thread.stack.given_up():
+            interval.what.facts.unfinished += 1
+            if interval.marks.inside is not None and self._kernels is not None:
+                self._kernels.end(interval.marks.inside)
+
+    def _clear(self) -> None:
+        for thread in self._threads.values():
+            thread.stack.clear()
+            self._give_up(thread)
+        busy, given_up = self._graph.settle()
+        if self._steps:
+            self._steps[-1].ops += busy
+        for op in given_up:
+            op.facts.unfinished += 1
+
+    def _spent(self, start: int, end: int) -> None:
+        self._clock.add(start, end)
+        self._last = end
+        if self._steps:
+            self._steps[-1].tool += end - start
+
+    def _notes(self, kernels: list[Kernel]) -> list[str]:
+        notes = []
+        if self._graph.total:
+            notes.append(
+                "operators of graphs are timed between two host calls, waiting included, and "
+                f"overlap: {self._graph.total / 1e6:.3f} ms in {self._graph.busy / 1e6:.3f} ms"
+            )
+        if self._unseen:
+            notes.append(
+                f"{len(self._unseen)} operators of graphs wait for others without taking a value "
+                "from them (reads of variables, mostly), so their begin is not known: not timed"
+            )
+        unfinished = sum(op.facts.unfinished for op in self._ops.values())
+        if unfinished:
+            notes.append(f"{unfinished} executions did not end and are not timed")
+        if self._kernels is not None and self._kernels.foreign:
+            notes.append("the program has a profiler of its own, which has the ranges and kernels")
+        nowhere = sum(kernel.op is None for kernel in kernels)
+        if nowhere:
+            notes.append(f"{nowhere} kernels were started outside of timed operators")
+        return notes
+
+
+class _Op:
+    """One operator, as it is timed."""
+
+    def __init__(self, facts: TimedOp, number: int) -> None:
+        self.facts, self.number = facts, number
+        self.is_graph = "/eager" not in facts.namespace
+        self.is_torch = facts.namespace.startswith("pytorch/")
+        self.device: str | None = None
+
+    def awaited(self, values: Sequence[Any]) -> list[int]:
+        """Positions of the values that a routine has to be given to be called in time.
+
+        A graph calls it when they are there, which without any would be long before the operator
+        can run. A reference to a variable is there before the variable has a value.
+        """
+        if not self.is_graph:
+            return []
+        kinds = (str(getattr(value, "dtype", "")) for value in values)
+        return [position for position, kind in enumerate(kinds) if "_ref" not in kind]
+
+
+def _waits_unseen(op: Any, values: Sequence[Any]) -> bool:
+    """Whether an operator of a graph has to wait, and no value tells until when.
+
+    A routine before it waits for the values that it is given, and a variable's handle is there
+    always.
+    """
+    handles = ("resource", "variant", "_ref")
+    kinds = [str(getattr(value, "dtype", "resource")) for value in values]
+    told = any(not any(handle in kind for handle in handles) for kind in kinds)
+    return not told and bool(getattr(op, "control_inputs", ()))
+
+
+class _Thread:
+    """One thread that operators run on."""
+
+    def __init__(self) -> None:
+        self.stack: Stack[_Op] = Stack()
+        self.time = ThreadTime(threading.current_thread().name)
+
+
+class _Marks(NamedTuple):
+    """What was begun with one execution: a pair of events on a device, a range in a profile."""
+
+    pair: Pair | None
+    inside: Any
+
+
+_NO_MARKS = _Marks(None, None)
+
+
+class _Execution(NamedTuple):
+    """One execution, as the trace file shows it."""
+
+    op: TimedOp
+    track: str
+    start: int
+    end: int
+    step: int
+
+    def span(self) -> Span:
+        op = self.op
+        facts = {"id": op.id, "type": op.type, "module": op.module, "source": op.source}
+        arguments = {**facts, "forward": op.forward, "step": self.step}
+        return Span(self.track, op.name, self.start, self.end, op.phase, arguments)

@@ -1,0 +1,6 @@
+"""What memory operators give and free."""
+
+from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
+from amanda_tools.memory.tool import Memory
+
+__all__ = ["AllocatingOp", "Memory", "MemoryResult", "Moment", "StepMemory"]

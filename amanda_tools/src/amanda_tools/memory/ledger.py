@@ -1,0 +1,125 @@
+"""What is alive: births and deaths of buffers, the peak, and who owns what then.
+
+Owns the accounts. Deaths are heard of from wherever an object dies, so they only queue up, and are
+settled before anything else happens.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_tools.memory.buffers import Buffer
+
+__all__ = ["Ledger"]
+
+
+@dataclass
+class _Entry:
+    owner: int | None
+    size: int
+    holders: int = 0
+
+
+class Ledger:
+    """Buffers that live, by owner. An owner is a number; None owns what was there before.
+
+    Attributes:
+        live: Bytes that live and have an owner.
+        given: Bytes that live and were there before.
+        peak: The most of `live`.
+        peak_owner: Whose birth made it.
+        by_owner: Owner -> bytes of it that live.
+        heard: Called with the time at each change.
+    """
+
+    def __init__(self, heard: Callable[[int], None]) -> None:
+        self.live = self.given = self.peak = self.given_peak = 0
+        self.peak_owner: int | None = None
+        self.by_owner: Counter[int | None] = Counter()
+        self.heard = heard
+        self._entries: dict[object, _Entry] = {}
+        self._holders: dict[int, tuple[object, weakref.ref[Any]]] = {}
+        self._dead: deque[tuple[int, int]] = deque()
+        self._at_peak: dict[int | None, int] = {}
+        self._peak_is_new = False
+
+    def meet(self, buffer: Buffer, owner: int | None, now: int) -> int:
+        """Note a buffer, and its owner if it is new.
+
+        Returns:
+            Bytes that were allocated: its size if it is new, or by how much it grew.
+        """
+        self.settle()
+        entry = self._entries.get(buffer.key)
+        new = entry is None
+        if entry is None:
+            entry = self._entries[buffer.key] = _Entry(owner, 0)
+        self._hold(buffer, entry, now)
+        more = buffer.size - entry.size
+        if not more:
+            return 0
+        if more < 0:
+            self._before_less()
+        entry.size = buffer.size
+        self._add(entry.owner, more)
+        if self.live > self.peak:
+            self.peak, self.peak_owner, self._peak_is_new = self.live, owner, True
+        self.heard(now)
+        # What was there before and is written anew by an owner grows for that one's sake.
+        return more if new or more > 0 else 0
+
+    def settle(self) -> None:
+        """Strike out what has died."""
+        while self._dead:
+            holder, when = self._dead.popleft()
+            self._release(self._holders.pop(holder)[0], when)
+
+    @property
+    def at_peak(self) -> dict[int | None, int]:
+        """Owner -> bytes of it that lived at the peak."""
+        self._before_less()
+        return self._at_peak
+
+    def _hold(self, buffer: Buffer, entry: _Entry, now: int) -> None:
+        holder = id(buffer.holder)
+        known = self._holders.get(holder)
+        if known is not None and known[0] == buffer.key:
+            return
+        dead = self._dead
+
+        def died(_: object) -> None:
+            dead.append((holder, time.perf_counter_ns()))
+
+        entry.holders += 1
+        self._holders[holder] = (buffer.key, weakref.ref(buffer.holder, died))
+        if known is not None:
+            # A storage that was resized has moved.
+            self._release(known[0], now)
+
+    def _release(self, key: object, when: int) -> None:
+        entry = self._entries[key]
+        entry.holders -= 1
+        if not entry.holders:
+            self._before_less()
+            del self._entries[key]
+            self._add(entry.owner, -entry.size)
+            self.heard(when)
+
+    def _add(self, owner: int | None, size: int) -> None:
+        self.by_owner[owner] += size
+        if owner is None:
+            self.given += size
+            self.given_peak = max(self.given_peak, self.given)
+        else:
+            self.live += size
+
+    def _before_less(self) -> None:
+        # Copied once for each peak, not at each birth on the way to it.
+        if self._peak_is_new:
+            self._at_peak = {owner: size for owner, size in self.by_owner.items() if size}
+            self._peak_is_new = False

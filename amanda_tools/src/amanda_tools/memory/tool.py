@@ -1,0 +1,241 @@
+"""`Memory`: what operators allocate, how long it lives, and where the peak is.
+
+Owns what is looked at when. Which memory a tensor stands on is in `buffers`, what is alive in
+`ledger`, the result in `result`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from amanda_core import OpContext, Tool
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import key_of
+from amanda_tools.memory.buffers import (
+    Buffer,
+    Unknown,
+    kept,
+    sequence,
+    size_in_bytes,
+    storages,
+    views,
+)
+from amanda_tools.memory.ledger import Ledger
+from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
+
+__all__ = ["Memory"]
+
+#: TensorFlow's operators that give a variable's own buffer.
+_VIEWS_OF_VARIABLES = frozenset({"ReadVariableOp", "VarHandleOp"})
+
+
+class Memory(Tool):
+    """Follows the memory that operators give: births, deaths, the peak, and who held what then.
+
+    A buffer is counted once, however many tensors are views of it, and is alive until the framework
+    frees it: what autograd keeps for backward is alive until backward has used it.
+
+    Args:
+        backward: Whether to follow backward operators as well. Without it, what they give is not
+            seen.
+        everything: Whether to count what is not the model's as well, such as an optimizer's state.
+        limit: Changes that the timeline holds; later ones are only counted.
+
+    Raises:
+        ValueError: `limit` is negative.
+
+    >>> tool = Memory()
+    """
+
+    def __init__(
+        self, backward: bool = True, everything: bool = True, limit: int = 100_000
+    ) -> None:
+        super().__init__()
+        if limit < 0:
+            raise ValueError(f"limit must not be negative, and is {limit}")
+        self.everything = everything
+        self.limit = limit
+        self._ops: dict[tuple[object, ...], _Op] = {}
+        self._by_number: list[_Op] = []
+        self._ledger = Ledger(self._changed)
+        self._steps: list[StepMemory] = []
+        self._timeline: list[Moment] = []
+        self._left_out = 0
+        self._problems: dict[str, None] = {}
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.add_inst_for_op(self.analyse)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
+        self.add_inst_for_step(self.begin_step, self.end_step)
+
+    def analyse(self, context: OpContext) -> None:
+        """Have what an op gives noted."""
+        if context.zone != "model" and not self.everything:
+            return
+        with self._clock:
+            op = self._op_of(context)
+            if op.buffers is not None:
+                context.insert_before_op(self.take, op=op)
+            context.insert_after_op(self.give, op=op)
+
+    def analyse_backward(self, context: OpContext) -> None:
+        """Have what a backward op gives noted."""
+        if context.zone != "model" and not self.everything:
+            return
+        with self._clock:
+            op = self._op_of(context)
+            # A leaf's gradient is written into the leaf, and given to nobody.
+            leaf = getattr(context.get_backward_op(), "variable", None)
+            op.leaf = None if leaf is None else weakref.ref(leaf)
+            if op.buffers is not None:
+                context.insert_before_backward_op(self.arrive, op=op)
+            context.insert_after_backward_op(self.give_gradients, op=op)
+
+    def take(self, *inputs: Any, op: _Op) -> None:
+        """Note what was there before an op."""
+        with self._clock, self._lock:
+            self._meet(op, inputs, None)
+            if op.is_torch:
+                op.sequence = sequence()
+
+    def give(self, *outputs: Any, op: _Op) -> None:
+        """Note what an op has given, and what is kept of it for backward."""
+        with self._clock, self._lock:
+            if op.buffers is None:
+                self._count_outputs(op, outputs)
+                return
+            self._ledger.settle()
+            # What gives a variable's buffer does not make it.
+            owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
+            self._meet(op, outputs, owner)
+            if op.is_torch:
+                self._meet(op, kept(outputs, op.sequence), op)
+            self._count(op)
+
+    def arrive(self, *gradients: Any, op: _Op) -> None:
+        """Note gradients that were made between operators, such as sums of several."""
+        with self._clock, self._lock:
+            self._meet(op, gradients, op)
+
+    def give_gradients(self, *gradients: Any, op: _Op) -> None:
+        """Note what a backward op has given."""
+        with self._clock, self._lock:
+            if op.buffers is None:
+                self._count_outputs(op, gradients)
+                return
+            self._meet(op, gradients, op)
+            leaf = None if op.leaf is None else op.leaf()
+            if leaf is not None:
+                self._meet(op, [leaf.grad], op)
+            self._count(op)
+
+    def begin_step(self, number: int) -> None:
+        """Note the begin of a step."""
+        with self._lock:
+            self._ledger.settle()
+            self._steps.append(StepMemory(number, peak=self._ledger.live))
+
+    def end_step(self, number: int) -> None:
+        """Note the end of a step."""
+        with self._lock:
+            self._ledger.settle()
+            if self._steps:
+                self._steps[-1].live = self._ledger.live
+
+    def result(self) -> MemoryResult:
+        """What was seen so far."""
+        with self._lock:
+            ledger = self._ledger
+            ledger.settle()
+            at_peak = ledger.at_peak
+            ops = [
+                replace(op.facts, at_peak=at_peak.get(number, 0), live=ledger.by_owner[number])
+                for number, op in enumerate(self._by_number)
+                if op.facts.calls
+            ]
+            if self._steps:
+                self._steps[-1].live = ledger.live
+            peak_op = None
+            if ledger.peak_owner is not None:
+                peak_op = self._by_number[ledger.peak_owner].facts.name
+            return MemoryResult(
+                ledger.peak,
+                peak_op,
+                ledger.live,
+                ledger.given_peak,
+                ops,
+                [replace(step) for step in self._steps if step.allocated],
+                list(self._problems),
+                self._left_out,
+                self._clock.spent / 1e9,
+                self._clock.wall / 1e9,
+                list(self._timeline),
+            )
+
+    def _op_of(self, context: OpContext) -> _Op:
+        key = key_of(context)
+        with self._lock:
+            if key not in self._ops:
+                self._ops[key] = _Op(AllocatingOp.of(context), len(self._by_number))
+                self._by_number.append(self._ops[key])
+            op = self._ops[key]
+            if op.buffers is None:
+                self._problems.setdefault(
+                    f"{context.namespace}: which buffers a graph uses, and how long, is the "
+                    "framework's own; only the size of outputs is counted"
+                )
+        return op
+
+    def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None) -> None:
+        assert op.buffers is not None
+        try:
+            for buffer in op.buffers(values):
+                number = None if owner is None else owner.number
+                more = self._ledger.meet(buffer, number, time.perf_counter_ns())
+                if more and owner is not None:
+                    owner.facts.allocated += more
+                    owner.facts.buffers += 1
+                    if self._steps:
+                        step = self._steps[-1]
+                        step.allocated += more
+                        step.peak = max(step.peak, self._ledger.live)
+        except Unknown as problem:
+            self._problems.setdefault(f"not counted: {problem}")
+
+    def _count(self, op: _Op) -> None:
+        op.facts.calls += 1
+        op.facts.live_after = max(op.facts.live_after, self._ledger.live)
+
+    def _count_outputs(self, op: _Op, values: Sequence[Any]) -> None:
+        op.facts.calls += 1
+        for value in values:
+            for tensor in value if isinstance(value, (list, tuple)) else [value]:
+                if hasattr(tensor, "dtype"):
+                    op.facts.output += size_in_bytes(tensor)
+
+    def _changed(self, when: int) -> None:
+        if len(self._timeline) < self.limit:
+            self._timeline.append(Moment(when, self._ledger.live, self._ledger.given))
+        else:
+            self._left_out += 1
+
+
+class _Op:
+    """One operator, as it is followed."""
+
+    def __init__(self, facts: AllocatingOp, number: int) -> None:
+        self.facts, self.number = facts, number
+        self.is_torch = facts.namespace.startswith("pytorch/")
+        #: Gives the buffers of values; None where they cannot be told.
+        self.buffers: Callable[[Any], Iterator[Buffer]] | None = None
+        if "/eager" in facts.namespace:
+            self.buffers = storages if self.is_torch else views
+        self.sequence = 0
+        self.leaf: weakref.ref[Any] | None = None

@@ -1,0 +1,170 @@
+"""What `NonFinite` keeps of operators, of their executions, and of the values in them.
+
+Owns what an operator is to it and how closely a value is looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_tools.common.facts import OpFacts, key_of
+from amanda_tools.common.statistics import statistics_of
+from amanda_tools.common.tensors import NotReadableError, host, numbers
+from amanda_tools.nonfinite.probe import Pending
+from amanda_tools.nonfinite.result import Looked, Origin
+
+__all__ = ["Entered", "Execution", "Look", "Made", "Op", "looked", "union", "version_of", "weak"]
+
+
+class Op:
+    """One operator or backward operator, as it is looked at."""
+
+    def __init__(self, context: OpContext, of: str = "") -> None:
+        holder = context if context.forward is None else context.forward
+        self.facts = OpFacts.of(holder)
+        self.key = key_of(context)
+        self.of = of
+        self.names = context.input_names if not of else ()
+        self.allowed = False
+        kind = context.op_type
+        inner = kind.startswith("__i") and kind.endswith("__")
+        self.writes = not of and (
+            (kind.endswith("_") and not kind.endswith("__")) or inner or kind == "__setitem__"
+        )
+        self.reads_variable = kind in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+        self._eager = "/eager" in context.namespace
+        #: Thread -> the executions that it is in; graphs have all of theirs at 0.
+        self._entered: dict[int, list[Entered]] = {}
+
+    def enter(self, entered: Entered) -> None:
+        """An execution begins."""
+        self._entered.setdefault(self._thread, []).append(entered)
+
+    def leave(self) -> Entered | None:
+        """What the execution that ends began with, None if it is not known."""
+        waiting = self._entered.get(self._thread)
+        if not waiting:
+            return None
+        # Those of a thread lie in one another; of a graph's, run at a time, the first is the next.
+        return waiting.pop() if self._eager else waiting.pop(0)
+
+    def forget(self) -> None:
+        """Let go of executions that have not ended: they were left by an exception."""
+        self._entered.clear()
+
+    @property
+    def _thread(self) -> int:
+        return threading.get_ident() if self._eager else 0
+
+    def name_of(self, position: str) -> str:
+        """Name of an input, with the path of the module that it may belong to."""
+        first, _, rest = position.partition(".")
+        names = self.names
+        name = names[int(first)] if int(first) < len(names) else f"input {first}"
+        name += f"[{rest}]" if rest else ""
+        return f"{self.facts.module}.{name}" if self.facts.module else name
+
+
+@dataclass
+class Entered:
+    """What one execution began with: its inputs, or what they looked like."""
+
+    inputs: Sequence[Any]
+    looks: list[Look] | None
+    waits: bool
+
+
+@dataclass
+class Look:
+    """What a value looked like: its bits, or the numbers that they will be made of."""
+
+    position: str
+    found: int | Pending
+    origin: Origin | None
+    tensor: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor that an operator made, and what it looked like.
+
+    Attributes:
+        tensor: Gives it as long as it lives.
+        version: How often it was written then, None where that is not known.
+        found: Its bits, or the numbers that they will be made of.
+    """
+
+    tensor: Callable[[], Any]
+    version: int | None
+    found: int | Pending
+
+    def is_still(self, value: Any) -> bool:
+        """Whether it is this value, as it was."""
+        version = version_of(value)
+        return self.tensor() is value and version is not None and version == self.version
+
+
+@dataclass
+class Execution:
+    """One execution."""
+
+    op: Op
+    step: int
+    inputs: list[Look]
+    outputs: list[Look]
+
+
+def version_of(value: Any) -> int | None:
+    """How often a tensor was written, None where nobody counts."""
+    try:
+        version: int | None = getattr(value, "_version", None)
+    except RuntimeError:  # Of tensors made in inference mode.
+        return None
+    return version
+
+
+def union(looks: Sequence[Look]) -> int:
+    """The bits of several values, whose numbers have come."""
+    bits = 0
+    for look in looks:
+        assert isinstance(look.found, int)
+        bits |= look.found
+    return bits
+
+
+def weak(value: Any) -> Callable[[], Any]:
+    """What gives a tensor as long as it lives: nobody keeps it only to be looked at closely."""
+    return (lambda: None) if isinstance(value, float) else weakref.ref(value)
+
+
+def looked(looks: Sequence[Look]) -> list[Looked]:
+    """The tensors looked at closely: those that still live and are what they were."""
+    import numpy
+
+    found = []
+    for look in looks:
+        tensor = look.tensor()
+        if tensor is None:
+            continue
+        try:
+            values = host(tensor)
+        except NotReadableError:
+            continue
+        wrong = numpy.argwhere(~numpy.isfinite(numbers(values.array, values.dtype)))
+        if bool(look.found) != bool(len(wrong)):
+            continue  # Written meanwhile.
+        found.append(
+            Looked(
+                look.position,
+                values.dtype,
+                list(values.array.shape),
+                statistics_of(values),
+                wrong[0].tolist() if len(wrong) else None,
+            )
+        )
+    return found

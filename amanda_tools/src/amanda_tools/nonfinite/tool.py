@@ -1,0 +1,357 @@
+"""`NonFinite`: the operator that made the first NaN or infinity, forward and backward.
+
+Owns which operators are looked at and who is to blame. How a tensor is looked at is in
+`probe`, what is kept meanwhile in `record`, the result in `result`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from amanda_core import OpContext, Tool
+from amanda_core.errors import AmandaWarning
+from amanda_core.selection import select
+from amanda_core.vocabulary import backward_word
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import REARRANGING
+from amanda_tools.common.tensors import need_numpy
+from amanda_tools.nonfinite.probe import (
+    INF,
+    NAN,
+    Pending,
+    bits_of,
+    candidates,
+    is_on_host,
+    pending,
+    resolve,
+)
+from amanda_tools.nonfinite.record import (
+    Entered,
+    Execution,
+    Look,
+    Made,
+    Op,
+    looked,
+    union,
+    version_of,
+    weak,
+)
+from amanda_tools.nonfinite.result import Fault, NonFiniteResult, Origin
+
+__all__ = ["NonFinite", "NonFiniteError"]
+
+#: Rearranging operators whose gradients are only rearranged as well, and not added up.
+_MOVED = {
+    backward_word(word)
+    for word in REARRANGING - {"slice", "expand", "tile", "repeat", "split", "identity"}
+}
+#: Executions whose numbers may wait on a device.
+_WAITING = 4096
+
+
+class NonFiniteError(FloatingPointError):
+    """A value stopped being finite.
+
+    Attributes:
+        fault: Where.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.fault,)
+
+
+class NonFinite(Tool):
+    """Finds the operators whose results are not finite though their inputs are.
+
+    Args:
+        what: What counts: ``nan``, ``inf`` or ``both``.
+        action: ``report`` in the result; ``warn`` as well, once for each operator; or ``raise``
+            `NonFiniteError` at once.
+        allow_ops: Patterns of operators that may give it, by type, common word or name.
+        allow_modules: Patterns of paths of modules whose operators may.
+        backward: Whether gradients are looked at.
+        every: Look at each n-th step only.
+        wait: When results are looked at that are on a device: each ``op``, which stops it each
+            time, or all of a ``step`` together. With ``auto`` that of a step, except to raise.
+        everything: Whether to look at what is not the model's as well, such as an optimizer.
+
+    Raises:
+        ValueError: An option has none of its values.
+        ImportError: NumPy is not installed.
+
+    >>> tool = NonFinite(what="nan", action="raise")
+    """
+
+    def __init__(
+        self,
+        what: Literal["both", "nan", "inf"] = "both",
+        action: Literal["report", "warn", "raise"] = "report",
+        allow_ops: list[str] | None = None,
+        allow_modules: list[str] | None = None,
+        backward: bool = True,
+        every: int = 1,
+        wait: Literal["auto", "op", "step"] = "auto",
+        everything: bool = False,
+    ) -> None:
+        super().__init__()
+        if what not in ("both", "nan", "inf"):
+            raise ValueError(f"what must be both, nan or inf, and is {what!r}")
+        if action not in ("report", "warn", "raise"):
+            raise ValueError(f"action must be report, warn or raise, and is {action!r}")
+        if wait not in ("auto", "op", "step"):
+            raise ValueError(f"wait must be auto, op or step, and is {wait!r}")
+        if every < 1:
+            raise ValueError(f"every must be 1 or more, and is {every}")
+        need_numpy()
+        self.what = what
+        self.action = action
+        self.every = every
+        self.wait = wait
+        self.everything = everything
+        self._counts = {"both": NAN | INF, "nan": NAN, "inf": INF}[what]
+        self._allowed = [select(op=allow_ops)] if allow_ops else []
+        self._allowed += [select(module=allow_modules)] if allow_modules else []
+        self._result = NonFiniteResult()
+        self._faults: dict[tuple[object, ...], Fault] = {}
+        self._waiting: list[Execution] = []
+        #: id -> a tensor that an operator made and that may be not finite.
+        self._made: dict[int, Made] = {}
+        self._ops: weakref.WeakSet[Op] = weakref.WeakSet()
+        self._step = 0
+        self._looks = True
+        #: Whether there was a NaN in this step before.
+        self._seen = False
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_step(self.begin, self.end)
+        if backward:
+            self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    def analyse(self, context: OpContext) -> None:
+        """Have the results of an op looked at."""
+        if context.zone != "model" and not self.everything:
+            return
+        if context["type"] in REARRANGING:
+            return  # Nothing arises there.
+        op = Op(context)
+        self._ops.add(op)
+        # What has no values yet has any.
+        op.allowed = context["type"] == "empty" or any(test(context) for test in self._allowed)
+        context.insert_before_op(self.enter, op=op)
+        context.insert_after_op(self.leave, op=op)
+
+    def analyse_backward(self, context: OpContext) -> None:
+        """Have the gradients of a backward op looked at."""
+        if context.zone != "model" and not self.everything:
+            return
+        if context["backward_type"] in ("accumulate_grad", *_MOVED):
+            return
+        op = Op(context, of=context.op_type)
+        self._ops.add(op)
+        holder = context if context.forward is None else context.forward
+        op.allowed = any(test(holder) for test in self._allowed)
+        context.insert_before_backward_op(self.enter, op=op)
+        context.insert_after_backward_op(self.leave, op=op)
+
+    def begin(self, step: int) -> None:
+        """Note the step."""
+        with self._lock:
+            self._step, self._seen = step, False
+            self._looks = step % self.every == 0
+            for op in self._ops:
+                op.forget()
+
+    def end(self, step: int) -> None:
+        """Look at what waits."""
+        with self._clock:
+            self._look()
+
+    def enter(self, *inputs: Any, op: Op) -> None:
+        """Keep the inputs of one execution until it has ended."""
+        if not self._looks:
+            return
+        with self._clock:
+            waits = self._waits(inputs)
+            # An op that writes its input is asked about it before.
+            looks = self._probed(inputs, op, waits) if op.writes or waits else None
+            op.enter(Entered(inputs if looks is None else (), looks, waits))
+
+    def leave(self, *outputs: Any, op: Op) -> None:
+        """Look at the results of one execution."""
+        if not self._looks:
+            return
+        with self._clock, self._lock:
+            entered = op.leave()
+            if entered is None:
+                self._unchecked(f"{op.facts.type} began in another step")
+                return
+            self._result.checked += 1
+            waits = self._waits(outputs)
+            waiting = waits or entered.waits
+            if not waiting and not any(self._bits(value, op) for _, value in candidates(outputs)):
+                return
+            if entered.looks is None:
+                entered.looks = self._probed(entered.inputs, op, False)
+            looks = self._probed(outputs, op, waits)
+            execution = Execution(op, self._step, entered.looks, looks)
+            self._note(looks)
+            if not waiting:
+                self._judge(execution)
+                return
+            self._waiting.append(execution)
+            if len(self._waiting) >= _WAITING or self._at_once:
+                self._look()
+
+    def result(self) -> NonFiniteResult:
+        """What was found so far."""
+        with self._lock:
+            self._look(raises=False)
+            found = NonFiniteResult(**vars(self._result))
+            found.unchecked = dict(found.unchecked)
+            found.faults = [Fault(**vars(fault)) for fault in self._faults.values()]
+            found.tool_seconds = self._clock.spent / 1e9
+            found.wall_seconds = self._clock.wall / 1e9
+            return found
+
+    @property
+    def _at_once(self) -> bool:
+        return self.wait == "op" or (self.wait == "auto" and self.action == "raise")
+
+    def _waits(self, values: Sequence[Any]) -> bool:
+        """Whether results stay where they are until the end of the step."""
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                value = value[0] if value else None
+            if hasattr(value, "detach") and (self.wait == "step" or not is_on_host(value)):
+                return True
+        return False
+
+    def _bits(self, value: Any, op: Op) -> int:
+        """The bits of a value that count."""
+        try:
+            return bits_of(value, self.what == "inf") & self._counts
+        except Exception as error:  # Tensors of somebody's own class raise what they like.
+            self._unchecked(f"{type(error).__name__} at {op.facts.type}")
+            return 0
+
+    def _unchecked(self, reason: str) -> None:
+        with self._lock:
+            self._result.unchecked[reason] = self._result.unchecked.get(reason, 0) + 1
+
+    def _probed(self, values: Sequence[Any], op: Op, waits: bool) -> list[Look]:
+        looks = []
+        for position, value in candidates(values):
+            made = self._made.get(id(value))
+            known = made is not None and made.is_still(value)
+            found: int | Pending
+            if not waits:
+                found = self._bits(value, op)
+            elif made is not None and known:
+                found = made.found
+            else:
+                try:
+                    found = pending(value)
+                except Exception as error:
+                    self._unchecked(f"{type(error).__name__} at {op.facts.type}")
+                    continue
+            looks.append(Look(position, found, self._origin(value), weak(value)))
+        return looks
+
+    def _origin(self, value: Any) -> Origin | None:
+        """Where a value came from, None if an operator made it."""
+        if isinstance(value, float):
+            return "constant"
+        made = self._made.get(id(value))
+        if made is not None and made.tensor() is value:
+            return None
+        if getattr(value, "is_leaf", False) and value.requires_grad:
+            return "parameter"
+        return "data"
+
+    def _note(self, looks: Sequence[Look]) -> None:
+        """Remember that operators made these."""
+        for look in looks:
+            value = look.tensor()
+            if value is not None:
+                forget = functools.partial(_forget, self._made, id(value))
+                tensor = weakref.ref(value, forget)
+                self._made[id(value)] = Made(tensor, version_of(value), look.found)
+
+    def _look(self, raises: bool = True) -> None:
+        """Judge what waits."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+            looks = [look for one in waiting for look in (*one.inputs, *one.outputs)]
+            unknown = [(look, look.found) for look in looks if isinstance(look.found, tuple)]
+            if unknown:
+                found = resolve([numbers for _, numbers in unknown])
+                for (look, _), bits in zip(unknown, found, strict=True):
+                    look.found = bits & self._counts
+            for execution in waiting:
+                if union(execution.outputs):
+                    self._judge(execution, raises)
+
+    def _judge(self, execution: Execution, raises: bool = True) -> None:
+        """Say who is to blame for results that are not finite."""
+        op = execution.op
+        before, after = union(execution.inputs), union(execution.outputs)
+        seen, self._seen = self._seen, self._seen or bool((before | after) & NAN)
+        if op.allowed:
+            self._result.allowed += 1
+            return
+        # Later than a fault, parameters are what it left.
+        sound = not any(fault.step < execution.step for fault in self._faults.values())
+        new = after & NAN & ~before or (after & INF if not before else 0)
+        if new and not op.reads_variable:
+            origin: Origin = "gradient" if op.of else "operator"
+            self._fault(execution, origin, new, op.of, raises)
+            return
+        if new and sound:
+            self._fault(execution, "parameter", new, op.facts.name, raises)
+            return
+        for look in execution.inputs:
+            bits = look.found
+            assert isinstance(bits, int)
+            # Infinities of the program's own are masks, as a rule; and what moved or hid a value
+            # on its way may look like its origin.
+            blamed = sound if look.origin == "parameter" else bits & NAN and not seen
+            if bits and blamed and look.origin is not None:
+                self._fault(execution, look.origin, bits, op.name_of(look.position), raises)
+                return
+        self._result.passed_on += 1
+
+    def _fault(
+        self, execution: Execution, origin: Origin, bits: int, what: str, raises: bool
+    ) -> None:
+        op = execution.op
+        kind: Literal["nan", "inf"] = "nan" if bits & NAN else "inf"
+        key = (*op.key, origin, kind, what)
+        fault = self._faults.get(key)
+        new = fault is None
+        if fault is None:
+            fault = self._faults[key] = Fault(
+                **vars(op.facts), origin=origin, kind=kind, what=what, step=execution.step
+            )
+        fault.calls += 1
+        if not fault.outputs:
+            fault.outputs = looked(execution.outputs)
+            fault.inputs = looked(execution.inputs)
+        if raises and self.action == "raise":
+            raise NonFiniteError(fault)
+        if new and self.action == "warn":
+            warnings.warn(str(fault), AmandaWarning, stacklevel=4)
+
+
+def _forget(made: dict[int, Made], number: int, _: object) -> None:
+    made.pop(number, None)

@@ -1,0 +1,131 @@
+"""The matches of a program that is rewritten, and the values inside of them.
+
+Owns what a match, an operator of it and a value inside of it are to the tool, and stand-ins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from amanda_tools.graph.model import Graph, Op
+from amanda_tools.rewriting.patterns import Site
+from amanda_tools.rewriting.result import Rewritten
+from amanda_tools.rewriting.rules import Rule, Taken
+
+__all__ = ["Inside", "Match", "Role", "flat", "is_tensor", "kind_of", "stand_in_like", "write"]
+
+
+class Match:
+    """One match, and what became of it."""
+
+    def __init__(self, rule: Rule, graph: Graph, site: Site) -> None:
+        self.rule, self.graph = rule, graph
+        names = [op.name for op in site.ops.values()]
+        self.report = Rewritten(rule.name, site.tail.name, site.tail.source, names[::-1])
+        #: Why it is rewritten no longer.
+        self.off: str | None = None
+        #: In a graph, what its first operator is replaced by.
+        self.head: Callable[..., Any] | None = None
+        #: What its operators are, the last one first.
+        self.roles = [Role(self, name, op, site) for name, op in site.ops.items()]
+
+    def refuse(self, reason: str) -> None:
+        """Rewrite it no longer."""
+        self.off = self.report.refused = reason
+
+    def fell_back(self, reason: str) -> None:
+        """Note an execution that was left as it is."""
+        self.report.fallbacks[reason] = self.report.fallbacks.get(reason, 0) + 1
+
+
+class Role:
+    """What an operator is in a match."""
+
+    def __init__(self, match: Match, name: str, op: Op, site: Site) -> None:
+        self.match, self.name, self.op = match, name, op
+        self.is_tail = op is site.tail
+        #: Input position -> operator of the match that the value comes from.
+        self.links: Mapping[int, int] = site.links.get(op.index, {})
+        self.inputs = [
+            (input_name, position)
+            for input_name, places in site.inputs.items()
+            for index, position in places
+            if index == op.index
+        ]
+        self.names: Sequence[str] = ()
+        self.attrs: Mapping[str, Any] = {}
+        #: Kinds of inputs -> shape and dtype of the output.
+        self.outputs: dict[Any, tuple[tuple[int, ...], Any]] = {}
+
+
+class Inside:
+    """How a value inside a match came about.
+
+    Attributes:
+        deferred: Whether it is a stand-in, which nothing was computed for.
+        before: What it was before, where an operator returned its input.
+        grad: Whether gradients were recorded.
+    """
+
+    def __init__(self, role: Role, taken: Taken, deferred: bool) -> None:
+        self.role, self.taken, self.deferred = role, taken, deferred
+        self.ref: Callable[[], Any] = lambda: None
+        self.before: Inside | None = None
+        self.grad = deferred and _records_gradients()
+
+
+def _records_gradients() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor."""
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def flat(values: Sequence[Any]) -> list[Any]:
+    """Values, and those of lists among them."""
+    found: list[Any] = []
+    for value in values:
+        found += value if isinstance(value, (list, tuple)) else [value]
+    return found
+
+
+def kind_of(inputs: Sequence[Any]) -> Any:
+    """What the shape of an operator's output follows from."""
+    return tuple(
+        (tuple(value.shape), str(value.dtype)) if is_tensor(value) else repr(value)
+        for value in flat(inputs)
+    )
+
+
+def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
+    """A tensor of the shape and type of an output, NaN throughout and without memory of its own.
+
+    Args:
+        inputs: Inputs of the operator.
+        like: Shape and dtype.
+
+    Returns:
+        The tensor; None where there can be none, as for whole numbers and outside of PyTorch.
+    """
+    shape, dtype = like
+    first = next((value for value in flat(inputs) if hasattr(value, "new_full")), None)
+    if first is None or not dtype.is_floating_point:
+        return None
+    one = first.new_full((1,), float("nan"), dtype=dtype)
+    return first.new_empty(0, dtype=dtype).set_(one.untyped_storage(), 0, shape, (0,) * len(shape))
+
+
+def write(stand_in: Any, compute: Callable[[], Any], grad: bool) -> None:
+    """Write what an operator gives into its stand-in, with its gradients if `grad`."""
+    import torch
+
+    with torch.no_grad():
+        own = stand_in.new_empty(stand_in.shape)
+        stand_in.set_(own.untyped_storage(), 0, own.shape, own.stride())
+    with torch.set_grad_enabled(grad):
+        stand_in.copy_(compute())

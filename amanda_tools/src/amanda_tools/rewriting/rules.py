@@ -1,0 +1,252 @@
+"""What is rewritten: patterns with what stands in for them.
+
+Owns the rules that come with the rewriting tool. A replacement that needs a framework imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_tools.rewriting.patterns import Input, Operator
+
+__all__ = ["RULES", "Matched", "Rule", "Taken"]
+
+
+@dataclass
+class Taken:
+    """One operator of a match, as it was called in one execution.
+
+    Attributes:
+        type: The common word, or the backend's name.
+        inputs: Its inputs by position; what another operator of the match gives may be a stand-in.
+        names: Names of the input positions.
+        attrs: Attributes that are no positions.
+        run: Runs the operator itself on inputs by position.
+    """
+
+    type: str
+    inputs: Sequence[Any]
+    names: Sequence[str]
+    attrs: Mapping[str, Any]
+    run: Callable[[Sequence[Any]], Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An input or attribute by its name."""
+        if name in self.names:
+            return self.inputs[self.names.index(name)]
+        return self.attrs.get(name, default)
+
+
+@dataclass
+class Matched:
+    """One execution of a match.
+
+    Attributes:
+        name: Readable name of its last operator.
+        ops: Name in the pattern -> operator; optional ones that are not there are left out.
+        inputs: Name of an input -> value.
+        tell: Shows a value, by its name, to whoever listens; gives it back, or what stands in.
+    """
+
+    name: str
+    ops: Mapping[str, Taken]
+    inputs: Mapping[str, Any]
+    tell: Callable[[str, Any], Any] = lambda name, value: value
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A pattern and what stands in for it.
+
+    Attributes:
+        name: Its name.
+        pattern: The operators.
+        replacement: Gives what the last operator of the match would have given.
+        guard: Why an execution is left as it is; None lets it be rewritten.
+        head: For graphs: gives what the first operator is to give instead, of its inputs and of
+            the constant inputs and attributes of each operator by name, or says why it is left. The
+            other operators hand on their first input. None for a rule for eager modes alone.
+    """
+
+    name: str
+    pattern: Operator
+    replacement: Callable[[Matched], Any]
+    guard: Callable[[Matched], str | None] = lambda match: None
+    head: Callable[[Mapping[str, Mapping[str, Any]]], Callable[..., Any] | str] | None = None
+
+
+# A convolution and the normalisation behind it.
+
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+
+
+def _conv_bn_guard(match: Matched) -> str | None:
+    norm = match.ops["norm"]
+    training = norm.get("training", norm.get("is_training", False))
+    if training:
+        return "the normalisation is in training"
+    if "data_format" in norm.attrs and _text(norm.attrs["data_format"]) != "NHWC":
+        return "the channels are not last"
+    if norm.get("running_mean", norm.get("mean")) is None:
+        return "the normalisation has no statistics"
+    return None
+
+
+def _conv_bn(match: Matched) -> Any:
+    conv, norm = match.ops["conv"], match.ops["norm"]
+    if "running_mean" in norm.names:
+        return _torch_conv_bn(conv, norm)
+    scale = norm.get("scale") / (norm.get("variance") + norm.get("epsilon")) ** 0.5
+    x, weight = conv.inputs
+    (output,) = conv.run([x, weight * scale])
+    mean, variance = norm.get("mean"), norm.get("variance")
+    return [output + (norm.get("offset") - mean * scale), mean, variance, mean, variance, mean[:0]]
+
+
+def _torch_conv_bn(conv: Taken, norm: Taken) -> Any:
+    import torch
+
+    mean = norm.get("running_mean")
+    scale = torch.rsqrt(norm.get("running_var") + norm.get("eps"))
+    if norm.get("weight") is not None:
+        scale = scale * norm.get("weight")
+    inputs = list(conv.inputs)
+    weight, bias = inputs[1], inputs[2]
+    inputs[1] = weight * scale.reshape(-1, *[1] * (weight.dim() - 1))
+    shift = -mean if bias is None else bias - mean
+    inputs[2] = shift * scale
+    if norm.get("bias") is not None:
+        inputs[2] = inputs[2] + norm.get("bias")
+    return conv.run(inputs)
+
+
+def _tensorflow_conv_bn(constants: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any] | str:
+    """The convolution of a graph whose normalisation is constant."""
+    import tensorflow as tf
+
+    norm, attrs = constants["norm"], constants["conv"]
+    if norm.get("is_training"):
+        return "the normalisation is in training"
+    if _text(norm["data_format"]) != "NHWC":
+        return "the channels are not last"
+    if attrs.get("explicit_paddings"):
+        return "its padding is explicit"
+    scale = norm["scale"] / (norm["variance"] + norm["epsilon"]) ** 0.5
+    shift = norm["offset"] - norm["mean"] * scale
+    padding = _text(attrs["padding"])
+
+    def folded(x: Any, weight: Any) -> Any:
+        output = tf.nn.conv2d(
+            x, weight * scale, attrs["strides"], padding, dilations=attrs["dilations"]
+        )
+        return output + shift
+
+    return folded
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+CONV_BN = Rule(
+    "conv_bn",
+    Operator(
+        ("batch_norm",),
+        {
+            0: Operator(
+                (*_CONVOLUTIONS,),
+                {0: Input("x"), 1: Input("weight")},
+                "conv",
+                where=lambda op: op.type != "DepthwiseConv2dNative",
+            )
+        },
+        "norm",
+    ),
+    _conv_bn,
+    _conv_bn_guard,
+    _tensorflow_conv_bn,
+)
+
+
+# Attention: softmax(Q K^T * scale + mask) V, and the operator that computes all of it.
+
+
+def _attention_pattern() -> Operator:
+    scores = Operator(("matmul",), {0: Input("query"), 1: Input("key")}, "scores")
+    scaled = Operator(("mul", "div"), {0: scores, 1: Input("scale")}, "scaled", optional=True)
+    masked = Operator(("add",), {0: scaled, 1: Input("mask")}, "masked", True, optional=True)
+    softmax = Operator(("softmax",), {0: masked}, "softmax")
+    cast = Operator(("cast",), {0: softmax}, "cast", optional=True)
+    dropout = Operator(("dropout",), {0: cast}, "dropout", optional=True)
+    return Operator(("matmul",), {0: dropout, 1: Input("value")}, "attention")
+
+
+def _attention_guard(match: Matched) -> str | None:
+    dropout = match.ops.get("dropout")
+    if dropout is not None and dropout.get("train") and dropout.get("p"):
+        return "its dropout is random"
+    query, axis = match.inputs["query"], match.ops["softmax"].get("dim")
+    if axis not in (-1, query.dim() - 1):
+        return "the softmax is not over the last axis"
+    if query.dim() < 3 or match.inputs["key"].dim() != query.dim():
+        return "it is no batch of heads"
+    if isinstance(match.inputs.get("scale"), bool) or match.ops["scores"].names[0] != "input":
+        return "it is called in another way"
+    return None
+
+
+def _fused_attention(match: Matched) -> Any:
+    import torch
+
+    query, key, value = (match.inputs[name] for name in ("query", "key", "value"))
+    factor: Any = match.inputs.get("scale", 1.0)
+    scaled = match.ops.get("scaled")
+    if scaled is not None and scaled.type == "div":
+        factor = 1.0 / factor
+    if isinstance(factor, torch.Tensor):
+        query, factor = query * factor, 1.0
+    mask = match.inputs.get("mask")
+    if mask is not None and match.ops["masked"].get("alpha", 1) != 1:
+        mask = mask * match.ops["masked"].get("alpha")
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key.transpose(-1, -2), value, attn_mask=mask, scale=float(factor)
+    )
+
+
+def _softmax_guard(match: Matched) -> str | None:
+    return "its dropout is random" if match.ops["attention"].get("dropout_p") else None
+
+
+def _softmax_attention(match: Matched) -> Any:
+    import torch
+
+    given = match.ops["attention"].get
+    query, key, value = given("query"), given("key"), given("value")
+    if given("enable_gqa"):
+        repeats = query.shape[-3] // key.shape[-3]
+        key = key.repeat_interleave(repeats, -3)
+        value = value.repeat_interleave(repeats, -3)
+    scale = given("scale")
+    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    mask = given("attn_mask")
+    if given("is_causal"):
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        mask = ones.tril()
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
+    probabilities = match.tell("probabilities", torch.softmax(scores, -1))
+    return probabilities @ value
+
+
+SDPA = Rule("sdpa", _attention_pattern(), _fused_attention, _attention_guard)
+SOFTMAX = Rule(
+    "softmax",
+    Operator(("scaled_dot_product_attention",), {0: Input("query")}, "attention"),
+    _softmax_attention,
+    _softmax_guard,
+)
+#: Name -> rule.
+RULES: Mapping[str, Rule] = {rule.name: rule for rule in (CONV_BN, SDPA, SOFTMAX)}

@@ -1,0 +1,409 @@
+"""`Rewrite`: subgraphs of a program replaced by other computations.
+
+Owns when a match is rewritten and when it falls back. Patterns are `patterns`', what stands in
+for them `rules`', the graph `tracing`'s. Imports no framework.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from amanda_core import OpContext, Tool
+from amanda_core.action import staged
+from amanda_core.errors import UnsupportedError
+from amanda_core.selection import select
+from amanda_core.threads import original as op_itself
+from amanda_tools.common.clock import Clock
+from amanda_tools.graph.model import Graph
+from amanda_tools.graph.tracing import GraphTracing
+from amanda_tools.rewriting.matches import (
+    Inside,
+    Match,
+    Role,
+    flat,
+    is_tensor,
+    kind_of,
+    stand_in_like,
+    write,
+)
+from amanda_tools.rewriting.patterns import Site, find
+from amanda_tools.rewriting.result import RewriteResult
+from amanda_tools.rewriting.rules import RULES, Matched, Rule, Taken
+
+__all__ = ["Rewrite"]
+
+Listener = Callable[[str, str, Any], Any]
+
+
+class Rewrite(Tool):
+    """Replaces subgraphs: a first run is traced, later ones are rewritten where a pattern fits.
+
+    A match is rewritten only if no operator outside of it uses a value inside of it. In eager modes
+    its last operator gives what the rule computes; the others give stand-ins, and are computed
+    after all where something else comes to use one, or the run takes another way.
+
+    Args:
+        rules: Names of rules: ``conv_bn`` folds a normalisation into the convolution in front of
+            it, ``sdpa`` computes attention by one operator, ``softmax`` the other way round.
+            `add` takes rules of one's own.
+        interior: ``skip`` leaves out what the replacement makes needless; ``run`` computes it all
+            the same, as TensorFlow's eager mode always does.
+        until: What a run ends with: that the outermost ``module`` is left, or a ``step``.
+
+    Raises:
+        ValueError: An option has none of its values.
+
+    >>> tool = Rewrite(rules=["conv_bn"])
+    """
+
+    def __init__(
+        self,
+        rules: list[Literal["conv_bn", "sdpa", "softmax"]] | None = None,
+        interior: Literal["skip", "run"] = "skip",
+        until: Literal["module", "step"] = "module",
+    ) -> None:
+        super().__init__()
+        for name in rules or ():
+            if name not in RULES:
+                raise ValueError(f"rules must be of {', '.join(RULES)}, not {name!r}")
+        if interior not in ("skip", "run"):
+            raise ValueError(f"interior must be skip or run, and is {interior!r}")
+        if until not in ("module", "step"):
+            raise ValueError(f"until must be module or step, and is {until!r}")
+        self.interior, self.until = interior, until
+        self._rules: list[Rule] = [RULES[name] for name in rules or ()]
+        self._listeners: list[Listener] = []
+        self._tracing = GraphTracing()
+        self._matches: dict[tuple[str, str, int], Match] = {}
+        #: Namespace and op id -> what an operator is in a match.
+        self._roles: dict[tuple[str, int], Role] = {}
+        self._known: set[tuple[str, int]] = set()
+        #: Of graphs: op -> constant inputs and attributes by name.
+        self._constants: dict[tuple[str, int], dict[str, Any]] = {}
+        self._met = self._is_tracing = True
+        #: Identity of a value inside a match -> how it came about.
+        self._inside: dict[int, Inside] = {}
+        self._deferred = 0
+        self._depth = 0
+        self._lock = threading.RLock()
+        self._clock = Clock()
+        self.depends_on(self._tracing)
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_scope(self._enter_module, self._leave_module)
+        self.add_inst_for_step(end=lambda number: self._end_run())
+
+    def add(self, rule: Rule) -> None:
+        """Add a rule; it comes behind those that are there."""
+        self._rules.append(rule)
+        self._met = True
+
+    def listen(self, function: Listener) -> None:
+        """Have a function called with what rewritten matches tell, such as ``probabilities``.
+
+        Args:
+            function: Gets the name of the operator, that of the value, and the value; what it
+                returns stands in for the value, unless it is None.
+        """
+        self._listeners.append(function)
+
+    def analyse(self, context: OpContext) -> None:
+        """Rewrite an op that is part of a match."""
+        if context.zone != "model":
+            return
+        with self._clock, self._lock:
+            key = (context.namespace, context.get_op_id())
+            if key not in self._known:
+                self._known.add(key)
+                self._met = True
+            role = self._roles.get(key)
+            is_eager = "/eager" in context.namespace
+            if not is_eager:
+                self._rewrite_node(context, key, role)
+            elif role is not None and context.recomputed:
+                # What it is to be the same as has run before there was a match.
+                role.match.refuse("a checkpoint runs it again")
+            elif role is not None:
+                role.names, role.attrs = context.input_names, dict(context.attrs)
+                context.replace_op(self.finish if role.is_tail else self.defer, role=role)
+            elif self._roles and self.interior == "skip":
+                self._use(context.get_inputs() or (), context.name)
+                context.insert_before_op(self.watch, name=context.name)
+
+    def watch(self, *inputs: Any, name: str) -> None:
+        """See to it that what is outside of all matches gets no stand-in."""
+        if self._deferred:
+            self._use(inputs, name)
+
+    def defer(self, *inputs: Any, role: Role) -> Any:
+        """What an operator inside a match gives: a stand-in, where all is as it was."""
+        original = _original()
+        with self._clock, self._lock:
+            match, kind = role.match, kind_of(inputs)
+            missing = self._missing(inputs, role)
+            shape = role.outputs.get(kind)
+            taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
+            if match.off is None and missing is None and self.interior == "skip" and shape:
+                stand_in = stand_in_like(inputs, shape)
+                if stand_in is not None:
+                    self._keep(stand_in, Inside(role, taken, deferred=True))
+                    return stand_in
+            if missing is not None:
+                match.fell_back(missing)
+            self._settle(inputs)
+            result = original(inputs)
+            value = result[0] if isinstance(result, (list, tuple)) else result
+            if missing is None:
+                role.outputs[kind] = (tuple(value.shape), value.dtype)
+                self._keep(value, Inside(role, taken, deferred=False))
+            return result
+
+    def finish(self, *inputs: Any, role: Role) -> Any:
+        """What the last operator of a match gives: what stands in, or what it would have given."""
+        original = _original()
+        with self._clock, self._lock:
+            match = role.match
+            taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
+            found = self._gather(match, role, taken)
+            reason = found if isinstance(found, str) else match.rule.guard(found)
+            if reason is None:
+                match.report.rewritten += 1
+            else:
+                match.fell_back(reason)
+                self._settle(inputs)
+        if reason is not None or isinstance(found, str):
+            return original(inputs)
+        return match.rule.replacement(found)
+
+    def result(self) -> RewriteResult:
+        """What was rewritten so far."""
+        with self._lock:
+            return RewriteResult(
+                [match.report for match in self._matches.values()],
+                tool_seconds=self._clock.spent / 1e9,
+                wall_seconds=self._clock.wall / 1e9,
+            )
+
+    # Values inside of matches.
+
+    def _keep(self, value: Any, inside: Inside) -> None:
+        key = id(value)
+
+        def forget(dead: object) -> None:
+            if self._inside.get(key) is inside:
+                del self._inside[key]
+                self._deferred -= inside.deferred
+
+        inside.before = self._inside_of(value)
+        inside.ref = weakref.ref(value, forget)
+        self._inside[key] = inside
+        self._deferred += inside.deferred
+
+    def _inside_of(self, value: Any) -> Inside | None:
+        inside = self._inside.get(id(value))
+        return inside if inside is not None and inside.ref() is value else None
+
+    def _from(self, value: Any, role: Role, index: int) -> Inside | None:
+        """How a value came from an operator of the same match."""
+        inside = self._inside_of(value)
+        while inside is not None:
+            if inside.role.op.index == index and inside.role.match is role.match:
+                return inside
+            # Operators that do nothing return their input.
+            inside = inside.before
+        return None
+
+    def _missing(self, inputs: Sequence[Any], role: Role) -> str | None:
+        """Why an execution is none of the match: some value does not come from inside of it."""
+        for position, index in role.links.items():
+            if self._from(inputs[position], role, index) is None:
+                return f"{role.op.name} got a value from elsewhere"
+        return None
+
+    def _gather(self, match: Match, role: Role, taken: Taken) -> Matched | str:
+        """All that one execution of a match got."""
+        if match.off is not None:
+            return match.off
+        ops: dict[str, Taken] = {}
+        inputs: dict[str, Any] = {}
+        rest = [(role, taken)]
+        while rest:
+            one, at = rest.pop()
+            missing = self._missing(at.inputs, one)
+            if missing is not None:
+                return missing
+            ops[one.name] = at
+            for name, position in one.inputs:
+                value = at.inputs[position]
+                if inputs.setdefault(name, value) is not value and is_tensor(value):
+                    return f"{name} is not one value"
+            for position, index in one.links.items():
+                inside = self._from(at.inputs[position], one, index)
+                assert inside is not None
+                rest.append((inside.role, inside.taken))
+
+        def tell(name: str, value: Any) -> Any:
+            for listener in self._listeners:
+                given = listener(role.op.name, name, value)
+                value = value if given is None else given
+            return value
+
+        return Matched(role.op.name, ops, inputs, tell)
+
+    def _use(self, inputs: Sequence[Any], name: str) -> None:
+        """An operator outside of all matches takes these."""
+        with self._lock:
+            for value in flat(inputs):
+                inside = self._inside_of(value) if self._deferred else None
+                if inside is not None and inside.deferred:
+                    match = inside.role.match
+                    reason = f"the value of {inside.role.op.name} is used by {name}, too"
+                    match.refuse(reason)
+                    match.fell_back(reason)
+                    self._compute(value, inside)
+
+    def _settle(self, inputs: Sequence[Any]) -> None:
+        for value in flat(inputs):
+            inside = self._inside_of(value)
+            if inside is not None and inside.deferred:
+                self._compute(value, inside)
+
+    def _compute(self, value: Any, inside: Inside) -> None:
+        """Write what an operator would have given into its stand-in."""
+        self._settle(inside.taken.inputs)
+        inside.deferred = False
+        self._deferred -= 1
+        write(value, lambda: inside.taken.run(inside.taken.inputs), inside.grad)
+
+    # Runs.
+
+    def _enter_module(self, path: str) -> None:
+        self._depth += 1
+
+    def _leave_module(self, path: str) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self.until == "module":
+            self._end_run()
+
+    def _end_run(self) -> None:
+        with self._clock, self._lock:
+            for inside in list(self._inside.values()):
+                value = inside.ref()
+                if value is not None and inside.deferred:
+                    # The program has kept it: it is a result.
+                    inside.role.match.report.kept += 1
+                    self._compute(value, inside)
+            self._inside.clear()
+            self._deferred = 0
+            if not self._is_tracing and self._met:
+                # Another way was taken: the next run is traced again.
+                self._trace(True)
+            elif self._is_tracing:
+                if self._match():
+                    self.invalidate()
+                self._trace(False)
+
+    def _trace(self, on: bool) -> None:
+        self._is_tracing, self._met = on, False
+        self._tracing.where(None if on else select(lambda context: False))
+
+    def _match(self) -> bool:
+        """Look for new matches in what was traced; whether there are some."""
+        found = False
+        for graph in self._tracing.graphs.values():
+            for rule in self._rules:
+                for site in find(graph, rule.pattern):
+                    key = (graph.namespace, rule.name, site.tail.id)
+                    if key in self._matches:
+                        continue
+                    match = self._matches[key] = Match(rule, graph, site)
+                    report = match.report
+                    report.refused = site.refusal(graph) or self._taken(graph, site)
+                    if report.refused is None and "/eager" not in graph.namespace:
+                        report.refused = self._unsuited(match)
+                    if report.refused is None:
+                        found = True
+                        for role in match.roles:
+                            self._roles[(graph.namespace, role.op.id)] = role
+        return found
+
+    def _taken(self, graph: Graph, site: Site) -> str | None:
+        for op in site.ops.values():
+            role = self._roles.get((graph.namespace, op.id))
+            if role is not None:
+                return f"{op.name} is part of {role.match.report.name} already"
+        return None
+
+    # Graphs.
+
+    def _rewrite_node(self, context: OpContext, key: tuple[str, int], role: Role | None) -> None:
+        if role is None:
+            if any(
+                op.allows(fact)
+                for rule in self._rules
+                if (fact := context.get("graph_op"))
+                for op in rule.pattern.operators()
+            ):
+                self._constants[key] = _constants_of(context)
+            return
+        match = role.match
+        if role is match.roles[-1]:
+            assert match.head is not None
+            context.replace_op(match.head)
+            match.report.rewritten += 1
+            return
+        number = len(role.op.outputs)
+        context.replace_op(staged(lambda *inputs: _handed_on(inputs, number)))
+
+    def _unsuited(self, match: Match) -> str | None:
+        """Why a match in a graph is left."""
+        if match.rule.head is None:
+            return "the rule is for eager modes"
+        for role in match.roles[:-1]:
+            known = self._constants.get((match.graph.namespace, role.op.id), {})
+            for name, position in zip(
+                role.op.input_names, range(len(role.op.inputs)), strict=False
+            ):
+                if position not in role.links and name not in known:
+                    return f"{name} of {role.op.name} is not constant"
+        tail = match.roles[0].op
+        if any(edge.output not in (0, None) for edge in match.graph.edges_from(tail)):
+            return f"{tail.name} gives more than one value"
+        if any(len(role.links) > 1 for role in match.roles):
+            return "its operators are in no row"
+        namespace = match.graph.namespace
+        constants = {role.name: self._constants[(namespace, role.op.id)] for role in match.roles}
+        head = match.rule.head(constants)
+        if isinstance(head, str):
+            return head
+        match.head = staged(head)
+        return None
+
+
+def _original() -> Callable[[Sequence[Any]], Any]:
+    found = op_itself()
+    if found is None:
+        raise UnsupportedError(
+            "This driver cannot run an operator from inside of its replacement",
+            fix="Rewrite with another driver",
+        )
+    return found
+
+
+def _constants_of(context: OpContext) -> dict[str, Any]:
+    found = dict(context.attrs)
+    for position, name in enumerate(context.input_names):
+        value = context.value(position)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def _handed_on(inputs: Sequence[Any], number: int) -> Any:
+    """The first input as it is, and something for outputs that nobody reads."""
+    if number == 1:
+        return inputs[0]
+    others = [*inputs[1:], *[inputs[-1]] * number]
+    return [inputs[0], *others[: number - 1]]

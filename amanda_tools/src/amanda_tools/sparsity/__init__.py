@@ -1,0 +1,6 @@
+"""Where the zeros are: elements, channels, blocks, patterns."""
+
+from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
+from amanda_tools.sparsity.tool import Sparsity
+
+__all__ = ["MeasuredTensor", "Product", "Sparsity", "SparsityResult"]

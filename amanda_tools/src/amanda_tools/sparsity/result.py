@@ -1,0 +1,217 @@
+"""What the sparsity profiler found: by tensor of each operator, dead channels, effective MACs.
+
+Owns the shares and their forms.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from amanda_core.results import Table
+from amanda_tools.common.facts import OpFacts
+from amanda_tools.common.rendering import dataframe, html_of, scaled
+
+__all__ = ["MeasuredTensor", "Product", "SparsityResult"]
+
+By = Literal["tensor", "weight", "dead", "product"]
+
+
+@dataclass
+class MeasuredTensor(OpFacts):
+    """One tensor of one operator; the numbers are those of all executions together.
+
+    Attributes:
+        kind: ``input``, ``weight``, ``output`` or ``gradient``.
+        tensor: Its role or name among the operator's inputs, or its position.
+        shape: At the last execution.
+        executions: How often it was measured.
+        elements: How many elements these were.
+        zeros: How many of them were exactly zero.
+        small: How many had a magnitude below the limit, zeros included.
+        channels: Its channels; 0 where it has none.
+        zero_channels: Channels of single executions that held nothing but zeros.
+        dead: Channels that held nothing but zeros in all executions.
+        blocks: Blocks of the matrix.
+        zero_blocks: Those of nothing but zeros.
+        groups: Groups of four along the (input) channels.
+        compliant: Those of which at most two are not zero.
+    """
+
+    kind: str
+    tensor: str
+    shape: list[int]
+    executions: int = 0
+    elements: int = 0
+    zeros: int = 0
+    small: int = 0
+    channels: int = 0
+    zero_channels: int = 0
+    dead: list[int] = field(default_factory=list)
+    blocks: int = 0
+    zero_blocks: int = 0
+    groups: int = 0
+    compliant: int = 0
+
+    @property
+    def sparsity(self) -> float:
+        """Share of exact zeros."""
+        return self.zeros / self.elements if self.elements else 0.0
+
+    @property
+    def is_2_4(self) -> bool:
+        """Whether all groups of four have two zeros."""
+        return bool(self.groups) and self.compliant == self.groups
+
+
+@dataclass
+class Product(OpFacts):
+    """One operator that multiplies: what its zeros imply.
+
+    Attributes:
+        executions: How often it was measured.
+        macs: Multiply-accumulates, zeros included.
+        by_weight: Those whose weight (or right operand) is not zero.
+        by_input: Those whose input (or left operand) is not zero.
+        by_both: Those of which neither is.
+        exact: Whether `by_input` and `by_both` are exact. Else each input element counts as if it
+            were used as often as any other of its channel, which padding and strides make untrue.
+    """
+
+    executions: int = 0
+    macs: int = 0
+    by_weight: int = 0
+    by_input: int = 0
+    by_both: int = 0
+    exact: bool = True
+
+
+@dataclass
+class SparsityResult:
+    """What was measured.
+
+    Attributes:
+        limit: Below which a magnitude is small.
+        block: Side of the blocks.
+        tensors: The tensors in the order of their first execution.
+        products: The operators that multiply.
+        notes: What is not measured, and why.
+        tool_seconds: Time that measuring took, of `wall_seconds`. What the driver adds to reach the
+            operators is not in it.
+        wall_seconds: Time from the first to the last operator that was looked at.
+    """
+
+    limit: float
+    block: int
+    tensors: list[MeasuredTensor] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def dead(self) -> list[MeasuredTensor]:
+        """Outputs with channels that were zero in all executions."""
+        return [tensor for tensor in self.tensors if tensor.kind == "output" and tensor.dead]
+
+    def of(self, kind: str) -> list[MeasuredTensor]:
+        """The tensors of one kind."""
+        return [tensor for tensor in self.tensors if tensor.kind == kind]
+
+    def table(self, by: By = "tensor") -> Table:
+        """A table for people.
+
+        Args:
+            by: One row for each ``tensor``, ``weight``, ``dead`` output or ``product``.
+
+        Raises:
+            ValueError: `by` is something else.
+        """
+        if by == "product":
+            heads = ("op", "type", "MACs", "by weight", "by input", "by both", "effective")
+            rows = [
+                (
+                    p.name,
+                    p.word or p.type,
+                    p.macs,
+                    p.by_weight,
+                    p.by_input,
+                    f"{'' if p.exact else '~'}{p.by_both}",
+                    _share(p.by_both, p.macs),
+                )
+                for p in self.products
+            ]
+            return Table(self._title(), heads, rows)
+        if by == "dead":
+            dead = [
+                (t.name, t.channels, len(t.dead), " ".join(map(str, t.dead))) for t in self.dead
+            ]
+            return Table(self._title(), ("op", "channels", "dead", "which"), dead)
+        if by not in ("tensor", "weight"):
+            raise ValueError(f"by must be tensor, weight, dead or product, and is {by!r}")
+        chosen = self.of("weight") if by == "weight" else self.tensors
+        columns = (
+            *("op", "tensor", "kind", "elements", "zero", f"< {self.limit:g}", "zero channels"),
+            *("dead", f"zero {self.block}x{self.block} blocks", "2:4 groups"),
+        )
+        tensors = [
+            (
+                t.name,
+                t.tensor,
+                t.kind,
+                t.elements,
+                _share(t.zeros, t.elements),
+                _share(t.small, t.elements),
+                _share(t.zero_channels, t.channels * t.executions),
+                len(t.dead),
+                _share(t.zero_blocks, t.blocks),
+                _share(t.compliant, t.groups),
+            )
+            for t in chosen
+        ]
+        return Table(self._title(), columns, tensors)
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps({"format": "amanda.sparsity/1", **asdict(self)}, indent=1)
+
+    def to_dataframe(self) -> Any:
+        """One row for each tensor, as a `pandas.DataFrame`; needs pandas.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return dataframe(MeasuredTensor, self.tensors)
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table(), self.table("dead"), self.table("product")])
+
+    def _title(self) -> str:
+        parts = [
+            f"zeros: {_of(self.of('weight'))} of the weights, {_of(self.of('output'))} of the "
+            "outputs"
+        ]
+        macs = sum(product.macs for product in self.products)
+        if macs:
+            both = sum(product.by_both for product in self.products)
+            parts.append(f"{scaled(both, 'MACs')} of {scaled(macs, 'MACs')} are not with a zero")
+        if self.dead:
+            channels = sum(len(tensor.dead) for tensor in self.dead)
+            parts.append(f"{channels} dead channels in {len(self.dead)} outputs")
+        if self.wall_seconds:
+            parts.append(
+                f"measuring took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
+                f"({self.tool_seconds / self.wall_seconds:.1%})"
+            )
+        return "; ".join([*parts, *self.notes])
+
+
+def _of(tensors: Iterable[MeasuredTensor]) -> str:
+    every = list(tensors)
+    return _share(sum(t.zeros for t in every), sum(t.elements for t in every)) or "none"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""

@@ -1,0 +1,331 @@
+"""`Sparsity`: how many zeros the tensors of each operator hold, and what they would save.
+
+Owns what is measured when, and what the zeros of a product's operands imply. Counting is in
+`zeros`, what a product costs in `formulas`, the result in `result`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from amanda_core import OpContext, Tool
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.facts import OpFacts, key_of
+from amanda_tools.common.sizes import size_of
+from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
+from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
+from amanda_tools.sparsity.zeros import (
+    NUMBERS,
+    Arrays,
+    Counts,
+    Order,
+    arrays_of,
+    count,
+    order_of,
+    order_of_weight,
+)
+
+__all__ = ["Sparsity"]
+
+#: Words of the operators whose zeros are told by those of two operands.
+_PRODUCTS = frozenset(word for word in MATMUL if word.startswith(("conv", "linear", "matmul")))
+
+
+class Sparsity(Tool):
+    """Measures zeros in inputs, weights and outputs of operators, over all executions.
+
+    Operators that only move values are left out. The numbers stay in the tensor's framework and on
+    its device until the result is asked for.
+
+    Args:
+        limit: Magnitudes below it count as small.
+        block: Side of the blocks whose zeros are counted.
+        gradients: Whether to measure the gradients of outputs as well.
+        channels: Where the channels are in a tensor whose layout is not known: ``first`` (second
+            axis), ``last``, or ``auto``: second of the four or five axes that PyTorch has for
+            images and volumes, else last.
+        everything: Whether to measure what is not the model's as well, such as an optimizer.
+
+    Raises:
+        ValueError: An option has none of its values.
+
+    >>> tool = Sparsity(limit=1e-3, block=4)
+    """
+
+    def __init__(
+        self,
+        limit: float = 1e-3,
+        block: int = 4,
+        gradients: bool = False,
+        channels: Literal["auto", "first", "last"] = "auto",
+        everything: bool = False,
+    ) -> None:
+        super().__init__()
+        if not limit >= 0:
+            raise ValueError(f"limit must not be negative, and is {limit}")
+        if block < 1:
+            raise ValueError(f"block must be at least 1, and is {block}")
+        if channels not in ("auto", "first", "last"):
+            raise ValueError(f"channels must be auto, first or last, and is {channels!r}")
+        self.limit = limit
+        self.block = block
+        self.gradients = gradients
+        self.channels = channels
+        self.everything = everything
+        self._ops: dict[tuple[object, ...], _Op] = {}
+        self._problems: dict[str, None] = {}
+        # Graphs run routines on threads of the framework's.
+        self._lock = threading.Lock()
+        self._clock = Clock()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        """Have the tensors of an op measured."""
+        word = context["type"]
+        if word in FREE or (context.zone != "model" and not self.everything):
+            return
+        with self._clock:
+            op = self._op_of(context)
+            values = context.get_inputs() or ()
+            positions = [p for p, value in enumerate(values) if _is_floating(value)]
+            if positions:
+                context.insert_before_op(self.enter, inputs=positions, op=op, positions=positions)
+            context.insert_after_op(self.leave, op=op)
+            if self.gradients:
+                context.insert_before_backward_op(self.arrive, op=op)
+
+    def enter(self, *inputs: Any, op: _Op, positions: Sequence[int]) -> None:
+        """Measure the inputs of one execution."""
+        with self._clock, self._lock:
+            given: dict[int, Counts] = {}
+            for position, value in zip(positions, inputs, strict=True):
+                counts = self._measure(op, ("input", position), value)
+                if counts is not None:
+                    given[position] = counts
+            sizes = _sizes(op.formula.inputs, positions, inputs) if op.formula else None
+            op.entered[threading.get_ident() if op.eager else 0] = (given, sizes)
+
+    def leave(self, *outputs: Any, op: _Op) -> None:
+        """Measure the outputs of one execution, and count its product."""
+        with self._clock, self._lock:
+            for position, value in enumerate(outputs):
+                self._measure(op, ("output", position), value)
+            given, sizes = op.entered.pop(threading.get_ident() if op.eager else 0, ({}, None))
+            if op.formula is not None and sizes is not None:
+                self._multiply(op, given, sizes, outputs)
+
+    def arrive(self, *gradients: Any, op: _Op) -> None:
+        """Measure the gradients of the outputs of one execution."""
+        with self._clock, self._lock:
+            for position, value in enumerate(gradients):
+                self._measure(op, ("gradient", position), value)
+
+    def result(self) -> SparsityResult:
+        """What was measured so far."""
+        with self._lock:
+            tensors = [
+                tensor.facts() for op in self._ops.values() for tensor in op.tensors.values()
+            ]
+            products = [op.product.facts() for op in self._ops.values() if op.product is not None]
+            return SparsityResult(
+                self.limit,
+                self.block,
+                tensors,
+                products,
+                list(self._problems),
+                self._clock.spent / 1e9,
+                self._clock.wall / 1e9,
+            )
+
+    def _op_of(self, context: OpContext) -> _Op:
+        key = key_of(context)
+        with self._lock:
+            if key not in self._ops:
+                self._ops[key] = _Op(context, self.channels)
+            return self._ops[key]
+
+    def _measure(self, op: _Op, which: tuple[str, int], value: Any) -> Counts | None:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                self._measure(op, which, item)
+            return None
+        arrays = arrays_of(value)
+        if arrays is None or not all(int(length) for length in value.shape):
+            return None
+        if isinstance(arrays, str):
+            self._problems.setdefault(f"not measured: {arrays}")
+            return None
+        tensor = op.tensors.get(which)
+        if tensor is None:
+            tensor = op.tensors[which] = _Tensor(op.new_tensor(*which), arrays)
+        order = op.order(which, len(value.shape))
+        counts = count(arrays, value, order, self.block, self.limit)
+        tensor.add(counts, value.shape)
+        return counts
+
+    def _multiply(
+        self, op: _Op, given: dict[int, Counts], sizes: Sequence[Any], outputs: Sequence[Any]
+    ) -> None:
+        left, right = (given.get(position) for position in op.operands)
+        if left is None or right is None or op.formula is None:
+            return
+        try:
+            macs = op.formula.count(sizes, tuple(size_of(output) for output in outputs))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Shapes that the formula is not made for. Measuring never stops a program.
+            self._problems.setdefault(f"MACs of {op.facts.name} are not known: {error}"[:200])
+            return
+        if op.product is None:
+            facts = Product(**vars(op.facts))
+            op.product = _Product(facts, op.tensors["input", op.operands[0]].arrays, op.even)
+        op.product.add(left, right, macs)
+
+
+class _Tensor:
+    """One tensor of one operator, as it is measured; sums stay where the tensor is."""
+
+    def __init__(self, facts: MeasuredTensor, arrays: Arrays) -> None:
+        self._facts, self.arrays = facts, arrays
+        self._numbers: Any = None
+        self._channels: Any = None
+
+    def add(self, counts: Counts, shape: Sequence[int]) -> None:
+        """Add one execution."""
+        facts = self._facts
+        facts.shape = [int(length) for length in shape]
+        facts.executions += 1
+        facts.elements += counts.elements
+        facts.blocks += counts.blocks
+        facts.groups += counts.groups
+        self._numbers = counts.numbers if self._numbers is None else self._numbers + counts.numbers
+        channels = 0 if counts.channels is None else int(counts.channels.shape[0])
+        if facts.executions == 1:
+            facts.channels, self._channels = channels, counts.channels
+        elif channels != facts.channels:
+            facts.channels, self._channels = 0, None  # They are not the same channels.
+        elif channels:
+            self._channels = self._channels + counts.channels
+
+    def facts(self) -> MeasuredTensor:
+        """The sums so far."""
+        numbers = dict(zip(NUMBERS, self.arrays.host(self._numbers), strict=True))
+        alive = [] if self._channels is None else self.arrays.host(self._channels)
+        dead = [index for index, number in enumerate(alive) if not number]
+        return replace(self._facts, **numbers, dead=dead)
+
+
+class _Product:
+    """What the zeros of an operator's operands imply; sums stay where the operands are.
+
+    Args:
+        facts: Of the operator.
+        arrays: What counts in the operands.
+        even: Whether each element of the left one is used as often as any other.
+    """
+
+    def __init__(self, facts: Product, arrays: Arrays, even: bool) -> None:
+        self._facts, self._arrays, self._even = facts, arrays, even
+        self._sums: list[Any] | None = None
+
+    def add(self, left: Counts, right: Counts, macs: int) -> None:
+        """Add one execution."""
+        self._facts.executions += 1
+        self._facts.macs += macs
+        real = self._arrays.real
+        there = [real(c.elements - c.numbers[0]) for c in (left, right)]
+        pairs = left.elements * right.elements
+        channels = 0 if left.channels is None else int(left.channels.shape[0])
+        if right.inner is not None and channels == int(right.inner.shape[0]):
+            # What is not zero meets what is not zero within a channel.
+            met = self._arrays.number(left.channels * right.inner)
+            both = real(met) * (macs * channels / pairs)
+            self._facts.exact &= self._even
+        else:
+            both = there[0] * there[1] * (macs / pairs)
+            self._facts.exact = False
+        new = [there[1] * (macs / right.elements), there[0] * (macs / left.elements), both]
+        if self._sums is None:
+            self._sums = new
+        else:
+            self._sums = [old + more for old, more in zip(self._sums, new, strict=True)]
+
+    def facts(self) -> Product:
+        """The sums so far."""
+        by_weight, by_input, by_both = (round(float(number)) for number in self._sums or [0] * 3)
+        return replace(self._facts, by_weight=by_weight, by_input=by_input, by_both=by_both)
+
+
+class _Op:
+    """One operator, as it is measured.
+
+    Args:
+        context: Its context.
+        channels: Where channels are in a tensor of unknown layout.
+    """
+
+    def __init__(self, context: OpContext, channels: str) -> None:
+        self.facts = OpFacts.of(context)
+        self.tensors: dict[tuple[str, int], _Tensor] = {}
+        self.product: _Product | None = None
+        self.eager = "/eager" in context.namespace
+        #: Thread -> counts by position, and sizes, of the inputs of the execution that it is in.
+        self.entered: dict[int, tuple[dict[int, Counts], Sequence[Any] | None]] = {}
+        word, roles = context["type"], context.get("input_roles", ())
+        self._names = [*roles, *context.input_names[len(roles) :]]
+        self._channels = channels
+        self._layout: str | None = context.get("layout")
+        self._weight_layout: str | None = context.get("weight_layout")
+        #: Position of what is multiplied by, and whether it is a weight.
+        self._right = next((roles.index(r) for r in ("weight", "right") if r in roles), None)
+        self._is_weight = self._right is not None and (
+            roles[self._right] == "weight" or context.value(self._right) is not None
+        )
+        if word == "matmul" and self._weight_layout is None:
+            self._weight_layout = "IO"
+        formula = formula_of(word, context) if word in _PRODUCTS else None
+        self.formula = formula if isinstance(formula, Formula) else None
+        self.operands = self.formula.inputs[:2] if self.formula is not None else ()
+        # Counted by the input, all elements of a transposed convolution's are used alike.
+        turned = any(context.attrs.get(name) for name in ("transpose_a", "adj_x"))
+        self.even = (
+            not turned and word is not None and not word.startswith(("conv1", "conv2", "conv3"))
+        )
+
+    def order(self, which: tuple[str, int], rank: int) -> Order | None:
+        """How a tensor of the op is looked at."""
+        layout = self._weight_layout
+        if which == ("input", self._right) and layout is not None and rank == len(layout):
+            return order_of_weight(layout)
+        first = self._channels == "first"
+        if self._channels == "auto":
+            first = self.facts.namespace.startswith("pytorch/") and rank in (4, 5)
+        return order_of(rank, self._layout, first)
+
+    def new_tensor(self, kind: str, position: int) -> MeasuredTensor:
+        """The facts of a tensor that is seen for the first time."""
+        name = str(position)
+        if kind == "input" and position < len(self._names):
+            name = self._names[position]
+        if kind == "input" and position == self._right and self._is_weight:
+            kind = "weight"
+        return MeasuredTensor(**vars(self.facts), kind=kind, tensor=name, shape=[])
+
+
+def _is_floating(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_is_floating(item) for item in value)
+    return "float" in str(getattr(value, "dtype", ""))
+
+
+def _sizes(
+    wanted: Sequence[int], positions: Sequence[int], values: Sequence[Any]
+) -> tuple[Any, ...] | None:
+    """Sizes of the values at the positions that a formula wants, None if one is missing."""
+    given = dict(zip(positions, values, strict=True))
+    try:
+        return tuple(size_of(given[position]) for position in wanted)
+    except (KeyError, ValueError):
+        return None
