@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.results import HasResult, Result
+from amanda_tools.common.chrome import lanes
 from amanda_tools.latency import Latency, LatencyResult, TimedOp
 from amanda_tools.latency.device_events import EventPairs
-from amanda_tools.latency.intervals import Overlapping, lanes
+from amanda_tools.latency.intervals import Overlapping
 from amanda_tools.latency.kernels import join
 
 from .profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by

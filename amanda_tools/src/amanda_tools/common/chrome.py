@@ -1,21 +1,19 @@
 """Trace files of Chrome's format, which Perfetto and chrome://tracing show.
 
 Owns the format: times in microseconds, one `pid` and `tid` for each event, complete events (``X``)
-nested on each track, counters (``C``), names of tracks (``M``).
+nested on each track, of which there are as many as that takes, counters (``C``), names of tracks (``M``).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from amanda_tools.latency.intervals import lanes
-
-__all__ = ["Span", "TraceFile"]
+__all__ = ["Span", "TraceFile", "lanes"]
 
 
 @dataclass(frozen=True)
@@ -94,3 +92,28 @@ class TraceFile:
     def _metadata(self, what: str, name: str, tid: int) -> None:
         event = {"ph": "M", "name": what, "pid": self._pid, "tid": tid, "ts": 0}
         self._events.append({**event, "args": {"name": name}})
+
+
+def lanes(spans: Iterable[tuple[int, int]]) -> list[int]:
+    """A track for each span ``(start, end)``, so that those of one track nest or are apart.
+
+    >>> lanes([(0, 10), (2, 5), (8, 12)])
+    [0, 0, 1]
+    """
+    numbered = sorted(enumerate(spans), key=lambda item: (item[1][0], -item[1][1]))
+    open_ends: list[list[int]] = []
+    found = [0] * len(numbered)
+    for index, (start, end) in numbered:
+        lane = 0
+        while lane < len(open_ends):
+            ends = open_ends[lane]
+            while ends and ends[-1] <= start:
+                ends.pop()
+            if not ends or end <= ends[-1]:
+                break
+            lane += 1
+        else:
+            open_ends.append([])
+        open_ends[lane].append(end)
+        found[index] = lane
+    return found

@@ -1,17 +1,16 @@
 """Which stretch of time belongs to which execution: nested on a thread, overlapping in a graph.
 
-Owns the accounts of time: total, self and tool time, and how intervals are laid out in tracks.
+Owns the accounts of time: total, self and tool time.
 Reads no clock: times are given, in nanoseconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Interval", "Overlapping", "Stack", "lanes"]
+__all__ = ["Interval", "Overlapping", "Stack"]
 
 T = TypeVar("T")
 
@@ -155,28 +154,3 @@ class Overlapping(Generic[T]):
         self._open.clear()
         self._ended.clear()
         return busy, given_up
-
-
-def lanes(spans: Iterable[tuple[int, int]]) -> list[int]:
-    """A track for each span ``(start, end)``, so that those of one track nest or are apart.
-
-    >>> lanes([(0, 10), (2, 5), (8, 12)])
-    [0, 0, 1]
-    """
-    numbered = sorted(enumerate(spans), key=lambda item: (item[1][0], -item[1][1]))
-    open_ends: list[list[int]] = []
-    found = [0] * len(numbered)
-    for index, (start, end) in numbered:
-        lane = 0
-        while lane < len(open_ends):
-            ends = open_ends[lane]
-            while ends and ends[-1] <= start:
-                ends.pop()
-            if not ends or end <= ends[-1]:
-                break
-            lane += 1
-        else:
-            open_ends.append([])
-        open_ends[lane].append(end)
-        found[index] = lane
-    return found
