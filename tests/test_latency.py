@@ -437,7 +437,7 @@ def test_ranges_in_a_profile_of_the_program() -> None:
 
 def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = Latency(kernels=True)
-    monkeypatch.setattr("amanda_tools.kernels.join", partial(join, leaves=True))
+    monkeypatch.setattr("amanda_tools.latency.kernels.join", partial(join, leaves=True))
     x = torch.ones(8, requires_grad=True)
     with amanda.apply(tool):
         for _ in range(3):

@@ -1,7 +1,7 @@
 """Trace files of Chrome's format, which Perfetto and chrome://tracing show.
 
 Owns the format: times in microseconds, one `pid` and `tid` for each event, complete events (``X``)
-nested on each track, of which there are as many as that takes, counters (``C``), names of tracks (``M``).
+nested on each track, of which there are as many as that takes, counters (``C``), names (``M``).
 """
 
 from __future__ import annotations
