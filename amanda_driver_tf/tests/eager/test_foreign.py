@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import tensorflow as tf
 
 from amanda_driver_tf.plugin import amanda_preflight
@@ -38,3 +41,17 @@ def test_functions_that_run_eagerly() -> None:
         assert found() == [("info", "tf.functions run eagerly: nothing is a graph")]
     finally:
         tf.config.run_functions_eagerly(False)
+
+
+def test_applying_tools_leaves_the_runtime_to_be_configured() -> None:
+    program = (
+        "import amanda, tensorflow as tf\n"
+        "tool = amanda.Tool()\n"
+        "seen = []\n"
+        "tool.add_inst_for_op(lambda context: seen.append(context.op_type))\n"
+        "with amanda.apply(tool):\n"
+        "    tf.config.threading.set_intra_op_parallelism_threads(1)\n"
+        "    tf.nn.relu(tf.ones(2))\n"
+        "assert 'Relu' in seen\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", program], check=True)

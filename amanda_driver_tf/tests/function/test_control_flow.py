@@ -357,3 +357,24 @@ def test_exceptions_in_loops_over_data() -> None:
         train()
     assert "Sin'" in "".join(caught.value.__notes__)
     assert np.isfinite(float(train()))
+
+
+@pytest.mark.parametrize("op", ["Relu", "ReadVariableOp"])
+def test_a_routine_before_an_op_runs_after_what_the_op_waits_for(op: str) -> None:
+    order: list[str] = []
+    variable = tf.Variable(0.0)
+
+    def compute() -> Any:
+        order.append("waited for")
+        return np.float32(7.0)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def program() -> Any:
+        with tf.control_dependencies([variable.assign(tf.numpy_function(compute, [], tf.float32))]):
+            return tf.nn.relu(tf.ones(2)) if op == "Relu" else variable.read_value()
+
+    with amanda.apply(before(op, lambda *values: order.append("routine"))):
+        for _ in range(3):
+            order.clear()
+            program()
+            assert order == ["waited for", "routine"]

@@ -365,3 +365,29 @@ def test_old_function_definitions() -> None:
             blind = [each for listed in handle.coverage().values() for each in listed]
         if "inner" not in seen:
             assert any("function" in str(each) for each in blind)
+
+
+# What an op waits for.
+
+
+@pytest.mark.parametrize("op", ["Relu", "ReadVariableOp"])
+def test_a_routine_before_an_op_runs_after_what_the_op_waits_for(op: str) -> None:
+    order: list[str] = []
+
+    def compute() -> Any:
+        order.append("waited for")
+        return np.float32(7.0)
+
+    graph = tf.Graph()
+    with graph.as_default():
+        variable = v1.get_variable("v", initializer=0.0, use_resource=True)
+        computed = tf.numpy_function(compute, [], tf.float32)
+        with tf.control_dependencies([variable.assign(computed)]):
+            result = tf.nn.relu(tf.ones(2)) if op == "Relu" else variable.read_value()
+    with new_session(graph) as session:
+        session.run(variable.initializer)
+        with amanda.apply(before(op, lambda *values: order.append("routine"))):
+            for _ in range(3):
+                order.clear()
+                session.run(result)
+                assert order[:2] == ["waited for", "routine"]

@@ -321,8 +321,11 @@ class Weaver:
         if node is not None and behind and (not inputs or node.op.op_def.is_stateful):
             made.controls.append(node.name)
             self.kept.append(made)
-        elif node is not None and not behind and not inputs:
-            node.controls.append(made)  # type: ignore[arg-type]
+        elif node is not None and not behind:
+            # What the node waits for has happened before anything that runs before it.
+            made.controls += node.controls
+            if not inputs:
+                node.controls.append(made)  # type: ignore[arg-type]
         return values
 
     def _keeps_state(self, node: Node) -> bool:
