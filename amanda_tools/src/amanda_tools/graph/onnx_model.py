@@ -58,9 +58,9 @@ def model(graph: Graph) -> Any:
     ends: list[Any] = []
     for index in order.static_order():
         node = graph.nodes[index]
-        taken = [_value(edge.producer, edge.output) for edge in into.get(index, ())]
+        taken = [_value(graph, edge.producer, edge.output) for edge in into.get(index, ())]
         if isinstance(node, Source) and node.kind != "call":
-            info = _info(helper, onnx, _value(index, 0), node.tensor)
+            info = _info(helper, onnx, _value(graph, index, 0), node.tensor)
             if info is not None:
                 inputs.append(info)
                 continue
@@ -68,9 +68,9 @@ def model(graph: Graph) -> Any:
         positions = read.get(index, set()) | types.keys()
         # What was written and not returned comes last.
         ordered = sorted(positions, key=lambda position: (position is None, position))
-        outputs = [_value(index, position) for position in ordered]
+        outputs = [_value(graph, index, position) for position in ordered]
         for position, tensor in types.items():
-            info = _info(helper, onnx, _value(index, position), tensor)
+            info = _info(helper, onnx, _value(graph, index, position), tensor)
             if info is not None:
                 (values if position in read.get(index, ()) else ends).append(info)
         name = node.type if isinstance(node, Op) else node.kind
@@ -87,8 +87,11 @@ def model(graph: Graph) -> Any:
     )
 
 
-def _value(node: int, output: int | None) -> str:
-    return f"{node}:{'written' if output is None else output}"
+def _value(graph: Graph, index: int, output: int | None) -> str:
+    node = graph.nodes[index]
+    if isinstance(node, Source) and node.kind != "call":
+        return f"{node.name}:{index}"  # Names need not be the only ones of their kind.
+    return f"{index}:{'written' if output is None else output}"
 
 
 def _info(helper: Any, onnx: Any, name: str, tensor: Position) -> Any:
