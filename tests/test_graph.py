@@ -1,4 +1,7 @@
-"""The graph of PyTorch programs: operators, values, backward operators, and control flow."""
+"""The graph of PyTorch programs: operators, values, backward operators, and control flow.
+
+Long, since it is a list of programs.
+"""
 
 from __future__ import annotations
 

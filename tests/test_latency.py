@@ -1,4 +1,7 @@
-"""The latency profiler: exact under a clock of the test's; on PyTorch, devices and kernels."""
+"""The latency profiler: exact under a clock of the test's; on PyTorch, devices and kernels.
+
+Long, since it is a list of cases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rewriting of subgraphs on PyTorch: results and gradients are those of the program itself."""
+"""Rewriting of subgraphs on PyTorch: results and gradients are those of the program itself.
+
+Long, since it is a list of cases.
+"""
 
 # mypy: allow-untyped-calls
 # torch leaves Tensor.backward and its like untyped.

@@ -2,6 +2,7 @@
 
 The oracle is `torch.autograd.grad` on a plain program in which each use of an op has inputs of its
 own.
+Long, since it is a list of cases.
 """
 
 # mypy: allow-untyped-calls

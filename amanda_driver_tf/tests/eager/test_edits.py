@@ -1,4 +1,7 @@
-"""Edits pass straight through: values change, the graph does not; the oracle is an edited twin."""
+"""Edits pass straight through: values change, the graph does not; the oracle is an edited twin.
+
+Long, since it is a list of cases.
+"""
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 # TensorFlow and Keras have no types.

@@ -1,4 +1,7 @@
-"""Gradients of an op as a whole (aligned), and its backward ops one by one (raw)."""
+"""Gradients of an op as a whole (aligned), and its backward ops one by one (raw).
+
+Long, since it is a list of cases.
+"""
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
 # TensorFlow and Keras have no types.

@@ -2,6 +2,7 @@
 
 Owns where the routines asked for on a forward context meet the autograd graph: hooks on tensors
 and nodes that are there anyway, and identity nodes where these do not serve.
+A little over 400 lines: one class.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Owns the interception of calls, when a function gets a twin, and how values of a forward function
 reach the function of its gradients that a tape calls later. What a twin is made of, `rewrite` says.
+A little over 400 lines: one way, from a call to the gradients of what it ran.
 """
 
 from __future__ import annotations

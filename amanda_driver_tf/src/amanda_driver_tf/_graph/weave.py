@@ -3,6 +3,7 @@
 Owns what is inserted at ops, and which version of a value each reader gets: a forward op's edited
 inputs are seen by it and by its own gradient's ops and by nobody else, its edited outputs by all
 but these. What happens at gradients, `gradients` says.
+Long, since the versions of a value have to be seen together.
 """
 
 from __future__ import annotations

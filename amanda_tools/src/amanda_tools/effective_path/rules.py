@@ -2,6 +2,7 @@
 
 Owns one rule for each kind of operator (Qiu et al., 2019), and what a rule is given and gives.
 Works on NumPy arrays, for all samples of a batch at once; NumPy is imported when it is used.
+A line over 400: a list of rules.
 """
 
 from __future__ import annotations

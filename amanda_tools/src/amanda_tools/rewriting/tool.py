@@ -2,6 +2,7 @@
 
 Owns when a match is rewritten and when it falls back. Patterns are `patterns`', what stands in
 for them `rules`', the graph `tracing`'s. Imports no framework.
+A little over 400 lines: one class.
 """
 
 from __future__ import annotations
