@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,14 +37,3 @@ def differences(first: dict[str, Bits], second: dict[str, Bits]) -> list[str]:
     """Names of what is not the same bit for bit; both have the same names."""
     assert list(first) == list(second)
     return [name for name, bits in first.items() if bits != second[name]]
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Extent in which torch computes on one thread: how many there are decides how sums round."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,8 +11,6 @@ from bench_models import SUBJECTS, small_program
 from bench_timing import Way, interleaved
 from bench_tools import INTERCEPTORS, KINDS, Count, applied, unavailable
 
-from .bits import one_thread
-
 
 @pytest.mark.parametrize("training", [False, True])
 def test_every_way_is_measured(training: bool) -> None:
@@ -20,10 +18,9 @@ def test_every_way_is_measured(training: bool) -> None:
     available = [name for name in INTERCEPTORS if name not in missing]
     assert available
     program = small_program(training)
-    with one_thread():
-        compared = bench.compare(
-            SUBJECTS[0], training, available, 0.0, with_peers=False, program=program
-        )
+    compared = bench.compare(
+        SUBJECTS[0], training, available, 0.0, with_peers=False, program=program
+    )
 
     plain = {"plain torch", "plain torch, again"}
     expected = {f"amanda {name}: {kind}" for name in available for kind in KINDS}

@@ -7,7 +7,7 @@ Transformers leaves out where everything is attended is computed there, so its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
@@ -52,14 +52,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, torch.Tensor]]] = {
     ),
     "vit": (lambda: ViTModel(ViTConfig(image_size=32, patch_size=8, **SMALL)), IMAGES),
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trace(program: Callable[[], Any]) -> Graph:

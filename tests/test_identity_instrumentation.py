@@ -18,17 +18,11 @@ import amanda
 from amanda_core import OpContext
 
 from .architectures import ARCHITECTURES, Architecture, loss_of
-from .bits import Bits, bits_of, differences, one_thread, state_of
+from .bits import Bits, bits_of, differences, state_of
 
 Routine = Callable[..., Any]
 
 ITERATIONS = 2
-
-
-@pytest.fixture(autouse=True)
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 # What identity means.

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,16 +21,9 @@ from torch.nn import functional
 import amanda
 
 from .architectures import ARCHITECTURES, Architecture, Encoder, loss_of
-from .bits import one_thread
 from .tracing import Trace, contexts_of
 
 _BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
-
-
-@pytest.fixture(autouse=True)
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 # Iterations.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +14,7 @@ import amanda
 from amanda_core import OpContext
 
 from .architectures import gpt2
-from .bits import one_thread
 from .tracing import Trace, contexts_of
-
-
-@pytest.fixture(autouse=True)
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
-
 
 # Bounds.
 

@@ -10,7 +10,7 @@ import inspect
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +22,6 @@ import amanda
 from amanda_core.errors import ActionError, AmandaError
 
 EMPTY = inspect.Parameter.empty
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:

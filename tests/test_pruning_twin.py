@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,16 +22,10 @@ import amanda
 from amanda_core import OpContext
 
 from .architectures import ARCHITECTURES, Architecture, bert, loss_of
-from .bits import Bits, bits_of, differences, one_thread, state_of
+from .bits import Bits, bits_of, differences, state_of
 
 STEPS = 3
 WITH_WEIGHTS = ("linear", "conv1d", "conv2d", "conv_transpose2d")
-
-
-@pytest.fixture(autouse=True)
-def single() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 _CASES = {a.name: a for a in ARCHITECTURES}

@@ -9,7 +9,7 @@ Long, since it is a list of cases.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,15 +24,6 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, ViTConfig
 import amanda
 from amanda_core.results import HasResult, Result
 from amanda_tools.rewriting import Input, Matched, Operator, Rewrite, Rule
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 class Counting(TorchDispatchMode):

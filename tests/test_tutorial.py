@@ -11,7 +11,7 @@ import collections
 import copy
 import importlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,15 +23,6 @@ from amanda.tools.mapping import MappingTool
 
 # It ships no types.
 prune_torch: Any = importlib.import_module("torch.nn.utils.prune")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(before)
 
 
 class Pooled(nn.Module):

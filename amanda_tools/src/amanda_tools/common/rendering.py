@@ -10,7 +10,7 @@ from typing import Any
 from amanda_core.results import Table
 from amanda_tools.common.extras import require
 
-__all__ = ["dataframe", "html_of", "scaled"]
+__all__ = ["dataframe", "html_of", "scaled", "shares"]
 
 
 def scaled(number: int, unit: str) -> str:
@@ -23,6 +23,18 @@ def scaled(number: int, unit: str) -> str:
         if number >= 10**power:
             return f"{number / 10**power:.3f} {prefix}{unit}"
     return f"{number} {unit}"
+
+
+def shares(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
+    """What share of the time a tool took, for a title; nothing where no time is known.
+
+    >>> shares("counting", 0.5, 2.0)
+    ['counting took 0.5 s of 2 s (25.0%)']
+    """
+    if not wall_seconds:
+        return []
+    share = tool_seconds / wall_seconds
+    return [f"{what} took {tool_seconds:.3g} s of {wall_seconds:.3g} s ({share:.1%})"]
 
 
 def html_of(tables: Iterable[Table]) -> str:

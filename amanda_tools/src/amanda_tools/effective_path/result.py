@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from amanda_core.results import Table
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.rendering import dataframe, html_of, shares
 
 __all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
 
@@ -275,11 +275,7 @@ class EffectivePathResult:
             parts.append(f"{self.left_out} more samples left out")
         if self.problems:
             parts.append(f"paths END at {len(self.problems)} operators: {', '.join(self.problems)}")
-        if self.wall_seconds:
-            parts.append(
-                f"the tool took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
-                f"({self.tool_seconds / self.wall_seconds:.1%})"
-            )
+        parts += shares("the tool", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.common.facts import OpFacts, sums_by_module, up_to
-from amanda_tools.common.rendering import dataframe, html_of, scaled
+from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
 
@@ -191,11 +191,7 @@ class FlopsResult:
             parts.append(
                 f"NOT counted: {len(self.unknown)} operators ({', '.join(types[:_TYPES])}{more})"
             )
-        if self.wall_seconds:
-            parts.append(
-                f"counting took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
-                f"({self.tool_seconds / self.wall_seconds:.1%})"
-            )
+        parts += shares("counting", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)
 
 

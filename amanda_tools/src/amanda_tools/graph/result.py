@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from amanda_core.results import Table
 from amanda_tools.common.extras import program, require
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.rendering import dataframe, html_of, shares
 from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events
 from amanda_tools.graph.model import Graph, Op
 
@@ -105,11 +105,7 @@ class GraphResult:
             f"{sum(len(graph.backward_ops) for graph in graphs)} backward operators, "
             f"{sum(len(graph.edges) for graph in graphs)} values between them"
         ]
-        if self.wall_seconds:
-            parts.append(
-                f"tracing took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
-                f"({self.tool_seconds / self.wall_seconds:.1%})"
-            )
+        parts += shares("tracing", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)
 
 

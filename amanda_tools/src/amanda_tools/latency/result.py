@@ -14,7 +14,7 @@ from typing import Any, Literal
 from amanda_core.results import Table
 from amanda_tools.common.chrome import Span, TraceFile
 from amanda_tools.common.facts import EitherWayOp, sums_by_module, up_to
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.rendering import dataframe, html_of, shares
 from amanda_tools.latency.kernels import Kernel
 
 __all__ = ["LatencyResult", "StepTime", "ThreadTime", "TimedOp", "Times"]
@@ -324,11 +324,7 @@ class LatencyResult:
         if wall:
             ops = sum(step.ops for step in steps)
             parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {len(steps)} steps")
-        if self.wall_seconds:
-            parts.append(
-                f"timing took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
-                f"({self.tool_seconds / self.wall_seconds:.1%})"
-            )
+        parts += shares("timing", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
     def _device_columns(self) -> tuple[str, ...]:

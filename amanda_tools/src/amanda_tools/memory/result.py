@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from amanda_core.results import Table
 from amanda_tools.common.chrome import TraceFile
 from amanda_tools.common.facts import EitherWayOp, sums_by_module, up_to
-from amanda_tools.common.rendering import dataframe, html_of, scaled
+from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
@@ -237,11 +237,7 @@ class MemoryResult:
             f"{scaled(self.live, 'B')} live",
             f"{scaled(self.given, 'B')} were there before",
         ]
-        if self.wall_seconds:
-            parts.append(
-                f"the profiler took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
-                f"({self.tool_seconds / self.wall_seconds:.1%})"
-            )
+        parts += shares("the profiler", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
     def _graph_columns(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.rendering import dataframe, html_of, shares
 
 __all__ = ["RewriteResult", "Rewritten"]
 
@@ -72,11 +72,7 @@ class RewriteResult:
         ]
         refused = sum(match.refused is not None for match in self.matches)
         title = f"{len(self.matches)} matches, {refused} refused; rewritten {self.rewritten} times"
-        if self.wall_seconds:
-            title += (
-                f"; the tool took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
-                f"({self.tool_seconds / self.wall_seconds:.1%})"
-            )
+        title = "; ".join([title, *shares("the tool", self.tool_seconds, self.wall_seconds)])
         return Table(title, ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows)
 
     def to_json(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of, scaled
+from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
 
 __all__ = ["MeasuredTensor", "Product", "SparsityResult"]
 
@@ -200,11 +200,7 @@ class SparsityResult:
         if self.dead:
             channels = sum(len(tensor.dead) for tensor in self.dead)
             parts.append(f"{channels} dead channels in {len(self.dead)} outputs")
-        if self.wall_seconds:
-            parts.append(
-                f"measuring took {self.tool_seconds:.3g} s of {self.wall_seconds:.3g} s "
-                f"({self.tool_seconds / self.wall_seconds:.1%})"
-            )
+        parts += shares("measuring", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
 
