@@ -197,10 +197,14 @@ def apply_function(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str,
     attachment = STATE.attachment
     if attachment is None or not attachment.watching():
         return original(cls, *args, **kwargs)
-    if cls.__module__ == "torch.utils.checkpoint" or cls is BackwardHookFunction:
-        # A container, whose content is seen by itself, or the place of a module's full backward
-        # hooks: torch looks for this very node on what it returned.
+    if cls.__module__ == "torch.utils.checkpoint":
+        # A container: its content is seen by itself.
         return original(cls, *args, **kwargs)
+    if cls is BackwardHookFunction:
+        # The place of a module's full backward hooks, no part of the model: torch looks for this
+        # very node on what it returned.
+        with quietly():
+            return original(cls, *args, **kwargs)
 
     call = functools.partial(original, cls)
     return attachment.execute_python(cls, cls.__name__, call, args, kwargs)
