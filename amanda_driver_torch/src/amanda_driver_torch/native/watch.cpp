@@ -209,18 +209,16 @@ namespace {
 
 constexpr int WATCH_FIELDS = 15;
 
-constexpr const char* FIELDS[] = {"get_control", "execute",      "settle",       "call_module",
-                                  "enter_module", "module_failed", "resume", "edit",
-                                  "annotate",    "scopes",         "raise_pending",
-                                  "pending",     "session",        "tap",
-                                  "stand_ins"};
+constexpr const char* FIELDS[] = {
+    "get_control",   "execute", "settle",  "call_module", "enter_module",
+    "module_failed", "resume",  "edit",    "annotate",    "scopes",
+    "raise_pending", "pending", "session", "tap",         "stand_ins"};
 
 PyObject** field(Watch* self, int i) {
-    PyObject** fields[] = {&self->get_control,  &self->execute,       &self->settle,
-                           &self->call_module,  &self->enter_module, &self->module_failed,
-                           &self->resume,        &self->edit,         &self->annotate,      &self->scopes,
-                           &self->raise_pending, &self->pending,
-                           &self->session,       &self->tap,           &self->stand_ins};
+    PyObject** fields[] = {
+        &self->get_control,   &self->execute, &self->settle,  &self->call_module, &self->enter_module,
+        &self->module_failed, &self->resume,  &self->edit,    &self->annotate,    &self->scopes,
+        &self->raise_pending, &self->pending, &self->session, &self->tap,         &self->stand_ins};
     return fields[i];
 }
 
