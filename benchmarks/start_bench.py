@@ -51,11 +51,12 @@ def main() -> None:
     for _ in range(rounds):
         for name, arguments in programs.items():
             times[name].append(seconds(arguments))
+    nothing = 1000 * median(t[0] for t in times[""])
     lines = [
         "# How long it takes until Amanda is there",
         "",
         "Written by `nox -s bench`. Medians of processes of their own, in milliseconds beyond a",
-        f"Python that does nothing ({1000 * median(t[0] for t in times['']):.0f} ms). The bound is of",
+        f"Python that does nothing ({nothing:.0f} ms). The bound is of",
         "elapsed time, on a machine that does nothing else.",
         "",
         "| | elapsed | processor | bound |",
