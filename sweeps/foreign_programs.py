@@ -97,7 +97,7 @@ def lightning_loop(note: Note) -> None:
     """A LightningModule with validation, a checkpoint and a schedule."""
     import lightning
 
-    class Lit(lightning.LightningModule):  # type: ignore[misc]
+    class Lit(lightning.LightningModule):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.net = net()
