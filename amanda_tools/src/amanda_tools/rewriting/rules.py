@@ -67,7 +67,8 @@ class Rule:
         guard: Why an execution is left as it is; None lets it be rewritten.
         head: For graphs: gives what the first operator is to give instead, of its inputs and of
             the constant inputs and attributes of each operator by name, or says why it is left. The
-            other operators hand on their first input. None for a rule for eager modes alone.
+            other operators hand on their first input. None has them hand on what they are given,
+            and the last one computes `replacement`.
     """
 
     name: str
@@ -170,6 +171,43 @@ CONV_BN = Rule(
 )
 
 
+# The same in TensorFlow and Keras, where the normalisation of an evaluation is a factor and a term.
+
+
+def _written_norm(kind: str) -> Rule:
+    """The rule for convolutions of a kind of TensorFlow's."""
+    convolution = Operator((kind,), {0: Input("x"), 1: Input("weight")}, "conv")
+    biased = Operator(("BiasAdd",), {0: convolution, 1: Input("bias")}, "biased", optional=True)
+    scaled = Operator(("Mul",), {0: biased, 1: Input("scale")}, "scaled")
+    norm = Operator(("Add", "AddV2"), {0: scaled, 1: Input("shift")}, "norm")
+
+    def replacement(match: Matched) -> Any:
+        x, weight, scale = (match.inputs[name] for name in ("x", "weight", "scale"))
+        # A depthwise weight has a channel of the output at each place of its last two axes.
+        factor = _reshaped(scale, [-1] if kind == "Conv2D" else weight.shape[-2:])
+        (output,) = match.ops["conv"].run([x, weight * factor])
+        bias = match.inputs.get("bias")
+        shift = match.inputs["shift"]
+        return [output + (shift if bias is None else shift + bias * scale)]
+
+    return Rule("conv_bn", norm, replacement, _written_norm_guard)
+
+
+def _reshaped(vector: Any, shape: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reshape(vector, shape)
+
+
+def _written_norm_guard(match: Matched) -> str | None:
+    if _text(match.ops["conv"].attrs["data_format"]) != "NHWC":
+        return "the channels are not last"
+    *others, channels = match.inputs["scale"].shape or [None]
+    if channels is None or any(size != 1 for size in others):
+        return "its factor is not one for each channel"
+    return None
+
+
 # Attention: softmax(Q K^T * scale + mask) V, and the operator that computes all of it.
 
 
@@ -248,5 +286,9 @@ SOFTMAX = Rule(
     _softmax_attention,
     _softmax_guard,
 )
-#: Name -> rule.
-RULES: Mapping[str, Rule] = {rule.name: rule for rule in (CONV_BN, SDPA, SOFTMAX)}
+#: Name -> the rules of this name, one for each form that frameworks have.
+RULES: Mapping[str, Sequence[Rule]] = {
+    "conv_bn": (CONV_BN, _written_norm("Conv2D"), _written_norm("DepthwiseConv2dNative")),
+    "sdpa": (SDPA,),
+    "softmax": (SOFTMAX,),
+}
