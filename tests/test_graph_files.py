@@ -466,6 +466,27 @@ def test_onnx(result: GraphResult, tmp_path: Path) -> None:
         assert set(shapes) == ({2} if graph.namespace.startswith("pytorch") else set())
 
 
+def test_onnx_with_backward_operators(result: GraphResult, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    result.formats = ["onnx_backward"]
+    for file, graph in zip(result.write(tmp_path), result.graphs, strict=True):
+        onnx.checker.check_model(str(file), full_check=True)
+        model = onnx.load(str(file))
+        nodes = {node.name: node for node in model.graph.node}
+        every = [*graph.ops, *graph.backward_ops]
+        assert sorted(node.name for node in model.graph.node) == sorted(op.name for op in every)
+        for op in graph.backward_ops:
+            # What passes between two of them does so here.
+            names = set(nodes[op.name].input)
+            for edge in graph.edges_into(op):
+                before = graph.nodes[edge.producer]
+                if isinstance(before, Op) and not edge.back:
+                    assert names & set(nodes[before.name].output)
+            known = {one.name: one.s.decode() for one in nodes[op.name].attribute}
+            forward = graph.forward_of(op)
+            assert known.get("forward") == (forward.name if forward else None)
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'amanda-tools\[networkx\]'"):

@@ -18,7 +18,7 @@ from amanda_tools.graph.model import Graph, Op
 
 __all__ = ["FORMATS", "Format", "GraphResult", "check"]
 
-Format = Literal["json", "html", "dot", "svg", "tensorboard", "onnx", "trace"]
+Format = Literal["json", "html", "dot", "svg", "tensorboard", "onnx", "onnx_backward", "trace"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -127,6 +127,7 @@ _WRITERS: dict[Format, tuple[str, Callable[[Graph, Path], None]]] = {
     "svg": (".svg", dot.draw),
     "tensorboard": ("-tensorboard", tensorboard_events.write),
     "onnx": (".onnx", onnx_model.write),
+    "onnx_backward": ("-backward.onnx", onnx_model.write_both),
 }
 
 
@@ -144,7 +145,7 @@ def check(formats: Sequence[Format]) -> None:
         program("dot", "Graphviz")
     if "tensorboard" in formats:
         require("tensorboard", "tensorboard")
-    if "onnx" in formats:
+    if "onnx" in formats or "onnx_backward" in formats:
         require("onnx", "onnx")
 
 

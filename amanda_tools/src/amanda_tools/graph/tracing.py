@@ -51,9 +51,9 @@ class GraphTracing(Tool):
 
     Args:
         formats: The files to write: ``json``, which is written anyway; ``html``, a page to look
-            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron;
-            ``trace``, when each operator ran, for Perfetto, which has `Latency` time them. The
-            first two if left out.
+            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron, and
+            ``onnx_backward`` with the backward operators; ``trace``, when each operator ran, for
+            Perfetto, which has `Latency` time them. The first two if left out.
         backward: Whether to record the backward operators as well.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
