@@ -389,3 +389,18 @@ def test_what_is_handed_on_is_exact() -> None:
     long = tf.zeros([(1 << 24) + 1], tf.float32)
     [again] = graphs._unpacked(graphs._packed([long]), [TensorType("float32", (None,))])
     assert again.shape == long.shape
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_rules_for_pytorch_leave_tensorflow(in_function: bool) -> None:
+    def attend(x: Any) -> Any:
+        return tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True) * 0.5), x)
+
+    expected = attend(QUERY).numpy()
+    tool = Rewrite(rules=["sdpa", "softmax"], until="step")
+    program = tf.function(attend) if in_function else attend
+    with amanda.apply(tool):
+        for _ in range(2):
+            np.testing.assert_allclose(program(QUERY), expected, rtol=1e-6)
+            amanda.step()
+    assert tool.result().matches == []

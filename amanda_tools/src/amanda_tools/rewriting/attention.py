@@ -42,7 +42,7 @@ def attention(function: Callable[..., Any], name: str = "attention") -> Rule:
         )
         return [result]
 
-    return Rule(name, _pattern(), replacement, _guard)
+    return Rule(name, _pattern(), replacement, _guard, framework="tensorflow")
 
 
 def _pattern() -> Operator:

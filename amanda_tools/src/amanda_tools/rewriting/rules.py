@@ -69,6 +69,7 @@ class Rule:
             the constant inputs and attributes of each operator by name, or says why it is left. The
             other operators hand on their first input. None has them hand on what they are given,
             and the last one computes `replacement`.
+        framework: What it is for, as namespaces begin, such as ``pytorch``; None for any.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Rule:
     replacement: Callable[[Matched], Any]
     guard: Callable[[Matched], str | None] = lambda match: None
     head: Callable[[Mapping[str, Mapping[str, Any]]], Callable[..., Any] | str] | None = None
+    framework: str | None = None
 
 
 # A convolution and the normalisation behind it.
@@ -190,7 +192,7 @@ def _written_norm(kind: str) -> Rule:
         shift = match.inputs["shift"]
         return [output + (shift if bias is None else shift + bias * scale)]
 
-    return Rule("conv_bn", norm, replacement, _written_norm_guard)
+    return Rule("conv_bn", norm, replacement, _written_norm_guard, framework="tensorflow")
 
 
 def _reshaped(vector: Any, shape: Any) -> Any:
@@ -279,12 +281,13 @@ def _softmax_attention(match: Matched) -> Any:
     return probabilities @ value
 
 
-SDPA = Rule("sdpa", _attention_pattern(), _fused_attention, _attention_guard)
+SDPA = Rule("sdpa", _attention_pattern(), _fused_attention, _attention_guard, framework="pytorch")
 SOFTMAX = Rule(
     "softmax",
     Operator(("scaled_dot_product_attention",), {0: Input("query")}, "attention"),
     _softmax_attention,
     _softmax_guard,
+    framework="pytorch",
 )
 #: Name -> the rules of this name, one for each form that frameworks have.
 RULES: Mapping[str, Sequence[Rule]] = {

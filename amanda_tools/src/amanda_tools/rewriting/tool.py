@@ -316,6 +316,8 @@ class Rewrite(Tool):
         found = False
         for graph in self._tracing.graphs.values():
             for rule in self._rules:
+                if rule.framework not in (None, graph.namespace.partition("/")[0]):
+                    continue
                 for site in find(graph, rule.pattern):
                     key = (graph.namespace, rule.name, site.tail.id)
                     if key in self._matches:
