@@ -113,6 +113,14 @@ def in_branches(x: Any, weights: list[Any]) -> Any:
     return head_of(value, weights[8:])
 
 
+def in_a_case(x: Any, weights: list[Any]) -> Any:
+    value = tf.switch_case(
+        tf.cast(tf.reduce_max(x) > -1e9, tf.int32),
+        [lambda: tf.zeros([3, 3, 3, 16], x.dtype), lambda: body_of(x, weights[:8])],
+    )
+    return head_of(value, weights[8:])
+
+
 def run_eager(tool: EffectivePath) -> None:
     weights = [tf.Variable(weight) for weight in weights_for_tensorflow()]
     with amanda.apply(tool):
@@ -149,6 +157,7 @@ RUNS: dict[str, Callable[[EffectivePath], None]] = {
     "calls": functools.partial(run_function, network=in_calls),
     "calls from a graph": functools.partial(run_graph, network=in_calls),
     "branches": functools.partial(run_function, network=in_branches),
+    "a case": functools.partial(run_function, network=in_a_case),
     "branches of a graph": functools.partial(run_graph, network=in_branches),
 }
 

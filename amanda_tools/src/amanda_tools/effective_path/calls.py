@@ -7,6 +7,7 @@ What it cannot look into, such as a loop, it names. Imports no framework.
 from __future__ import annotations
 
 import heapq
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,10 @@ from amanda_tools.graph.values import Port
 __all__ = ["Calls"]
 
 _FUNCTIONS = {"PartitionedCall": ("f",), "StatefulPartitionedCall": ("f",)}
-_BRANCHES = dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch"))
+_BRANCHES = {
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("Case", "StatelessCase"), ("branches",)),
+}
 _LOOPS = dict.fromkeys(("While", "StatelessWhile"), ("cond", "body"))
 _FRAMES = ("Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond")
 
@@ -60,10 +64,13 @@ class Calls:
         self._by_output: dict[Port, _Call] = {}
         self._constants: set[Port] = set()
         self._programs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
 
     def program_of(self, graph: Any) -> int:
         """Number of a graph or of the body of a function."""
-        return self._programs.setdefault(graph, len(self._programs))
+        if graph not in self._programs:
+            self._programs[graph] = next(self._numbers)
+        return self._programs[graph]
 
     def meet(self, symbol: Any) -> None:
         """Note an op of a graph that is no operator, as far as the tool has seen."""
@@ -121,8 +128,9 @@ class Calls:
                 return "control flow that is no function is not followed"
             return "it is none of the operators that the tool sees"
         function_of = getattr(symbol.graph, "_get_function", lambda name: None)
-        for attribute in attributes:
-            body = getattr(function_of(symbol.get_attr(attribute).name), "graph", None)
+        given = [symbol.get_attr(attribute) for attribute in attributes]
+        for function in given[0] if kind.endswith("Case") else given:
+            body = getattr(function_of(function.name), "graph", None)
             if body is None:
                 return "its function cannot be looked into"
             arguments, results = map(self._port_of, body.inputs), map(self._port_of, body.outputs)
