@@ -156,8 +156,9 @@ def test_folding_of_written_out_normalisation(mode: str, how: str) -> None:
     assert len(match.ops) == (4 if how == "bias" else 3)
 
 
-def test_a_factor_that_is_none_of_channels_is_left() -> None:
-    gate = _random.normal(size=(2, 3, 3, 4)).astype(np.float32)
+@pytest.mark.parametrize("shape", [(2, 3, 3, 4), (1,), (3, 4)])
+def test_a_factor_that_is_none_of_channels_is_left(shape: tuple[int, ...]) -> None:
+    gate = _random.normal(size=shape).astype(np.float32)
 
     def gated(x: Any) -> Any:
         return tf.nn.conv2d(x, KERNEL, 2, "SAME") * gate + SHIFT

@@ -77,7 +77,7 @@ class Gathered:
             if edges:
                 for name, layer in path.layers.items():
                     node = inputs[name]
-                    sets.edges[name] = edges_of(
+                    sets.edges[name] = _edges_of(
                         layer, sample, [values[n] for n in node.inputs], values[node.output]
                     )
                     if layer.weights is not None:
@@ -127,7 +127,7 @@ class Gathered:
         )
 
 
-def edges_of(layer: Layer, sample: int, inputs: Sequence[Any], output: Any) -> Any:
+def _edges_of(layer: Layer, sample: int, inputs: Sequence[Any], output: Any) -> Any:
     """The edges of one sample, each as one number."""
     import numpy as np
 

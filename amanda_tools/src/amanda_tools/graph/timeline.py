@@ -69,7 +69,7 @@ def _arrows(timed: Sequence[tuple[Graph, Op, Span]]) -> Iterable[tuple[int, int]
     order = sorted(range(len(timed)), key=lambda number: timed[number][2].start)
     #: Graph, and index of a forward operator -> its executions.
     ran: dict[tuple[Graph, int], list[int]] = {}
-    #: Graph, and index of a backward operator -> how many of these it has undone.
+    #: Graph, and index of a backward operator -> which of these it has undone.
     undone: dict[tuple[Graph, int], set[int]] = {}
     for number in order:
         graph, op, span = timed[number]

@@ -192,22 +192,23 @@ def _written_norm(kind: str) -> Rule:
         shift = match.inputs["shift"]
         return [output + (shift if bias is None else shift + bias * scale)]
 
-    return Rule("conv_bn", norm, replacement, _written_norm_guard, framework="tensorflow")
+    def guard(match: Matched) -> str | None:
+        if _text(match.ops["conv"].attrs["data_format"]) != "NHWC":
+            return "the channels are not last"
+        *_, depth, width = match.inputs["weight"].shape
+        channels = width if kind == "Conv2D" or None in (depth, width) else depth * width
+        *others, factors = match.inputs["scale"].shape or [None]
+        if factors is None or factors != channels or any(size != 1 for size in others):
+            return "its factor is not one for each channel"
+        return None
+
+    return Rule("conv_bn", norm, replacement, guard, framework="tensorflow")
 
 
 def _reshaped(vector: Any, shape: Any) -> Any:
     import tensorflow as tf
 
     return tf.reshape(vector, shape)
-
-
-def _written_norm_guard(match: Matched) -> str | None:
-    if _text(match.ops["conv"].attrs["data_format"]) != "NHWC":
-        return "the channels are not last"
-    *others, channels = match.inputs["scale"].shape or [None]
-    if channels is None or any(size != 1 for size in others):
-        return "its factor is not one for each channel"
-    return None
 
 
 # Attention: softmax(Q K^T * scale + mask) V, and the operator that computes all of it.
