@@ -324,6 +324,7 @@ def test_a_trace_file_leads_from_forward_to_backward(tmp_path: Path) -> None:
         assert flow["s"]["ts"] < flow["f"]["ts"]
         ends = [_at(slices, flow[phase]) for phase in "sf"]
         forward, backward = (graph.nodes[end["args"]["node"]] for end in ends)
+        assert isinstance(forward, Op)
         assert isinstance(backward, Op)
         assert graph.forward_of(backward) is forward
         # Of the two steps, to the backward pass of the same.
@@ -345,7 +346,7 @@ def test_times_of_a_profiler_and_loops(tmp_path: Path) -> None:
     tracing, latency = GraphTracing(formats=["trace"]), Latency()
     layer = nn.Linear(3, 3)
     with amanda.apply(latency, tracing):
-        x = torch.ones(2, 3)
+        x: Any = torch.ones(2, 3)
         for _ in range(3):
             x = layer(x)
         x.sum().backward()

@@ -5,6 +5,9 @@ exported graph; what returns its input (`contiguous`) is no node there; and an a
 Transformers leaves out where everything is attended is computed there, so its own operators go.
 """
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -148,7 +151,7 @@ class VGG19(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        *features, flatten, first, relu, second, last_relu, last = classifiers.vgg19()
+        *features, flatten, first, relu, second, last_relu, last = classifiers.vgg19().children()
         assert isinstance(flatten, nn.Flatten)
         self.features, self.pool = nn.Sequential(*features), nn.AdaptiveAvgPool2d(7)
         self.classifier = nn.Sequential(

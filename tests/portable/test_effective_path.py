@@ -1,6 +1,6 @@
 """Effective paths over PyTorch and TensorFlow's modes: the same weights, the same sets."""
 
-# mypy: allow-untyped-calls
+# mypy: allow-untyped-calls, allow-untyped-decorators
 # TensorFlow has no types.
 
 from __future__ import annotations
