@@ -188,17 +188,12 @@ def _definition(
             known.add(function.name.decode())
             graph_def.library.function.add().CopyFrom(function.definition)
     mine = {id(node) for node in dirty}
-    sources: dict[str, Value] = {}
+    sources: dict[Value, str] = {}
 
     def text(value: Value) -> str:
         if not isinstance(value.node, Node) or id(value.node) in mine:
             return f"{value.node.name}:{value.slot}"
-        name = f"amanda_source_{len(sources)}"
-        for known, other in sources.items():
-            if other == value:
-                return f"{known}:0"
-        sources[name] = value
-        return f"{name}:0"
+        return f"{sources.setdefault(value, f'amanda_source_{len(sources)}')}:0"
 
     by_name = {definition.name: definition for definition in additions}
     dirty_names = {node.name for node in dirty}
@@ -224,7 +219,7 @@ def _definition(
         if isinstance(addition, Inlined):
             definition.input.extend(f"{name}:0" for name in addition.constants)
     graph_def.node.extend(additions)
-    return graph_def, sources
+    return graph_def, {name: value for value, name in sources.items()}
 
 
 def _keep_colocation(definition: Any, names: set[str]) -> None:
