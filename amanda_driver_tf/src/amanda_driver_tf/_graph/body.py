@@ -33,7 +33,7 @@ class Node:
         op: The `tf.Operation` that it is.
         inputs: Where its data comes from; rewriting changes it.
         attrs: Attributes that rewriting has set, as AttrValues.
-        controls: Names of the nodes that must run before it.
+        controls: The nodes that must run before it: names of the graph's, and new ones.
         dtypes: DataTypes of its outputs.
         is_argument: Whether it is an argument of the function.
     """
@@ -53,7 +53,7 @@ class Node:
         self.name, self.op_type, self.op = name, op_type, op
         self.dtypes = tuple(dtypes)
         self.inputs: list[Value] = []
-        self.controls: list[str] = []
+        self.controls: list[Any] = []
         self.attrs: dict[str, Any] = {}
         self.is_argument = False
 

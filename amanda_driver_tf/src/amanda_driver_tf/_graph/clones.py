@@ -23,7 +23,7 @@ from amanda_driver_tf._graph.hiding import hide_consumers, hiding
 from amanda_driver_tf._graph.hosts import HostFunction
 from amanda_driver_tf._graph.kernels import keeps_state, kept_as_they_are, refuse_second
 from amanda_driver_tf._graph.nodes import Inlined, New
-from amanda_driver_tf._graph.write import Names, Written, node_defs
+from amanda_driver_tf._graph.write import Names, Written, name_of, node_defs
 
 __all__ = ["Cloned", "clone", "dirty_nodes", "reached"]
 
@@ -210,20 +210,22 @@ def _definition(
         _keep_colocation(definition, dirty_names)
         definition.input.extend(text(value) for value in node.inputs)
         for control in node.controls:
-            target = control if isinstance(control, str) else control.name
+            target = name_of(control)
             if not isinstance(control, str) or target in dirty_names:
                 definition.input.append(f"^{target}")
         for key, value in node.attrs.items():
             definition.attr[key].CopyFrom(value)
-        if node.op_type in _FRAMES:
-            definition.attr["frame_name"].s = b"amanda/" + definition.attr["frame_name"].s
         graph_def.node.append(definition)
     for addition in new:
         definition = by_name[addition.name]
         definition.input.extend(text(value) for value in addition.inputs)
         if isinstance(addition, Inlined):
             definition.input.extend(f"{name}:0" for name in addition.constants)
+        definition.input.extend(f"^{c.name}" for c in addition.controls if not isinstance(c, str))
     graph_def.node.extend(additions)
+    for definition in graph_def.node:
+        if definition.op in _FRAMES:
+            definition.attr["frame_name"].s = b"amanda/" + definition.attr["frame_name"].s
     return graph_def, sources
 
 
@@ -272,6 +274,7 @@ def _import(
                 [
                     cloned.operations.get(c) or graph._get_operation_by_name(c)
                     for c in addition.controls
+                    if isinstance(c, str)
                 ]
             )
         cloned.kept = [graph._get_operation_by_name(f"{prefix}/{k.name}") for k in kept]

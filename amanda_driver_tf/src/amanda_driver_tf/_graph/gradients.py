@@ -217,17 +217,18 @@ class Gradients:
 
     def _seen_of(self, owner: Record) -> Seen | None:
         if owner.forward.graph is self._body.graph:
-            return self._weaver.seen(owner.forward)
-        seen = self._weaver.foreign.seen(owner.forward)
+            seen = self._weaver.seen(owner.forward)
+        else:
+            seen = self._weaver.foreign.seen(owner.forward)
         if seen is None or not (seen.before or seen.after or seen.replacement):
             return seen
         brought = Seen(seen.op, seen.inputs, seen.outputs)
-        bring = self._weaver.foreign.bring
-        brought.before = [(f, [bring(v) for v in given], s) for f, given, s in seen.before]
-        brought.after = [(f, [bring(v) for v in given], s) for f, given, s in seen.after]
+        here = self._here
+        brought.before = [(f, [here(owner, v) for v in g], s) for f, g, s in seen.before]
+        brought.after = [(f, [here(owner, v) for v in g], s) for f, g, s in seen.after]
         if seen.replacement is not None:
             flat, given = seen.replacement
-            brought.replacement = (flat, [bring(value) for value in given])
+            brought.replacement = (flat, [here(owner, value) for value in given])
         return brought
 
     def _insert_at_gradients(
@@ -325,7 +326,7 @@ class Gradients:
 
     def _here(self, owner: Record, value: Value) -> Value:
         if owner.forward.graph is self._body.graph:
-            return value
+            return self._weaver.loops.bring(value, owner)
         return self._weaver.foreign.bring(value)
 
     def _differentiate(

@@ -24,6 +24,7 @@ from amanda_driver_tf._graph.body import Body, Node, Value, is_ref
 from amanda_driver_tf._graph.gradients import Gradients
 from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
+from amanda_driver_tf._graph.old_loops import OldLoops
 from amanda_driver_tf._graph.records import Record, Records, children_of, components
 from amanda_driver_tf._graph.routines import (
     Flat,
@@ -47,7 +48,7 @@ _IMPORT_FIRST = (
 
 _CANNOT_FOLLOW = (
     "A value was edited whose gradient cannot follow: it was built before Amanda listened, or by "
-    "pfor, or is that of a while loop of TensorFlow 1"
+    "pfor"
 )
 _INSIDE = (
     "The gradient of an edited op is computed in a loop, branch or function inside the one that "
@@ -59,7 +60,6 @@ _SECOND_STATE = (
     "sequence of random numbers); the edited op would have a second state"
 )
 _EDIT_OUTPUT = "Edit its output, or replace it"
-_NEW_LOOPS = "Call tf.compat.v1.enable_control_flow_v2() before the graph is built"
 
 
 class Weaver:
@@ -111,6 +111,9 @@ class Weaver:
         self._is_differentiated = self.records is not None or bool(children_of(body.graph))
         #: Gradients (by identity) whose ops read one tensor of which there are several versions.
         self.ambiguous: set[int] = set()
+        #: New node (by identity) -> the node that it stands at.
+        self._beside: dict[int, Node] = {}
+        self.loops = OldLoops(self)
         self._gradients = Gradients(self)
 
     # Results.
@@ -124,6 +127,7 @@ class Weaver:
             if new != value:
                 self.body.results[name] = new
                 self.changed = True
+        self.loops.settle(self._beside)
 
     def seen(self, op: Any) -> Seen | None:
         """What a forward op saw and made; None if it is not in this body."""
@@ -180,6 +184,7 @@ class Weaver:
             inputs = self._gradients.accumulated(node)
         else:
             inputs = [self._read(value, owner) for value in node.inputs]
+        self.loops.note(node, inputs)
         if not is_operator(node.op_type):
             self._wire(node, inputs)
             if self._call is not None:
@@ -224,6 +229,8 @@ class Weaver:
                 f"{node.name}/replacement", flat, seen.inputs, node.dtypes, step
             )
             outputs = seen.outputs
+            if outputs:
+                outputs[0].node.controls += node.controls
         after = self._steps(
             f"{node.name}/after",
             plans.after.steps,
@@ -273,8 +280,6 @@ class Weaver:
                 continue
             if differentiated is not None and self.unpaired:
                 flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _IMPORT_FIRST)
-            elif differentiated is not None and self._in_old_loop(node):
-                flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _NEW_LOOPS)
             elif differentiated is not None and node.op._id in self._differentiated_inside:
                 flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
             if differentiated is not None and group[0].action.autodiff:
@@ -319,6 +324,8 @@ class Weaver:
         else:
             made = Host(name, flat, inputs, plain)
         values = self.add(made)
+        if node is not None:
+            self._beside[id(made)] = node
         if node is not None and behind and (not inputs or node.op.op_def.is_stateful):
             made.controls.append(node.name)
             self.kept.append(made)
@@ -337,13 +344,6 @@ class Weaver:
             and node.op._get_control_flow_context() is None
         )
 
-    def _in_old_loop(self, node: Node) -> bool:
-        """Whether a node stands in a while loop of TensorFlow 1 that is differentiated."""
-        flow = node.op._get_control_flow_context()
-        while flow is not None and not flow.IsWhileContext():
-            flow = flow.outer_context
-        return flow is not None and self.records is not None and bool(self.records.of_op(node.op))
-
     def _refuse_unread(self, node: Node, plans: OpPlans) -> None:
         """Refuse what needs more of a gradient than its ops' names tell."""
         steps = [*plans.before.steps, *plans.after.steps]
@@ -355,12 +355,6 @@ class Weaver:
         )
         if needs_gradient and node.op._id in self._differentiated_inside:
             raise UnsupportedError(_INSIDE, where=plans.context.where, fix=_BESIDE)
-        if needs_gradient and self._in_old_loop(node):
-            raise UnsupportedError(
-                "The gradient of an op in a while loop of TensorFlow 1 cannot be changed",
-                where=plans.context.where,
-                fix=_NEW_LOOPS,
-            )
         named = node.op.name in self._named
         if needs_gradient and (named or self.unpaired):
             raise UnsupportedError(
@@ -390,17 +384,24 @@ class Weaver:
                 if key_of(arriving) == key:
                     arrived = self._gradients.arriving(owner)[position]
                     return arrived[part] if arrived is not None else self.visible(value)
+        led = self.loops.read(value, owner)
+        if led is not None:
+            return led
         if self._owner(value.node.op) is owner:
             return self.visible(value)
+        read = value.node.op.outputs[value.slot]
+        if value.node.is_argument and any(read is made for made in owner.forward.outputs):
+            return self.visible(value)  # It is fed, whatever the op would make.
+        version = self.version(read, owner)
+        return version if version is not None else self.visible(value)
+
+    def version(self, tensor: Any, owner: Record) -> Value | None:
+        """The version of a tensor of this body that the op of a gradient saw, or None."""
         forward = self.body.node_of(owner.forward)
         if forward is not None:
             self.visit(forward)
         seen = self.seen(owner.forward)
-        read = value.node.op.outputs[value.slot]
-        if value.node.is_argument and any(read is made for made in owner.forward.outputs):
-            return self.visible(value)  # It is fed, whatever the op would make.
-        version = self._version(read, owner, seen) if seen else None
-        return version if version is not None else self.visible(value)
+        return self._version(tensor, owner, seen) if seen is not None else None
 
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
         seen = self.foreign.seen(owner.forward)
@@ -432,10 +433,10 @@ class Weaver:
     def carries(self, tensor: Any, wanted: Value) -> bool:
         """Whether an ordinary reader of a tensor gets the version that is wanted."""
         value = self.body.value_of(tensor)
-        return value is not None and self._plain(self.visible(value)) == self._plain(wanted)
+        return value is not None and self.plain(self.visible(value)) == self.plain(wanted)
 
-    def _plain(self, value: Value) -> Value:
-        # TensorFlow, too, takes what an Identity reads for what it is.
+    def plain(self, value: Value) -> Value:
+        """A value without `Identity` ops, which TensorFlow, too, takes for what they read."""
         while (
             isinstance(value.node, Node)
             and value.node.op_type == "Identity"
