@@ -14,7 +14,7 @@ from tensorflow.python.framework import function_def_to_graph, op_def_registry
 
 from amanda_core.errors import UnsupportedError
 
-__all__ = ["Body", "Node", "Value", "is_ref", "outputs_of"]
+__all__ = ["BACK", "Body", "Node", "Value", "is_ref", "outputs_of"]
 
 _REF = 100  # DT_FLOAT_REF is DT_FLOAT + 100, and so on.
 
@@ -235,8 +235,8 @@ def outputs_of(definition: Any) -> tuple[list[str], list[int]]:
     return names, dtypes
 
 
-# The edge of an old while loop that closes the cycle.
-_BACK = "NextIteration"
+#: Op types whose edge closes the cycle of an old while loop.
+BACK = ("NextIteration", "RefNextIteration")
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
@@ -260,6 +260,6 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
                 for value in reversed(node.inputs)
                 if id(value.node) in mine
                 and id(value.node) not in done
-                and value.node.op_type != _BACK
+                and value.node.op_type not in BACK
             )
     return result

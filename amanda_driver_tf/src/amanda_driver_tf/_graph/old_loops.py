@@ -18,6 +18,7 @@ from tensorflow.python.ops import control_flow_util
 
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.body import Node, Value
+from amanda_driver_tf._graph.frames import ENTERS, Frames
 from amanda_driver_tf._graph.nodes import Host, Inlined, New, Plain
 from amanda_driver_tf._graph.records import Record, components
 
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OldLoops"]
 
-_ENTERS = ("Enter", "RefEnter")
-_EXITS = ("Exit", "RefExit")
 _SWITCHES = ("Switch", "RefSwitch")
-_BACK = ("NextIteration", "RefNextIteration")
 _PUSH, _POP = "StackPushV2", "StackPopV2"
 
 
@@ -44,7 +42,7 @@ class OldLoops:
         self._weaver, self._body = weaver, weaver.body
         # Functions have new ones.
         nodes = weaver.body.nodes if weaver.body.fdef is None else ()
-        self._has_frames = any(node.op_type in _ENTERS for node in nodes)
+        self._has_frames = any(node.op_type in ENTERS for node in nodes)
         self._exist = self._has_frames or any(node.op_type in _SWITCHES for node in nodes)
         self._by_name = {node.name: node for node in nodes} if self._exist else {}
         #: Push -> what it pushes, ahead of what tools insert at it.
@@ -56,7 +54,6 @@ class OldLoops:
         self._led: dict[int, dict[tuple[int, int], Any]] = {}
         self._brought: dict[tuple[Value, int], Value] = {}
         self._entered: dict[tuple[Value, int], Value] = {}
-        self._frames: dict[int, tuple[Any, ...]] = {}
 
     def note(self, node: Node, inputs: Sequence[Value]) -> None:
         """Note what a node reads."""
@@ -254,8 +251,9 @@ class OldLoops:
         if not self._has_frames:
             return
         settled: list[New] = []
+        frames = Frames(self._body)
         for made in self._weaver.new:
-            if isinstance(made, (Host, Inlined)) and self._frame_of(made):
+            if isinstance(made, (Host, Inlined)) and frames.behind(made):
                 if made.inputs and not made.controls and all(map(_is_invariant, made.inputs)):
                     # What enters a loop once is there in each turn, also in the one that ends it.
                     settled += self._wait(made, beside.get(id(made)))
@@ -281,39 +279,6 @@ class OldLoops:
                 return [identity]
         return []
 
-    def _frame_of(self, node: Any) -> tuple[Any, ...]:
-        """The frames that the outputs of a node are in, the outermost first."""
-        path: list[Any] = []
-        while id(node) not in self._frames:
-            path.append(node)
-            source = self._source_of(node)
-            if source is None:
-                break
-            node = source
-        frame = self._frames.get(id(node), ())
-        for each in reversed(path):
-            op_type = getattr(each, "op_type", "")
-            if op_type in _ENTERS:
-                frame = (*frame, _frame_name(each))
-            elif op_type in _EXITS:
-                frame = frame[:-1]
-            self._frames[id(each)] = frame
-        return frame
-
-    def _source_of(self, node: Any) -> Any:
-        for value in node.inputs:
-            if getattr(value.node, "op_type", "") not in _BACK:
-                return value.node
-        for control in node.controls:
-            found = self._by_name.get(control) if isinstance(control, str) else control
-            if found is not None:
-                return found
-        return None
-
-
-def _frame_name(node: Any) -> Any:
-    return node.op.get_attr("frame_name") if isinstance(node, Node) else node.attrs["frame_name"].s
-
 
 def _anchor(made: Inlined) -> Plain:
     """A node in the frame of a call, alive when it is."""
@@ -328,14 +293,14 @@ def _anchor(made: Inlined) -> Plain:
 def _is_invariant(value: Value) -> bool:
     return (
         isinstance(value.node, Node)
-        and value.node.op_type in _ENTERS
+        and value.node.op_type in ENTERS
         and bool(value.node.op.get_attr("is_constant"))
     )
 
 
 def _is_way_in(op: Any) -> bool:
     """Whether an op leads a value of a context into one inside it."""
-    if op.type in _ENTERS:
+    if op.type in ENTERS:
         return bool(op.get_attr("is_constant"))
     return op.type in _SWITCHES and not control_flow_util.IsLoopSwitch(op)
 

@@ -18,7 +18,7 @@ from amanda_driver_tf._graph.analysis import Analysis, runs_functions
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.links import Link, dummy, empty_list, pushed
 from amanda_driver_tf._graph.nodes import Argument
-from amanda_driver_tf._graph.records import Records, differentiated_inside, graph_of
+from amanda_driver_tf._graph.records import Record, Records, differentiated_inside, graph_of
 from amanda_driver_tf._graph.weave import Weaver
 from amanda_driver_tf._graph.write import (
     JITTED,
@@ -220,8 +220,8 @@ class Rewriter:
 
     def _forward_of(
         self, woven: Woven, node: Node, forward: Woven | None
-    ) -> tuple[Any, list[Woven | None], Woven] | None:
-        """The op that a gradient's call is the gradient of, its functions, and where it stands."""
+    ) -> tuple[Record, list[Woven | None], Woven] | None:
+        """The gradient that a gradient's call is of, the op's functions, and where it stands."""
         records = Records.of(woven.body.graph)
         owner = records.owner(node.op) if records is not None else None
         if owner is None:
@@ -230,7 +230,7 @@ class Rewriter:
             if place is not None:
                 found = place.functions_of(owner.forward)
                 if found:
-                    return owner.forward, found, place
+                    return owner, found, place
         return None
 
     def _supply(
@@ -238,12 +238,12 @@ class Rewriter:
         woven: Woven,
         node: Node,
         inner: Sequence[Woven | None],
-        ahead: tuple[Any, list[Woven | None], Woven],
+        ahead: tuple[Record, list[Woven | None], Woven],
         link: Link | None,
     ) -> None:
         """Lead the versions that the functions of a gradient's call demand to that call."""
-        op, _, place = ahead
-        forward_node = place.body.node_of(op)
+        owner, _, place = ahead
+        forward_node = place.body.node_of(owner.forward)
         assert forward_node is not None
         own = [list(function.arguments) if function is not None else [] for function in inner]
         for function in inner:
@@ -257,6 +257,8 @@ class Rewriter:
                 if place is not woven:
                     assert link is not None
                     result = link.bring(result)
+                else:
+                    result = woven.weaver.loops.bring(result, owner)
                 node.inputs.append(result)
                 # All functions of one op have the same arguments, in the order of its inputs.
                 for other in inner:

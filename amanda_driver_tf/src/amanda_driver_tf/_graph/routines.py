@@ -150,7 +150,9 @@ def of_shape(flat: Flat, shapes: Sequence[Any], step: Step) -> Flat:
     def run(values: list[Any]) -> list[Any]:
         new = flat(values)
         for value, old, shape in zip(new, values, shapes, strict=True):
-            if value is not old and shape is not None and not shape.is_compatible_with(value.shape):
+            # Of a resource, the graph's own shape may not be that of the value.
+            unknown = shape is None or value is old or value.shape == old.shape
+            if not unknown and not shape.is_compatible_with(value.shape):
                 raise UnsupportedError(
                     f"A routine returned a tensor of shape {value.shape} where the graph, and its "
                     f"gradients, were built for {shape}",

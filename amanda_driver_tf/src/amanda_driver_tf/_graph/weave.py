@@ -20,7 +20,7 @@ from amanda_driver_tf._graph.analysis import (
     is_operator,
     runs_functions,
 )
-from amanda_driver_tf._graph.body import Body, Node, Value, is_ref
+from amanda_driver_tf._graph.body import BACK, Body, Node, Value, is_ref
 from amanda_driver_tf._graph.gradients import Gradients
 from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
@@ -167,7 +167,7 @@ class Weaver:
                 if isinstance(value.node, Node)
                 and not value.node.is_argument
                 and id(value.node) not in self._done
-                and value.node.op_type != "NextIteration"
+                and value.node.op_type not in BACK
             ]
             if waiting:
                 stack.extend(waiting)
