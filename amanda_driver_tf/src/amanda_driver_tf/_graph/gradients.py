@@ -23,10 +23,11 @@ from amanda_driver_tf._graph.routines import (
     Flat,
     Layout,
     fold,
+    of_gradients,
     replaced_backward,
     vector_jacobian,
 )
-from amanda_driver_tf._graph.staging import trace_gradient
+from amanda_driver_tf._graph.staging import static_shape, trace_gradient
 from amanda_driver_tf._graph.versions import Key, Seen, key_of
 from amanda_driver_tf._signature import signature_of
 
@@ -63,6 +64,18 @@ class Gradients:
         of = self._results.get(value)
         found = self._contributors(value, of) or self._last(self._contributors(value, None))
         return self._agreed(value, found)
+
+    def passed_on(self, op: Any, behind: bool) -> set[int]:
+        """Inputs of an op, or outputs, whose gradients are computed in this body."""
+        found: set[int] = set()
+        for owner in self._records.of_op(op) if self._records is not None else ():
+            for position, gradient in enumerate(owner.out_grads if behind else owner.in_grads):
+                # Slices may be of other rows.
+                if len(parts := components(gradient)) == 1 and self._body.value_of(parts[0]):
+                    found.add(position)
+            if behind:
+                found -= owner.missing
+        return found
 
     def _find_targets(self) -> None:
         """Note which tensors a gradient is the whole gradient of."""
@@ -253,6 +266,8 @@ class Gradients:
                 continue
             dtypes = [value.dtype for value in flat_values]
             flat = fold([step], layout, dtypes, [False] * len(dtypes))
+            whole = [len(gradients[index] or ()) == 1 for index, _ in places]
+            flat = of_gradients(flat, step, [at for at, alone in enumerate(whole) if alone])
             made = self._weaver.insert(
                 f"{owner.forward.name}/{where}", flat, flat_values, dtypes, step
             )
@@ -283,7 +298,12 @@ class Gradients:
             self._gradient_lengths(owner, "grad_inputs"), returned, owner, "grad_inputs"
         )
         dtypes = [value.dtype for value in targets]
-        flat = replaced_backward(step, given, made_layout, dtypes)
+        # Slices may be of other rows.
+        shapes = [
+            static_shape(value) if len(returned[index] or ()) == 1 else None
+            for value, (index, _) in zip(targets, places, strict=True)
+        ]
+        flat = replaced_backward(step, given, made_layout, dtypes, shapes)
         made = self._weaver.insert(f"{owner.forward.name}/backward", flat, values, dtypes, step)
         return _placed(len(owner.in_grads), places, made)
 

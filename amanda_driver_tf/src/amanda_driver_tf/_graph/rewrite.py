@@ -117,6 +117,7 @@ class Rewriter:
         looped: bool = False,
         analysis: Analysis | None = None,
         outer: Woven | None = None,
+        differentiated: bool = False,
     ) -> Woven | None:
         """Weave a function and all that it calls; None where it cannot be looked into.
 
@@ -126,6 +127,7 @@ class Rewriter:
             looped: Whether they are bodies of loops.
             analysis: Plans, if not those of the rewriter.
             outer: The function that calls it.
+            differentiated: Whether gradients go through the call.
         """
         if name in self._stack:
             self._blind("recursive functions", f"{name} calls itself")
@@ -141,7 +143,7 @@ class Rewriter:
         woven = Woven(name, body)
         self._stack.append(name)
         try:
-            self.weave_body(woven, forward, looped, analysis, outer)
+            self.weave_body(woven, forward, looped, analysis, outer, differentiated)
         finally:
             self._stack.pop()
         return woven
@@ -153,6 +155,7 @@ class Rewriter:
         looped: bool = False,
         analysis: Analysis | None = None,
         outer: Woven | None = None,
+        differentiated: bool = False,
     ) -> None:
         """Weave a body that has been read."""
         link = Link(forward, woven, looped) if forward is not None else None
@@ -162,7 +165,9 @@ class Rewriter:
 
         unpaired = outer is not None and outer.weaver.unpaired
         inside = self._differentiated_inside(woven.body.graph)
-        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call, unpaired, inside)
+        woven.weaver = Weaver(
+            woven.body, analysis or self._analysis, link, call, unpaired, inside, differentiated
+        )
         woven.weaver.weave()
 
     def _differentiated_inside(self, outer: Any) -> set[int]:
@@ -202,13 +207,14 @@ class Rewriter:
         names = _function_names(self._attr_of(woven, node), attributes)
         ahead = self._forward_of(woven, node, forward)
         behind = node.op_type in _LOOPS
+        differentiated = woven.weaver.differentiates(node.op)
         inner: list[Woven | None] = []
         for position, name in enumerate(names):
             # The condition of a loop that runs backwards reads no forward value.
             source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
             if behind and position:
                 source = None
-            inner.append(self.weave(name, source, behind, analysis, woven))
+            inner.append(self.weave(name, source, behind, analysis, woven, differentiated))
         woven.calls[id(node.op)] = (node, inner)
         if ahead is not None:
             self._supply(woven, node, inner, ahead, link)

@@ -34,7 +34,7 @@ from amanda_driver_tf._graph.routines import (
     only_watching,
     replaced,
 )
-from amanda_driver_tf._graph.staging import static_shape, trace
+from amanda_driver_tf._graph.staging import trace
 from amanda_driver_tf._graph.versions import Foreign, Seen, key_of, source_of
 from amanda_driver_tf._signature import signature_of
 
@@ -72,6 +72,7 @@ class Weaver:
         call: Called for each node that runs functions, to have these woven.
         unpaired: Whether somebody who calls this computes gradients that nobody has noted.
         inside: Ids of ops whose gradients are computed in functions that this body runs.
+        differentiated: Whether gradients go through the call of this body.
 
     Attributes:
         new: The new nodes.
@@ -87,6 +88,7 @@ class Weaver:
         call: Callable[[Weaver, Node], None] | None = None,
         unpaired: bool = False,
         inside: Collection[int] = (),
+        differentiated: bool = False,
     ) -> None:
         self.body = body
         self.new: list[New] = []
@@ -108,7 +110,10 @@ class Weaver:
         self._visible: dict[Value, Value] = {}
         self._seen: dict[int, Seen] = {}
         self._done: set[int] = set()
-        self._is_differentiated = self.records is not None or bool(children_of(body.graph))
+        self._is_called_differentiated = differentiated
+        self._is_differentiated = (
+            differentiated or self.records is not None or bool(children_of(body.graph))
+        )
         #: Gradients (by identity) whose ops read one tensor of which there are several versions.
         self.ambiguous: set[int] = set()
         #: New node (by identity) -> the node that it stands at.
@@ -144,6 +149,12 @@ class Weaver:
     def visible(self, value: Value) -> Value:
         """What an ordinary reader of a value gets."""
         return self._visible.get(value, value)
+
+    def differentiates(self, op: Any) -> bool:
+        """Whether gradients go through an op that runs functions."""
+        graphs = (self.body.graph, *children_of(self.body.graph))
+        noted = [found for found in map(Records.of, graphs) if found is not None]
+        return self._is_called_differentiated or any(found.of_op(op) for found in noted)
 
     def add(self, node: New) -> list[Value]:
         """Put a new node in."""
@@ -223,7 +234,8 @@ class Weaver:
         self._wire(node, seen.inputs)
         if plans.before.replacement is not None:
             step = plans.before.replacement
-            flat = replaced(step, layout, node.dtypes)
+            shapes = [t.shape for t in node.op.outputs] if self._is_differentiated else []
+            flat = replaced(step, layout, node.dtypes, shapes)
             seen.replacement = (flat, seen.inputs)
             seen.outputs = self.insert(
                 f"{node.name}/replacement", flat, seen.inputs, node.dtypes, step
@@ -272,7 +284,7 @@ class Weaver:
             frozen = [is_ref(dtype) for dtype in dtypes]
             flat = fold(group, inner, dtypes, frozen)
             if self._is_differentiated:
-                flat = of_shape(flat, [static_shape(value) for value in given], group[0])
+                flat = self._of_shape(flat, group[0], node, selected, behind)
             if not behind and self._keeps_state(node):
                 # Beside the op and not in front of it.
                 flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
@@ -295,6 +307,18 @@ class Weaver:
                 else:
                     node.controls.append(made[0].node)
         return values
+
+    def _of_shape(
+        self, flat: Flat, step: Step, node: Node, selected: Sequence[int], behind: bool
+    ) -> Flat:
+        """A fold that keeps the shapes of some of the inputs or outputs of a node."""
+        # Of the graph's own, as what tools put in the place of these has none.
+        tensors = list(node.op.outputs if behind else node.op.inputs)
+        passed: set[int] = set()
+        if not step.action.autodiff:
+            passed = self._gradients.passed_on(node.op, behind)
+        straight = [place for place, index in enumerate(selected) if index in passed]
+        return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
 
     def insert(
         self,
