@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, before, editing, tool
 
+from .looping import VALUES, control_flow, shifted
 from .making import (
     Ops,
     arrays,
@@ -30,24 +30,10 @@ from .making import (
 )
 
 
-@contextmanager
-def control_flow(new: bool) -> Iterator[None]:
-    was = v1.control_flow_v2_enabled()
-    (v1.enable_control_flow_v2 if new else v1.disable_control_flow_v2)()
-    try:
-        yield
-    finally:
-        (v1.enable_control_flow_v2 if was else v1.disable_control_flow_v2)()
-
-
 @pytest.fixture(params=[True, False], ids=["new", "old"])
 def new(request: pytest.FixtureRequest) -> Iterator[bool]:
     with control_flow(request.param):
         yield request.param
-
-
-def shifted(value: Any) -> Any:
-    return value * 0.5 + 0.25
 
 
 def looping(times: int = 3) -> Callable[..., Any]:
@@ -69,9 +55,6 @@ def looping(times: int = 3) -> Callable[..., Any]:
         return ops("Sum", "loss", ops("Square", "last", h))
 
     return program
-
-
-VALUES = [value * 0.5 for value in arrays((3, 3), (3, 3))]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ class OldLoops:
         self._has_frames = any(node.op_type in ENTERS for node in nodes)
         self._exist = self._has_frames or any(node.op_type in _SWITCHES for node in nodes)
         self._by_name = {node.name: node for node in nodes} if self._exist else {}
+        self._frames = Frames(weaver.body)
         #: Push -> what it pushes, ahead of what tools insert at it.
         self._pushed: dict[int, Value] = {}
         self._pushes: dict[int, Node] = {}
@@ -54,6 +55,10 @@ class OldLoops:
         self._led: dict[int, dict[tuple[int, int], Any]] = {}
         self._brought: dict[tuple[Value, int], Value] = {}
         self._entered: dict[tuple[Value, int], Value] = {}
+
+    def is_in_frame(self, node: Node) -> bool:
+        """Whether a node runs in a loop."""
+        return self._has_frames and bool(self._frames.of(node))
 
     def note(self, node: Node, inputs: Sequence[Value]) -> None:
         """Note what a node reads."""
@@ -251,9 +256,8 @@ class OldLoops:
         if not self._has_frames:
             return
         settled: list[New] = []
-        frames = Frames(self._body)
         for made in self._weaver.new:
-            if isinstance(made, (Host, Inlined)) and frames.behind(made):
+            if isinstance(made, (Host, Inlined)) and self._frames.behind(made):
                 if made.inputs and not made.controls and all(map(_is_invariant, made.inputs)):
                     # What enters a loop once is there in each turn, also in the one that ends it.
                     settled += self._wait(made, beside.get(id(made)))

@@ -147,9 +147,7 @@ def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:
     return run
 
 
-def of_shape(
-    flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection[int] = ()
-) -> Flat:
+def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection[int] = ()) -> Flat:
     """A fold that keeps shapes, as the gradients of a graph are built for them.
 
     Args:

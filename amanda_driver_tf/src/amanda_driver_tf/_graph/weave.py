@@ -290,7 +290,8 @@ class Weaver:
                 flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
                 self.insert(name, flat, given, dtypes, group[0], node, behind=True)
                 continue
-            if differentiated is not None and self.unpaired:
+            named = node.op.name in self._named and self.loops.is_in_frame(node)
+            if differentiated is not None and (self.unpaired or named):
                 flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _IMPORT_FIRST)
             elif differentiated is not None and node.op._id in self._differentiated_inside:
                 flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
