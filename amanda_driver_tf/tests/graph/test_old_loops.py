@@ -12,7 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, before, editing
+from amanda_core.testing.tools import Edit, before, editing, tool
 
 from .looping import VALUES, captured, control_flow, loop, masked, named, recurrent, shifted
 from .making import (
@@ -173,6 +173,88 @@ def test_a_loop_that_is_not_to_be_differentiated() -> None:
 
     for edit in (EDITS[1], EDITS[4], EDITS[14]):
         check(program, VALUES, [edit])
+
+
+def test_the_condition_is_edited() -> None:
+    """It runs once more than the body, also where it reads an invariant."""
+    calls: list[int] = []
+
+    def one_more(limit: Any) -> Any:
+        calls.append(1)
+        return limit + 1
+
+    graph = tf.Graph()
+    with graph.as_default():
+        x, limit = v1.placeholder(tf.float32, []), v1.placeholder(tf.int32, [])
+        turns, h = v1.while_loop(
+            lambda i, _: tf.less(i, limit, name="less"), lambda i, h: (i + 1, h * x), (0, x)
+        )
+        fetches = [turns, h, *v1.gradients(h, [x])]
+    feed = {x: 2.0, limit: 3}
+    with new_session(graph) as session:
+        assert session.run(fetches, feed) == [3, 16.0, 32.0]
+        with amanda.apply(before("less", one_more, 1)):
+            assert session.run(fetches, feed) == [4, 32.0, 80.0]
+    assert len(calls) == 5
+
+
+@pytest.mark.parametrize("point", ["before", "after", "replace"])
+def test_raw_edits_of_a_backward_op(point: str) -> None:
+    changes: dict[str, Callable[..., Any]] = {
+        "before": lambda y, g: g * (1 - y * y / 4),
+        "after": lambda y, g: 3 * g * (1 - y * y),
+        "replace": lambda y, g: y + g,
+    }
+    routines: dict[str, Callable[..., Any]] = {
+        "before": lambda y, g: (y * 0.5, g),
+        "after": lambda g: g * 3,
+        "replace": changes["replace"],
+    }
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def tanh(value: Any) -> Any:
+        y = tf.tanh(value)
+        return y, lambda g: changes[point](y, g)
+
+    def program(ops: Ops, x: Any, w: Any) -> Any:
+        act = tf.tanh if ops.edits is None else tanh
+
+        def inner(turn: Any, h: Any) -> Any:
+            return act(ops("MatMul", "inner", h, w))
+
+        def outer(turn: Any, h: Any) -> Any:
+            return v1.cond(tf.less(turn, 2), lambda: loop(ops, 2, inner, h), lambda: act(h))
+
+        return ops("Sum", "loss", loop(ops, 3, outer, x))
+
+    def analyse(context: OpContext) -> None:
+        method = {"before": "insert_before", "after": "insert_after", "replace": "replace"}[point]
+        getattr(context, f"{method}_backward_op")(routines[point])
+
+    check(program, VALUES, [], tools=[tool(analyse, "TanhGrad", backward=True)])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("inner", "before"), ("mixed", "grad_in")])
+def test_a_routine_raises_in_a_turn(name: str, kind: str) -> None:
+    turns: list[int] = []
+
+    def failing(value: Any) -> Any:
+        turns.append(1)
+        if len(turns) == 2:
+            raise KeyError("mine")
+        return value * 2.0
+
+    built = build(recurrent(4), VALUES)
+    edit = Edit(name, kind, failing, 0)
+    with new_session(built.graph) as session:
+        plain = results(session, built)
+        with amanda.apply(editing(edit)):
+            with pytest.raises(KeyError, match="mine"):
+                results(session, built)
+            found = results(session, built)
+        equal(results(session, built), plain)
+    with new_session(built.graph) as session, amanda.apply(editing(edit._replace(routine=double))):
+        equal(results(session, built), found)
 
 
 # More than one reader, gradient, or position.

@@ -358,7 +358,7 @@ class Weaver:
             # What the node waits for has happened before anything that runs before it.
             made.controls += node.controls
             if not inputs:
-                node.controls.append(made)  # type: ignore[arg-type]
+                node.controls.append(made)
         return values
 
     def _keeps_state(self, node: Node) -> bool:
