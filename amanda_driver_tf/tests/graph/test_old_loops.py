@@ -165,6 +165,53 @@ def test_what_reads_invariants_only_runs_once_a_turn() -> None:
     assert sorted(calls) == ["exp"] * 2 + ["sin"] * 3
 
 
+@pytest.mark.parametrize("staging", [False, True], ids=["host", "staged"])
+def test_a_routine_behind_what_returns_nothing(staging: bool) -> None:
+    calls: list[int] = []
+
+    def routine() -> None:
+        tf.py_function(lambda: calls.append(1), [], [])
+
+    graph = tf.Graph()
+    with graph.as_default():
+        count = v1.get_variable("count", initializer=0, use_resource=True)
+
+        def step(i: Any) -> Any:
+            with tf.control_dependencies([count.assign_add(2, read_value=False)]):
+                return i + 1
+
+        looped = v1.while_loop(lambda i: i < 3, step, [tf.constant(0)])
+    tools = tool(
+        lambda context: context.insert_after_op(
+            amanda.staged(routine) if staging else lambda: calls.append(1)
+        ),
+        "AssignAddVariableOp",
+    )
+    with new_session(graph) as session:
+        session.run(count.initializer)
+        with amanda.apply(tools):
+            assert session.run(looped) == 3
+        assert session.run(count) == 6
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("staging", [False, True], ids=["host", "staged"])
+def test_two_invariants_of_one_op(staging: bool) -> None:
+    def program(ops: Ops, x: Any, w: Any) -> Any:
+        flags = tf.greater(x, 0.0)
+
+        def step(turn: Any, h: Any) -> Any:
+            # What differs from turn to turn comes last.
+            return ops("SelectV2", "chosen", flags, w, ops("Sin", "act", h))
+
+        return ops("Sum", "loss", loop(ops, 3, step, x))
+
+    flip, move = tf.logical_not, shifted
+    edits = [Edit("chosen", "before", flip, 0), Edit("chosen", "before", move, 1)]
+    given = [edit._replace(routine=staged(edit.routine)) for edit in edits] if staging else edits
+    check(program, VALUES, edits, tools=[editing(edit) for edit in given])
+
+
 def test_a_loop_that_is_not_to_be_differentiated() -> None:
     def program(ops: Ops, x: Any, w: Any) -> Any:
         inner = recurrent(2, back_prop=False) if ops.edits is None else recurrent(2)

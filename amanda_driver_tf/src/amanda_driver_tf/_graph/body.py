@@ -76,6 +76,11 @@ class Value(NamedTuple):
         """Its DataType."""
         return int(self.node.dtypes[self.slot])
 
+    @property
+    def base(self) -> int:
+        """Its DataType; of a reference that of what is referred to."""
+        return self.dtype - _REF if is_ref(self.dtype) else self.dtype
+
 
 class Body:
     """Nodes in an order in which data flows forward, except along the edges of old while loops.

@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.core.framework import attr_value_pb2, tensor_pb2, types_pb2
+from tensorflow.core.framework import types_pb2
 from tensorflow.python.ops import control_flow_util
 
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.body import Node, Value
 from amanda_driver_tf._graph.frames import ENTERS, Frames
+from amanda_driver_tf._graph.links import any_size
 from amanda_driver_tf._graph.nodes import Host, Inlined, New, Plain
 from amanda_driver_tf._graph.records import Record, components
+from amanda_driver_tf._graph.write import attr_bool, attr_int, attr_text, attr_type
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.weave import Weaver
@@ -42,14 +44,14 @@ class OldLoops:
         self._weaver, self._body = weaver, weaver.body
         # Functions have new ones.
         nodes = weaver.body.nodes if weaver.body.fdef is None else ()
-        self._has_frames = any(node.op_type in ENTERS for node in nodes)
-        self._exist = self._has_frames or any(node.op_type in _SWITCHES for node in nodes)
+        has_frames = any(node.op_type in ENTERS for node in nodes)
+        self._frames = Frames(weaver.body) if has_frames else None
+        self._exist = has_frames or any(node.op_type in _SWITCHES for node in nodes)
         self._by_name = {node.name: node for node in nodes} if self._exist else {}
-        self._frames = Frames(weaver.body)
         #: Push -> what it pushes, ahead of what tools insert at it.
         self._pushed: dict[int, Value] = {}
         self._pushes: dict[int, Node] = {}
-        for node in nodes if self._has_frames else ():
+        for node in nodes if has_frames else ():
             if node.op_type == _PUSH:
                 self._pushes[id(_stack_of(node.op))] = node
         self._led: dict[int, dict[tuple[int, int], Any]] = {}
@@ -58,7 +60,7 @@ class OldLoops:
 
     def is_in_frame(self, node: Node) -> bool:
         """Whether a node runs in a loop."""
-        return self._has_frames and bool(self._frames.of(node))
+        return self._frames is not None and bool(self._frames.of(node))
 
     def note(self, node: Node, inputs: Sequence[Value]) -> None:
         """Note what a node reads."""
@@ -172,23 +174,23 @@ class OldLoops:
         return known
 
     def _frame_entered(self, value: Value, loop: Any) -> Value:
-        attrs = {"T": _type(_base(value)), "frame_name": _text(loop.name)}
-        attrs["is_constant"] = _flag(True)
-        attrs["parallel_iterations"] = _number(loop.parallel_iterations)
-        return self._add("enter", "Enter", [value], [_base(value)], attrs)
+        attrs = {"T": attr_type(value.base), "frame_name": attr_text(loop.name)}
+        attrs["is_constant"] = attr_bool(True)
+        attrs["parallel_iterations"] = attr_int(loop.parallel_iterations)
+        return self._add("enter", "Enter", [value], [value.base], attrs)
 
     def _switched(self, value: Value, branch: int, predicate: Value) -> Value:
-        dtype = _base(value)
-        attrs = {"T": _type(dtype)}
+        dtype = value.base
+        attrs = {"T": attr_type(dtype)}
         made = self._add("switch", "Switch", [value, predicate], [dtype, dtype], attrs)
         return Value(made.node, int(branch))
 
     def _stacked(self, value: Value, owner: Record, source: Any, gradient: Any, home: Any) -> Value:
         """A value of a loop, of any branch of it, in the loop that computes the gradient."""
-        state, dtype = gradient.grad_state, _base(value)
+        state, dtype = gradient.grad_state, value.base
         loop = state.forward_context
         handle = self._stack(dtype, home)
-        attrs = {"T": _type(dtype), "swap_memory": _flag(loop.swap_memory)}
+        attrs = {"T": attr_type(dtype), "swap_memory": attr_bool(loop.swap_memory)}
         handles = self._enter(handle, loop, home)
         push = self._add("push", _PUSH, [handles, value], [dtype], attrs)
         # Behind the counter of this turn, and ahead of the next turn.
@@ -206,22 +208,19 @@ class OldLoops:
                     fix="Leave the ops of this branch as they are",
                 )
             handles = self._switched(handles, branch.branch, self._now(taken))
-        pop = self._add("pop", _POP, [handles], [dtype], {"elem_type": _type(dtype)})
+        pop = self._add("pop", _POP, [handles], [dtype], {"elem_type": attr_type(dtype)})
         if branch is None:
             pop.node.controls.append(gradient.GetControlPivot().op.name)
         self._before_next(pop.node, state.grad_index.op)
         return pop
 
     def _stack(self, dtype: int, home: Any) -> Value:
-        content = tensor_pb2.TensorProto(dtype=types_pb2.DT_INT32)
-        content.int_val.append(-1)
-        attrs = {"dtype": _type(types_pb2.DT_INT32), "value": attr_value_pb2.AttrValue()}
-        attrs["value"].tensor.CopyFrom(content)
-        limit = self._add("limit", "Const", [], [types_pb2.DT_INT32], attrs)
+        limit = any_size("version/limit")
+        self._weaver.add(limit)
         if home is not None:
-            limit.node.controls.append(home.GetControlPivot().op.name)
-        attrs = {"elem_type": _type(dtype), "stack_name": _text("")}
-        return self._add("stack", "StackV2", [limit], [types_pb2.DT_RESOURCE], attrs)
+            limit.controls.append(home.GetControlPivot().op.name)
+        attrs = {"elem_type": attr_type(dtype), "stack_name": attr_text("")}
+        return self._add("stack", "StackV2", [Value(limit, 0)], [types_pb2.DT_RESOURCE], attrs)
 
     def _before_next(self, made: New, counter: Any) -> None:
         """Have a counter's next turn wait for a node, be it dead or alive."""
@@ -253,7 +252,7 @@ class OldLoops:
         Args:
             beside: The nodes that new nodes stand at, by the ids of these.
         """
-        if not self._has_frames:
+        if self._frames is None:
             return
         settled: list[New] = []
         for made in self._weaver.new:
@@ -272,13 +271,15 @@ class OldLoops:
     def _wait(self, made: New, node: Node | None) -> list[New]:
         """Have a node that reads nothing but invariants run when its op does."""
         if node is None:
+            # At a gradient, of which the records say where it is computed.
             flow = made.inputs[0].node.op._get_control_flow_context()
             made.controls.append(flow.GetControlPivot().op.name)
             return []
-        for value in node.inputs:
-            if value.node is not made and not _is_invariant(value):
-                identity = Plain("turn", "Identity", [value], [_base(value)], {}, [])
-                identity.attrs["T"] = _type(_base(value))
+        for tensor in node.op.inputs:
+            value = self._body.value_of(tensor)
+            if value is not None and not _is_invariant(value):
+                # Not what the node reads now: that may be another one that is to wait.
+                identity = _identity("turn", self._weaver.visible(value))
                 made.controls.append(identity)
                 return [identity]
         return []
@@ -290,8 +291,11 @@ def _anchor(made: Inlined) -> Plain:
         anchor = Plain("frame", "NoOp", [], [], {}, [])
         anchor.controls += made.controls
         return anchor
-    dtype = _base(made.inputs[0])
-    return Plain("frame", "Identity", made.inputs[:1], [dtype], {"T": _type(dtype)}, [])
+    return _identity("frame", made.inputs[0])
+
+
+def _identity(name: str, value: Value) -> Plain:
+    return Plain(name, "Identity", [value], [value.base], {"T": attr_type(value.base)}, [])
 
 
 def _is_invariant(value: Value) -> bool:
@@ -361,23 +365,3 @@ def _common(one: Any, other: Any) -> Any:
 def _branch_of(place: Any, loop: Any) -> Any:
     """The innermost branch that a place in a loop is in; None where it is in none of the loop."""
     return place if place is not loop and place.IsCondContext() else None
-
-
-def _base(value: Value) -> int:
-    return value.dtype - 100 if value.dtype > 100 else value.dtype
-
-
-def _type(dtype: int) -> Any:
-    return attr_value_pb2.AttrValue(type=dtype)
-
-
-def _text(text: str) -> Any:
-    return attr_value_pb2.AttrValue(s=text.encode())
-
-
-def _flag(flag: bool) -> Any:
-    return attr_value_pb2.AttrValue(b=flag)
-
-
-def _number(number: int) -> Any:
-    return attr_value_pb2.AttrValue(i=number)

@@ -283,7 +283,7 @@ class Rewriter:
         known = function.led_out.get(value)
         if known is not None:
             return Value(node, known)
-        dtype = value.dtype - 100 if value.dtype > 100 else value.dtype
+        dtype = value.base
         weaver = place.weaver
         if node.op_type in _LOOPS:
             made = empty_list(dtype)

@@ -481,6 +481,8 @@ class Weaver:
             step = plans.before.replacement
             flat = replaced(step, layout, node.dtypes)
             outputs = self.insert(f"{node.name}/replacement", flat, inputs, node.dtypes, step)
+            if outputs:
+                outputs[0].node.controls += node.controls
         layout = Layout([None] * len(outputs))
         after = self._steps(
             f"{node.name}/after", plans.after.steps, outputs, layout, node, behind=True

@@ -23,6 +23,9 @@ __all__ = [
     "Written",
     "attr_bool",
     "attr_func",
+    "attr_int",
+    "attr_text",
+    "attr_type",
     "attr_types",
     "name_of",
     "node_defs",
@@ -40,6 +43,21 @@ def attr_types(dtypes: Sequence[int]) -> Any:
     value = attr_value_pb2.AttrValue()
     value.list.type.extend(dtypes)
     return value
+
+
+def attr_type(dtype: int) -> Any:
+    """An attribute that is a type."""
+    return attr_value_pb2.AttrValue(type=dtype)
+
+
+def attr_int(number: int) -> Any:
+    """An attribute that is a number."""
+    return attr_value_pb2.AttrValue(i=number)
+
+
+def attr_text(text: str) -> Any:
+    """An attribute that is a string."""
+    return attr_value_pb2.AttrValue(s=text.encode())
 
 
 def attr_bool(flag: bool) -> Any:
