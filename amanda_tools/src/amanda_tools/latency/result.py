@@ -6,15 +6,16 @@ Owns the sums and their forms.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.common.chrome import Span, TraceFile
-from amanda_tools.common.facts import EitherWayOp, sums_by_module, up_to
-from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.common.facts import EitherWayOp
+from amanda_tools.common.rendering import dataframe, html_of, share, shares
+from amanda_tools.common.summing import Summed
 from amanda_tools.latency.kernels import Kernel
 
 __all__ = ["LatencyResult", "StepTime", "ThreadTime", "TimedOp", "Times"]
@@ -145,7 +146,7 @@ class ThreadTime:
 
 
 @dataclass
-class LatencyResult:
+class LatencyResult(Summed[Times]):
     """What was timed.
 
     Attributes:
@@ -177,24 +178,10 @@ class LatencyResult:
     spans: list[Span] = field(default_factory=list, repr=False)
     kernels: list[Kernel] = field(default_factory=list, repr=False)
 
-    @property
-    def total(self) -> Times:
-        """All of it."""
-        return _sum(self.ops)
+    _sum = Times
 
-    def by_type(self) -> dict[str, Times]:
-        """Common word, or the backend's name where there is none -> times; the longest first.
-
-        A backward operator counts with its forward operator's type.
-        """
-        found: dict[str, Times] = {}
-        for op in self.ops:
-            found.setdefault(op.kind, Times()).add(op)
-        return dict(sorted(found.items(), key=lambda item: -item[1].self))
-
-    def by_module(self) -> dict[str, Times]:
-        """Module path -> times of what runs in it and in modules inside; the whole by ``""``."""
-        return sums_by_module(self.ops, Times)
+    def _order(self, found: Times) -> int:
+        return -found.self
 
     def table(self, by: By = "type", depth: int | None = 3) -> Table:
         """A table for people, in milliseconds.
@@ -213,7 +200,7 @@ class LatencyResult:
                     s.number,
                     s.calls,
                     *_ms(s.wall, s.ops),
-                    _share(s.ops, s.wall),
+                    share(s.ops, s.wall),
                     *_ms(s.tool, s.rest),
                 )
                 for s in self.steps
@@ -233,18 +220,15 @@ class LatencyResult:
                     op.phase,
                     op.calls,
                     *_ms(op.self),
-                    _share(op.self, whole),
+                    share(op.self, whole),
                     *_ms(op.total / op.calls if op.calls else 0, op.shortest, op.longest),
                     *self._on_device(op.device_self, op.kernel_time),
                 )
                 for op in sorted(self.ops, key=lambda op: -op.self)
             ]
             return Table(self._title(), (*heads, *self._device_columns()), ops)
-        if by == "type":
-            sums = self.by_type()
-        elif by == "module":
-            sums = up_to(depth, self.by_module())
-        else:
+        sums = self._sums(by, depth)
+        if sums is None:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
         columns = (by, "calls", "forward ms", "backward calls", "backward ms", "self ms", "share")
         rows = [
@@ -254,7 +238,7 @@ class LatencyResult:
                 *_ms(found.forward),
                 found.backward_calls,
                 *_ms(found.backward, found.self),
-                _share(found.self, whole),
+                share(found.self, whole),
                 *self._on_device(found.device, found.kernel_time),
             )
             for name, found in sums.items()
@@ -266,14 +250,13 @@ class LatencyResult:
         content = {name: value for name, value in vars(self).items() if name not in _APART}
         for name in ("ops", "steps", "threads"):
             content[name] = [asdict(item) for item in content[name]]
-        sums = {"by_type": self.by_type(), "by_module": self.by_module()}
         return json.dumps(
             {
                 "format": "amanda.latency/1",
                 "unit": "ns",
                 **content,
                 "total": asdict(self.total),
-                **{key: {n: asdict(found) for n, found in s.items()} for key, s in sums.items()},
+                **self._sums_as_json(),
             },
             indent=1,
         )
@@ -349,16 +332,5 @@ class LatencyResult:
 _APART = ("spans", "kernels")
 
 
-def _sum(ops: Iterable[TimedOp]) -> Times:
-    found = Times()
-    for op in ops:
-        found.add(op)
-    return found
-
-
 def _ms(*times: float) -> tuple[float, ...]:
     return tuple(round(time / 1e6, 4) for time in times)
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ""
