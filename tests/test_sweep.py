@@ -177,7 +177,9 @@ def test_it_notices_a_second_order_gradient_that_is_no_rounding(tmp_path: Path) 
     what = ("operators", "--only", "svd_lowrank complex64", "--inputs", "1")
     status, output, found = sweep(tmp_path, *what, code=MISSES)
     assert status == 1, output
-    assert {name[:12] for failure in found["failures"] for name in failure["what"]} == {"second-order"}
+    assert {name[:12] for failure in found["failures"] for name in failure["what"]} == {
+        "second-order"
+    }
 
 
 def test_it_notices_what_is_left(tmp_path: Path) -> None:
