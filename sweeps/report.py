@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -87,6 +88,8 @@ be a place to hide, and is named as stale.""",
     ),
 }
 
+_SHARD = re.compile(r" --shard (\d+/\d+)")
+
 #: Part -> the heading of what is in `Part.refused`, where it is not of errors.
 REFUSED = {"programs": "Run in another way, with a named notice"}
 
@@ -120,7 +123,7 @@ def _page(found: dict[str, Part]) -> Iterator[str]:
 def _part(part: Part) -> Iterator[str]:
     yield f"Run on {', '.join(f'{name} {of}' for name, of in sorted(part.versions.items()))}."
     yield "Again with:\n\n```"
-    yield from (f"python -m sweeps {option}" for option in part.options)
+    yield from (f"python -m sweeps {option}" for option in _without_shards(part.options))
     yield "```\n\n| what | how many |\n|---|---|"
     yield from (f"| {name}, in all | {number:,} |" for name, number in part.totals.items())
     compared = [name for name, count in part.cases.items() if count]
@@ -157,6 +160,24 @@ def _part(part: Part) -> Iterator[str]:
             reasons[reason.splitlines()[0]].append(case)
         yield from (f"- {reason}: {', '.join(cases)}" for reason, cases in reasons.items())
         yield ""
+
+
+def _without_shards(options: list[str]) -> list[str]:
+    """What was asked for; all shards of it are it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for option in options:
+        whole = _SHARD.sub("", option)
+        shards = _SHARD.search(option)
+        found[whole].add(shards[1] if shards else "0/1")
+    return [
+        option
+        for whole, shards in found.items()
+        for option in (
+            [whole]
+            if len(shards) == int(next(iter(shards)).rpartition("/")[2])
+            else [f"{whole} --shard {shard}" for shard in sorted(shards)]
+        )
+    ]
 
 
 def _explained(failures: list[Failure]) -> Iterator[str]:
