@@ -408,7 +408,7 @@ def test_selection_by_flags(site: Site, out: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "flags", "told"),
     [
-        ("print(1)", [], "no framework of an installed driver. `amanda drivers`"),
+        ("print(1)", [], "no framework of those that `amanda drivers` lists"),
         ("import toyframe", [], "ran none of toy in the thread"),
         (
             "import toymodel\ntoymodel.model()",

@@ -176,10 +176,7 @@ class Run:
             # Those of initialisation come first, and are rarely meant.
             ran = [c.name for c in sorted(forward, key=lambda c: c.zone != "model")]
             if not frameworks:
-                why = (
-                    "the program loaded no framework of an installed driver. `amanda drivers` lists "
-                    "them"
-                )
+                why = "the program loaded no framework of those that `amanda drivers` lists"
             elif known.selection is None or not ran:
                 why = (
                     f"the program ran none of {', '.join(frameworks)} in the thread in which it "
