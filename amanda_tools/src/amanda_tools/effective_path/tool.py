@@ -17,6 +17,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import load
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
+from amanda_tools.common.sizes import is_dense, is_tensor
 from amanda_tools.effective_path.layers import LAYER, LayerRule, rules
 from amanda_tools.effective_path.model import Extraction, Layer, Variant
 from amanda_tools.effective_path.paths import Path, extract
@@ -222,7 +223,7 @@ class EffectivePath(Tool):
             # Those of a graph run in any order that their inputs allow.
             run.executions.sort(key=lambda execution: execution.order)
             network = Network(run, self.output)
-            if network.logits is None:
+            if network.logits is None or not len(network.values[network.logits]):
                 return
             path = extract(network.nodes, network.values, network.logits, self.how)
             self._gathered.add(network, path, self.edges, self.limit)
@@ -368,8 +369,7 @@ def _read(file: FilePath) -> dict[str, Thresholds]:
 
 def _is_tensor(value: Any) -> bool:
     # What is made of an array, or of numbers, comes from nowhere.
-    is_array = type(value).__module__ == "numpy"
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not is_array
+    return is_tensor(value) and is_dense(value) and type(value).__module__ != "numpy"
 
 
 def _is_floating(value: Any) -> bool:

@@ -14,10 +14,9 @@ from typing import Any, Literal
 from amanda_core import OpContext, Tool
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
-from amanda_tools.common.sizes import position_of
+from amanda_tools.common.sizes import is_tensor, position_of
 from amanda_tools.graph.facts import (
     arguments_of,
-    is_tensor,
     items_of,
     program_of,
 )

@@ -153,10 +153,10 @@ class Sparsity(Tool):
                 self._measure(op, which, item)
             return None
         arrays = arrays_of(value)
-        if arrays is None or not all(int(length) for length in value.shape):
-            return None
         if isinstance(arrays, str):
             self._problems.setdefault(f"not measured: {arrays}")
+            return None
+        if arrays is None or not all(int(length) for length in value.shape):
             return None
         tensor = op.tensors.get(which)
         if tensor is None:
