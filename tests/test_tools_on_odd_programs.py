@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,30 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import amanda
-from amanda_tools.dump import Dump
-from amanda_tools.effective_path import EffectivePath
-from amanda_tools.flops import Flops
-from amanda_tools.graph import GraphTracing
-from amanda_tools.latency import Latency
-from amanda_tools.memory import Memory
-from amanda_tools.nonfinite import NonFinite
-from amanda_tools.rewriting import Rewrite
-from amanda_tools.sparsity import Sparsity
-from amanda_tools.trace import Trace
 
-TOOLS: dict[str, Callable[[], Any]] = {
-    "dump": lambda: Dump(values=["inputs", "weights", "outputs", "gradients"], everything=True),
-    "effective_path": EffectivePath,
-    "effective_path FwAB": lambda: EffectivePath(variant="FwAB"),
-    "flops": lambda: Flops(include=["matmul", "norm", "elementwise"], everything=True),
-    "graph": lambda: GraphTracing(everything=True),
-    "latency": lambda: Latency(kernels=True),
-    "memory": Memory,
-    "nonfinite": lambda: NonFinite(everything=True),
-    "rewrite": lambda: Rewrite(rules=["conv_bn", "sdpa"]),
-    "sparsity": lambda: Sparsity(gradients=True, everything=True),
-    "trace": lambda: Trace(everything=True),
-}
+from .every_tool import TOOLS, checked
 
 Hidden = Callable[[torch.Tensor, nn.Module], Any]
 
@@ -120,6 +97,4 @@ def test_the_program_runs_as_without_it(program: str, name: str) -> None:
         with amanda.apply(tool):
             found = run(PROGRAMS[program])
     assert found == expected
-    result = tool.result()
-    assert json.loads(result.to_json())["format"] == f"amanda.{name.split()[0]}/1"
-    assert len(result.table().title) > 0
+    checked(name, tool)

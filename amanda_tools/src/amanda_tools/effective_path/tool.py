@@ -223,7 +223,7 @@ class EffectivePath(Tool):
             # Those of a graph run in any order that their inputs allow.
             run.executions.sort(key=lambda execution: execution.order)
             network = Network(run, self.output)
-            if network.logits is None or not len(network.values[network.logits]):
+            if network.logits is None:
                 return
             path = extract(network.nodes, network.values, network.logits, self.how)
             self._gathered.add(network, path, self.edges, self.limit)
