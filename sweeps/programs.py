@@ -60,6 +60,10 @@ class Ran:
     error: str = ""
     random: tuple[int, int] = (0, 0)
 
+    def leaves(self) -> list[torch.Tensor]:
+        """What gradients were accumulated in: inputs, and the gradients that were put in."""
+        return [tensor for tensor in (*self.inputs, *self.seeds) if tensor.is_leaf]
+
     def facts(self) -> Facts:
         """All that is compared."""
         found: Facts = {"error": self.error, "random state": self.random}

@@ -23,7 +23,7 @@ PyObject* activation_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
     return reinterpret_cast<PyObject*>(new_activation(scope, nullptr, nullptr));
 }
 
-void activation_dealloc(PyObject* object) {
+HOT void activation_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<Activation*>(object);
     Progress& progress = self->progress;
     if (!progress.in_step && progress.expected && progress.info) {
@@ -82,7 +82,7 @@ PyType_Spec activation_spec = {"amanda_driver_torch._native.Activation", sizeof(
 
 }  // namespace
 
-Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound) {
+HOT Activation* new_activation(PyObject* scope, ScopeInfo* info, const void* bound) {
     Activation* self;
     if (spares != 0) {
         self = spare[--spares];

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "expect.h"
 #include "frames.h"
 #include "thread.h"
 
@@ -197,38 +198,6 @@ bool Identity::is_plain(PyObject* value) {
     return known != nullptr && !known->parameter;
 }
 
-uint64_t Identity::fingerprint(const Thread* thread, const void* bound, const OpType& type,
-                               const Operands& operands) const {
-    uint64_t site = hash_addresses(thread->state, bound);
-    uint64_t values = mix(generation, uint64_t(type.number));
-    auto add = [&](PyObject* value) {
-        PyObject* kind = reinterpret_cast<PyObject*>(Py_TYPE(value));
-        values = mix(values, reinterpret_cast<uintptr_t>(kind == parameter ? value : kind));
-    };
-    if (operands.first != nullptr) add(operands.first);
-    Py_ssize_t count = operands.count + (operands.names != nullptr ? operands.named() : 0);
-    for (Py_ssize_t i = 0; i < count; ++i) add(operands.items[i]);
-    return site == 0 ? 0 : mix(site, values) | 1;
-}
-
-Step* Identity::expect(const Thread* thread, const OpType& type, const Operands& operands) {
-    PyObject* list = thread->activations;
-    Py_ssize_t size = PyList_GET_SIZE(list);
-    if (size == 0) return nullptr;
-    Progress& progress = reinterpret_cast<Activation*>(PyList_GET_ITEM(list, size - 1))->progress;
-    if (!progress.in_step || progress.position >= progress.size || !progress.info->inside ||
-        (operands.kwargs != nullptr && PyDict_GET_SIZE(operands.kwargs) != 0)) {
-        return nullptr;
-    }
-    Step* step = &progress.steps[progress.position];
-    if (step->fingerprint == 0 ||
-        step->fingerprint != fingerprint(thread, progress.bound, type, operands)) {
-        return nullptr;
-    }
-    ++progress.position;
-    return step;
-}
-
 Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& operands,
                         bool* look_away, Step** step) {
     Progress* progress = nullptr;
@@ -268,7 +237,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
                 PyObject* value = i < 0 ? operands.first : operands.at(i);
                 plain = value == nullptr ? i < 0 : is_plain(value);
             }
-            (*step)->fingerprint = plain ? fingerprint(thread, bound, type, operands) : 0;
+            (*step)->fingerprint = plain ? amanda::fingerprint(*this, thread, bound, type, operands) : 0;
             return (*step)->entry.get();
         }
         // Another way than last time: from here on passings are counted.
@@ -358,10 +327,6 @@ void Identity::forget() {
 int add_identity(PyObject*) {
     if (died == nullptr) died = PyCFunction_New(&parameter_died_definition, nullptr);
     return died == nullptr ? -1 : 0;
-}
-
-const void* innermost_frame(const Thread* thread) {
-    return Frame::innermost(thread->state).address();
 }
 
 }  // namespace amanda

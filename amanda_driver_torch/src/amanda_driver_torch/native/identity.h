@@ -89,7 +89,28 @@ struct Link {
 #endif
 
     // Whether `holder`, which is the owner and alive, still does.
-    bool holds(PyObject* holder, PyObject* module);
+    INLINE bool holds(PyObject* holder, PyObject* module) {
+        PyObject** place = _PyObject_GetDictPtr(holder);
+        PyObject* attributes = place != nullptr ? *place : nullptr;
+        if (attributes == nullptr) return false;
+#if AMANDA_DICT_VERSIONS
+        // While the attributes are as they were, `modules` is theirs, and alive.
+        if (modules != nullptr && version(attributes) == attributes_version &&
+            version(modules) == modules_version) {
+            return true;
+        }
+#endif
+        return is_among(attributes, module);
+    }
+
+  private:
+#if AMANDA_DICT_VERSIONS
+    static uint64_t version(PyObject* dict) {
+        return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+    }
+#endif
+    // Whether the child that `attributes` have by this name is `module`.
+    bool is_among(PyObject* attributes, PyObject* module);
 };
 
 struct ScopeInfo {
@@ -101,7 +122,16 @@ struct ScopeInfo {
         std::vector<Link> links;  // and so on, up to what `info` is a child of
 
         // Whether a call of `called` out of `caller`, which may be null, enters `info`.
-        bool is(PyObject* called, PyObject* caller);
+        INLINE bool is(PyObject* called, PyObject* caller) {
+            if (!leads_to(module, called)) return false;
+            if (!held) return true;
+            if (link.address == caller && links.empty()) return link.holds(caller, called);
+            return is_held(called);
+        }
+
+      private:
+        // By each module of the chain up to what `info` is a child of.
+        bool is_held(PyObject* called);
     };
 
     long references = 0;
@@ -140,7 +170,7 @@ struct Progress {
     void begin() {
         begun = true;
         expected = info->last;
-        if (!expected) return;
+        if (!expected || !info->inside) return;
         steps = expected->steps.data();
         size = expected->steps.size();
     }
@@ -193,9 +223,6 @@ class Identity {
     Entry* locate(Thread* thread, const OpType& type, const Operands& operands, bool* look_away,
                   Step** step);
     ScopeInfo* info_of(PyObject* scope);
-    // The step that is expected next, if this call is recognised by addresses alone, and goes on
-    // to the next. Null where `locate` has to say.
-    Step* expect(const Thread* thread, const OpType& type, const Operands& operands);
     // Outermost modules that were called.
     Table<ScopeInfo::Child> roots;
     // Forgets all records; activations go on from what they have counted.
@@ -216,7 +243,6 @@ class Identity {
         uint64_t number = 0;
     };
 
-    uint64_t fingerprint(const Thread*, const void* bound, const OpType&, const Operands&) const;
     bool is_plain(PyObject* value);
     bool hash_site(Thread*, const void* bound, bool inside, uint64_t* hash, bool* quiet);
     bool hash_operands(const Operands&, bool inside, uint64_t* hash);

@@ -20,21 +20,9 @@ constexpr size_t MANY = 4096;
 
 }  // namespace
 
-// Whether the chain of modules that hold a module is what it was: a module that was moved has
-// another path now.
-bool Link::holds(PyObject* holder, PyObject* module) {
-    PyObject** place = _PyObject_GetDictPtr(holder);
-    PyObject* attributes = place != nullptr ? *place : nullptr;
-    if (attributes == nullptr) return false;
+// A module that was moved has another path now.
+COLD bool Link::is_among(PyObject* attributes, PyObject* module) {
 #if AMANDA_DICT_VERSIONS
-    // While the attributes are as they were, `modules` is theirs, and alive.
-    auto version = [](PyObject* dict) {
-        return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
-    };
-    if (modules != nullptr && version(attributes) == attributes_version &&
-        version(modules) == modules_version) {
-        return true;
-    }
     modules = nullptr;
 #endif
     PyObject* children = PyDict_GetItemWithError(attributes, modules_name);
@@ -51,10 +39,7 @@ bool Link::holds(PyObject* holder, PyObject* module) {
     return true;
 }
 
-bool ScopeInfo::Child::is(PyObject* called, PyObject* caller) {
-    if (!leads_to(module, called)) return false;
-    if (!held) return true;
-    if (link.address == caller && links.empty()) return link.holds(caller, called);
+COLD bool ScopeInfo::Child::is_held(PyObject* called) {
     for (size_t i = 0; i <= links.size(); ++i) {
         Link& one = i == 0 ? link : links[i - 1];
         PyObject* holder = PyWeakref_GET_OBJECT(one.owner.get());
@@ -85,18 +70,28 @@ bool read_links(PyObject* holders, ScopeInfo::Child* child) {
     return true;
 }
 
-void leave(Thread* thread, Activation* activation) {
-    PyObject* list = thread->activations;
+// As list.append() and list.pop() do it, but for what these do seldom.
+INLINE bool enter(PyObject* list, Activation* activation) {
+    auto* object = reinterpret_cast<PyObject*>(activation);
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    if (size >= reinterpret_cast<PyListObject*>(list)->allocated) {
+        return PyList_Append(list, object) == 0;
+    }
+    PyList_SET_ITEM(list, size, Py_NewRef(object));
+    Py_SET_SIZE(list, size + 1);
+    return true;
+}
+
+INLINE void leave(PyObject* list, Activation* activation) {
     Py_ssize_t size = PyList_GET_SIZE(list);
     // Whoever left `apply` meanwhile has cleared the list.
     if (size != 0 && PyList_GET_ITEM(list, size - 1) == reinterpret_cast<PyObject*>(activation)) {
-        // As list.pop() does it, but for giving back memory that the next call would need.
         Py_SET_SIZE(list, size - 1);
         Py_DECREF(activation);
     }
 }
 
-ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activation* parent,
+COLD ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activation* parent,
                       PyObject* module) {
     ScopeInfo::Child* known = children->find(key_of(module));
     if (known != nullptr && known->is(module, parent != nullptr ? parent->progress.module : nullptr)) {
@@ -120,7 +115,7 @@ ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Activatio
 }
 
 // The scope of a module called inside `parent`, or outside of all where that is null.
-ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
+COLD ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
     if (parent == nullptr) return find_child(watch, &watch->identity->roots, nullptr, module);
     Progress* progress = &parent->progress;
     if (!progress->info) {
@@ -128,16 +123,8 @@ ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
         if (info == nullptr) return nullptr;
         progress->info = Shared<ScopeInfo>(info);
     }
-    // Expected in the order of last time, which lies in memory one after the other.
     std::vector<ScopeInfo::Child>& order = progress->info->order;
     size_t place = progress->child++;
-    if (place + 1 < order.size()) {
-        __builtin_prefetch(order[place + 1].info.get());
-        __builtin_prefetch(&order[place + 1].link);
-    }
-    if (place < order.size() && order[place].is(module, progress->module)) {
-        return order[place].info.get();
-    }
     Table<ScopeInfo::Child>* children = &progress->info->children;
     ScopeInfo* info = find_child(watch, children, parent, module);
     if (info == nullptr || place >= MANY) return info;
@@ -146,14 +133,30 @@ ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
     return info;
 }
 
+// The same where it is called after the one that it was called after last time: these lie in memory
+// one after the other. Null where that does not hold.
+INLINE ScopeInfo* next_child(Activation* parent, PyObject* module) {
+    Progress& progress = parent->progress;
+    if (!progress.info) return nullptr;
+    std::vector<ScopeInfo::Child>& order = progress.info->order;
+    size_t place = progress.child;
+    if (place >= order.size() || !order[place].is(module, progress.module)) return nullptr;
+    if (place + 1 < order.size()) {
+        __builtin_prefetch(order[place + 1].info.get());
+        __builtin_prefetch(&order[place + 1].link);
+    }
+    ++progress.child;
+    return order[place].info.get();
+}
+
 // A module is called every few microseconds, and its data has left the cache since last time.
-void prefetch_next(const Progress& progress) {
+INLINE void prefetch_next(const Progress& progress) {
     if (!progress.info || progress.child >= progress.info->order.size()) return;
     progress.info->order[progress.child].info->prefetch();
 }
 
 // Whether a model has died or a module has been exchanged, and what belongs to it can go.
-bool some_died(Watch* watch) {
+COLD bool some_died(Watch* watch) {
     Owned dead(PyObject_GetAttr(watch->scopes, dead_name));
     if (!dead) PyErr_Clear();
     return !dead || !PyList_Check(dead.get()) || PyList_GET_SIZE(dead.get()) != 0;
@@ -161,42 +164,10 @@ bool some_died(Watch* watch) {
 
 }  // namespace
 
-PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
-    Thread* thread = current;
-    if (thread == nullptr || thread->attachment == nullptr || thread->quiet) {
-        return PyObject_Vectorcall(module_original, args, count, names);
-    }
-    Watch* watch = thread->watch;
-    if (watch == nullptr || PyVectorcall_NARGS(count) == 0) {
-        return python_way(function, args, count, names);
-    }
-    if (!watch->enabled(thread)) return PyObject_Vectorcall(module_original, args, count, names);
-    if (!watch->refresh()) return nullptr;
-    Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
-    if (thread->opaque || watch->watches_scopes ||
-        (depth == 0 && (thread->backward || some_died(watch)))) {
-        return python_way(function, args, count, names);
-    }
-    Activation* parent = nullptr;
-    if (depth != 0) {
-        parent = reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
-    }
-    Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
-    ScopeInfo* info = child_of(watch, parent, args[0]);
-    if (info == nullptr) return nullptr;
-    Activation* activation = new_activation(info->scope.get(), info, innermost_frame(thread));
-    if (activation == nullptr) return nullptr;
-    activation->progress.module = args[0];
-    Owned kept(reinterpret_cast<PyObject*>(activation));
-    if (PyList_Append(thread->activations, kept.get()) < 0) return nullptr;
-    PyObject* result = PyObject_Vectorcall(module_original, args, count, names);
-    activation->progress.module = nullptr;
-    leave(thread, activation);
-    // Unless the tools were left meanwhile, the innermost activation is `parent` again.
-    PyObject* list = thread->activations;
-    if (depth != 0 && PyList_GET_SIZE(list) == depth) {
-        prefetch_next(reinterpret_cast<Activation*>(PyList_GET_ITEM(list, depth - 1))->progress);
-    }
+namespace {
+
+// What came of a call, where a routine has raised in it, or it has raised itself.
+COLD PyObject* settle_call(Watch* watch, PyObject* result) {
     if (result != nullptr && watch->pending != nullptr && PyList_GET_SIZE(watch->pending) != 0) {
         Owned raised(PyObject_CallNoArgs(watch->raise_pending));
         if (!raised) Py_CLEAR(result);
@@ -218,6 +189,52 @@ PyObject* call_module(PyObject* function, PyObject* const* args, size_t count, P
         }
     }
     return result;
+}
+
+}  // namespace
+
+HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t count,
+                          PyObject* names) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->attachment == nullptr || thread->quiet) {
+        return PyObject_Vectorcall(module_original, args, count, names);
+    }
+    Watch* watch = thread->watch;
+    if (watch == nullptr || PyVectorcall_NARGS(count) == 0) {
+        return python_way(function, args, count, names);
+    }
+    if (!watch->enabled(thread)) return PyObject_Vectorcall(module_original, args, count, names);
+    if (!watch->refresh()) return nullptr;
+    Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
+    if (thread->opaque || watch->watches_scopes ||
+        (depth == 0 && (thread->backward || some_died(watch)))) {
+        return python_way(function, args, count, names);
+    }
+    Activation* parent = nullptr;
+    ScopeInfo* info = nullptr;
+    if (depth != 0) {
+        parent = reinterpret_cast<Activation*>(PyList_GET_ITEM(thread->activations, depth - 1));
+        info = next_child(parent, args[0]);
+    }
+    Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
+    if (info == nullptr && (info = child_of(watch, parent, args[0])) == nullptr) return nullptr;
+    const void* caller = Frame::innermost(thread->state).address();
+    Activation* activation = new_activation(info->scope.get(), info, caller);
+    if (activation == nullptr) return nullptr;
+    activation->progress.module = args[0];
+    Owned kept(reinterpret_cast<PyObject*>(activation));
+    if (!enter(thread->activations, activation)) return nullptr;
+    PyObject* result = PyObject_Vectorcall(module_original, args, count, names);
+    activation->progress.module = nullptr;
+    PyObject* list = thread->activations;
+    leave(list, activation);
+    // Unless the tools were left meanwhile, the innermost activation is `parent` again.
+    if (depth != 0 && PyList_GET_SIZE(list) == depth) {
+        prefetch_next(reinterpret_cast<Activation*>(PyList_GET_ITEM(list, depth - 1))->progress);
+    }
+    bool ended = result != nullptr &&
+                 (watch->pending == nullptr || PyList_GET_SIZE(watch->pending) == 0);
+    return ended ? result : settle_call(watch, result);
 }
 
 namespace {

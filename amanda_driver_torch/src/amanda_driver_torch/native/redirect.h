@@ -9,17 +9,19 @@
 namespace amanda {
 
 // One function of torch's that is an operator.
-struct Definition {
-    PyObject* binding;    // strong: what Python calls it by
-    PyObject* call;       // strong: calls the original, by the binding's own convention
-    PyObject* operator_;  // strong, made at its first use
-    OpType type;
+struct alignas(64) Definition {
+    // What every call reads, in one line of the cache.
     void* original;
-    void* replacement;
-    void** where;  // the pointer that is redirected
-    bool bound;    // takes `self`
-    bool single;   // takes one argument, not a tuple
+    OpType type;
+    bool bound;   // takes `self`
+    bool single;  // takes one argument, not a tuple
     bool installed;
+    void** where;  // the pointer that is redirected
+    void* replacement;
+    PyObject* call;  // strong: calls the original, by the binding's own convention
+    PyObject* operator_;  // strong, made at its first use
+
+    PyObject* binding;  // strong: what Python calls it by
     PyObject* name;
 
     // Borrowed; null with an exception.

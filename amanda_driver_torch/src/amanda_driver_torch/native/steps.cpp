@@ -12,7 +12,7 @@ namespace {
 // Extent of a routine: marked, and without gradients.
 class InRoutine {
   public:
-    InRoutine(Thread* thread, bool gradients) : depth_(routine_depth(thread)), on_(gradients) {
+    InRoutine(Thread* thread, bool gradients) : depth_(thread->routine_depth), on_(gradients) {
         *depth_ = PyLong_FromLong(1);  // 0 and 1 are shared, and never die.
         if (on_) set_gradients(false);
     }

@@ -100,6 +100,7 @@ int set_attachment(Thread* thread, PyObject* value) {
     thread->attachment = value == Py_None ? nullptr : Py_NewRef(value);
     thread->watch = watch;  // The attachment keeps it alive.
     thread->control = control;
+    thread->routine_depth = control != nullptr ? routine_depth_in(control) : nullptr;
     Py_XDECREF(before);
     Py_XDECREF(control_before);
     return 0;

@@ -14,15 +14,16 @@ struct Watch;
 struct Thread {
     // What every operator reads, in one line of the cache.
     PyObject_HEAD
-    Watch* watch;           // of `attachment`, if that has a native interceptor
-    PyObject* activations;  // strong, a list
-    PyObject* control;      // strong: this thread's switches, while it is watched
+    Watch* watch;             // of `attachment`, if that has a native interceptor
+    PyObject* activations;    // strong, a list
+    PyObject** routine_depth;  // of `control`: how deep it is inside routines
     int depth;              // more than 0: inside an operator
     int quiet;
     int opaque;
     int backward;  // how many backward passes it is inside
     PyThreadState* state;
     PyObject* attachment;  // strong, or null for None
+    PyObject* control;     // strong: this thread's switches, while it is watched
     bool recomputing;  // a checkpointed function is being run again
     bool refused;      // the original answered NotImplemented
 
@@ -36,9 +37,6 @@ extern thread_local Thread* current __attribute__((tls_model("initial-exec")));
 #else
 extern thread_local Thread* current;
 #endif
-
-// Address of its innermost frame, to bound call sites with.
-const void* innermost_frame(const Thread* thread);
 
 // Extent of an operator: what is called in it is not seen.
 class Inside {

@@ -162,36 +162,52 @@ class Assignment final : public Call {
     PyObject* const* rest_;
 };
 
-// What stands in torch's tables meanwhile: one function for each definition and convention.
+// What stands in torch's tables meanwhile: one function for each definition and convention. A
+// program calls dozens of operators by turns, so that the code of each is read from memory again
+// and again: these only name their definition, and all else is shared.
+
+HOT PyObject* operate_with_keywords(PyObject* self, PyObject* args, PyObject* kwargs,
+                                    Definition* definition) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return reinterpret_cast<PyCFunctionWithKeywords>(definition->original)(self, args, kwargs);
+    }
+    Method call(definition, self, args, kwargs);
+    return operate(thread, definition, call);
+}
+
+HOT PyObject* operate_function(PyObject* function, PyObject* const* args, size_t count,
+                               PyObject* names, Definition* definition) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return call_function(definition, function, args, count, names);
+    }
+    Function call(definition, function, args, count, names);
+    return operate(thread, definition, call);
+}
+
+HOT PyObject* operate_positional(PyObject* self, PyObject* args, Definition* definition) {
+    Thread* thread = current;
+    if (thread == nullptr || thread->looks_away()) {
+        return reinterpret_cast<PyCFunction>(definition->original)(self, args);
+    }
+    Positional call(definition, self, args);
+    return operate(thread, definition, call);
+}
 
 template <size_t I>
 PyObject* with_keywords(PyObject* self, PyObject* args, PyObject* kwargs) {
-    Thread* thread = current;
-    if (thread == nullptr || thread->looks_away()) {
-        return reinterpret_cast<PyCFunctionWithKeywords>(table[I].original)(self, args, kwargs);
-    }
-    Method call(&table[I], self, args, kwargs);
-    return operate(thread, &table[I], call);
+    return operate_with_keywords(self, args, kwargs, &table[I]);
 }
 
 template <size_t I>
 PyObject* function_of(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
-    Thread* thread = current;
-    if (thread == nullptr || thread->looks_away()) {
-        return call_function(&functions_table[I], function, args, count, names);
-    }
-    Function call(&functions_table[I], function, args, count, names);
-    return operate(thread, &functions_table[I], call);
+    return operate_function(function, args, count, names, &functions_table[I]);
 }
 
 template <size_t I>
 PyObject* positional(PyObject* self, PyObject* args) {
-    Thread* thread = current;
-    if (thread == nullptr || thread->looks_away()) {
-        return reinterpret_cast<PyCFunction>(table[I].original)(self, args);
-    }
-    Positional call(&table[I], self, args);
-    return operate(thread, &table[I], call);
+    return operate_positional(self, args, &table[I]);
 }
 
 template <size_t I>

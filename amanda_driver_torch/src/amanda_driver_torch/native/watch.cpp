@@ -3,6 +3,7 @@
 
 #include <structmember.h>
 
+#include "expect.h"
 #include "nodes.h"
 #include "program.h"
 #include "redirect.h"
@@ -11,10 +12,12 @@
 
 namespace amanda {
 
+PyObject* zero = nullptr;
+
 namespace {
 
 PyTypeObject* watch_type = nullptr;
-PyObject *watch_name = nullptr, *zero = nullptr;
+PyObject* watch_name = nullptr;
 
 // Where the slots lie that are read without an attribute lookup.
 Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at,
@@ -55,12 +58,7 @@ PyObject* Call::kwargs() const {
     return operands().keywords();
 }
 
-bool Watch::enabled(const Thread* thread) const {
-    return session_control != nullptr && *is_enabled == Py_True && *routine_depth(thread) == zero;
-}
-
-bool Watch::refresh() {
-    if (*now == epoch) return true;
+bool Watch::read_session() {
     Owned backward(PyObject_GetAttrString(session, "wants_backward"));
     Owned scopes(PyObject_GetAttrString(session, "watches_scopes"));
     if (!backward || !scopes) return false;
@@ -70,7 +68,7 @@ bool Watch::refresh() {
     return true;
 }
 
-PyObject** routine_depth(const Thread* thread) { return place(thread->control, routine_depth_at); }
+PyObject** routine_depth_in(PyObject* control) { return place(control, routine_depth_at); }
 
 int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start) {
     PyObject* hooks = slot(record, hooks_at);
@@ -175,12 +173,12 @@ __attribute__((noinline)) PyObject* settle_step(const Shared<Sequence>& sequence
 
 }  // namespace
 
-PyObject* operate(Thread* thread, Definition* definition, Call& call) {
+HOT PyObject* operate(Thread* thread, Definition* definition, Call& call) {
     Watch* watch = thread->watch;
     if (!watch->enabled(thread)) return call.original();
     // What is idle in an epoch stays so in it.
-    if (*watch->now != watch->epoch && !watch->refresh()) return nullptr;
-    Step* step = watch->identity->expect(thread, definition->type, call.operands());
+    if (!watch->refresh()) return nullptr;
+    Step* step = expect(*watch->identity, thread, definition->type, call.operands());
     if (step == nullptr || step->idle_epoch != watch->epoch || *watch->is_caching != Py_True) {
         return operate_slowly(thread, watch, step, definition, call);
     }

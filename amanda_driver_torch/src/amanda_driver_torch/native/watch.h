@@ -8,11 +8,13 @@
 #include <Python.h>
 
 #include "identity.h"
+#include "thread.h"
 
 namespace amanda {
 
-struct Thread;
 struct Definition;
+
+extern PyObject* zero;  // the int
 
 // A call on its way to the original.
 class Call {
@@ -52,9 +54,15 @@ struct Watch {
     PyObject* session_control;          // switches of the thread that owns the session
 
     // Whether operators of the thread are to be instrumented now.
-    bool enabled(const Thread* thread) const;
+    bool enabled(const Thread* thread) const {
+        return session_control != nullptr && *is_enabled == Py_True &&
+               *thread->routine_depth == zero;
+    }
     // Looks whether plans may have changed. False on error.
-    bool refresh();
+    bool refresh() { return *now == epoch || read_session(); }
+
+  private:
+    COLD bool read_session();
 };
 
 // The watch behind an attachment's interceptor, or null. -1 on error.
@@ -69,8 +77,8 @@ int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t sta
 // Whether that may be possible.
 bool may_hook(const Watch* watch, PyObject* record);
 
-// Where the thread's switches keep how deep it is inside routines.
-PyObject** routine_depth(const Thread* thread);
+// Where a thread's switches keep how deep it is inside routines.
+PyObject** routine_depth_in(PyObject* control);
 
 int add_watch(PyObject* module);
 

@@ -1,0 +1,49 @@
+// A call recognised by addresses alone: the whole lookup of an op that runs as it did last time.
+#pragma once
+
+#include "frames.h"
+#include "identity.h"
+#include "thread.h"
+
+namespace amanda {
+
+// Call site, op type and operands as one number; 0 for a site that is too deep.
+INLINE uint64_t fingerprint(const Identity& identity, const Thread* thread, const void* bound,
+                            const OpType& type, const Operands& operands) {
+    uint64_t site = hash_addresses(thread->state, bound);
+    if (site == 0) return 0;
+    uint64_t values = mix(generation, uint64_t(type.number));
+    // A value is told apart by its type, a parameter by its address.
+    auto add = [&](PyObject* value) {
+        auto* kind = reinterpret_cast<PyObject*>(Py_TYPE(value));
+        values = mix(values, reinterpret_cast<uintptr_t>(kind == identity.parameter ? value : kind));
+    };
+    if (operands.first != nullptr) add(operands.first);
+    Py_ssize_t count = operands.count;
+    if (operands.names != nullptr) count += PyTuple_GET_SIZE(operands.names);
+    for (Py_ssize_t i = 0; i < count; ++i) add(operands.items[i]);
+    return mix(site, values) | 1;
+}
+
+// The step that is expected next, if it is this call, and goes on to the next. Null where
+// `Identity::locate` has to say.
+INLINE Step* expect(const Identity& identity, const Thread* thread, const OpType& type,
+                    const Operands& operands) {
+    PyObject* list = thread->activations;
+    Py_ssize_t size = PyList_GET_SIZE(list);
+    if (size == 0) return nullptr;
+    Progress& progress = reinterpret_cast<Activation*>(PyList_GET_ITEM(list, size - 1))->progress;
+    if (!progress.in_step || progress.position >= progress.size ||
+        (operands.kwargs != nullptr && PyDict_GET_SIZE(operands.kwargs) != 0)) {
+        return nullptr;
+    }
+    Step* step = &progress.steps[progress.position];
+    if (step->fingerprint == 0 ||
+        step->fingerprint != fingerprint(identity, thread, progress.bound, type, operands)) {
+        return nullptr;
+    }
+    ++progress.position;
+    return step;
+}
+
+}  // namespace amanda
