@@ -59,7 +59,7 @@ def test_sets_are_the_oracle_s(variant: Any) -> None:
         found = extracted(
             model, x, theta=how.theta, variant=variant, output_threshold=0.8, term_threshold=0.2
         )
-        assert found.problems == {}
+        assert found.ends == []
         # The operators ran in the order of the layers, so the names come in their order, too.
         names = [layer.name for layer in found.layers]
         for sample in range(2):
@@ -211,9 +211,41 @@ def test_where_paths_end() -> None:
             return self.head(hidden * hidden.sigmoid())
 
     found = extracted(Gated(), torch.randn(2, 4))
-    assert found.problems == {"mul": "both its inputs depend on the network's"}
-    assert [layer.name for layer in found.layers] == ["mul", "head/linear"]
-    assert "END" in found.table().title
+    (end,) = found.ends
+    assert (end.name, end.type, end.runs, end.lost) == ("mul", "mul", 1, True)
+    assert end.reason == "both its inputs depend on the network's"
+    assert [(layer.name, layer.kind) for layer in found.layers] == [
+        ("mul", "end"),
+        ("head/linear", "linear"),
+    ]
+    assert "paths END at 1 operators: mul (mul: both" in found.table().title
+    assert found.table("end").rows == [("mul", "mul", 1, end.reason, end.consequence)]
+    assert json.loads(found.to_json())["ends"][0]["consequence"] == end.consequence
+    with pytest.raises(ValueError, match="by must be op or end"):
+        found.table("layer")  # type: ignore[arg-type]
+
+
+def test_paths_end_at_any_output() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 6), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            _, second = self.first(x).chunk(2, dim=1)
+            return self.head(second)
+
+    model = Halves()
+    found = extracted(model, *torch.randn(3, 2, 4))
+    (end,) = found.ends
+    assert (end.name, end.runs, end.lost) == ("chunk", 3, True)
+    # In front of the first layer nothing is lost, and it is said all the same.
+    model.first = nn.Identity()  # type: ignore[assignment]
+    found = extracted(model, torch.randn(2, 6))
+    (end,) = found.ends
+    assert (end.name, end.lost) == ("chunk", False)
+    assert "END" not in found.table().title
+    assert [layer.kind for layer in found.layers] == ["input", "linear"]
 
 
 def test_where_paths_begin_and_how_many_are_kept() -> None:
@@ -306,7 +338,7 @@ def test_what_the_input_may_be(x: str) -> None:
         else:
             model(torch.from_numpy(values.numpy()))
     found = tool.result()
-    assert found.problems == {}
+    assert found.ends == []
     assert len(found.paths) == 2
     for one, other in zip(found.paths, expected.paths, strict=True):
         assert one.points.keys() >= other.points.keys()

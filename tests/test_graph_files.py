@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import html.parser
@@ -30,6 +31,9 @@ from amanda_tools.flops import Flops
 from amanda_tools.graph import Edge, Graph, GraphResult, GraphTracing, Op, Source, files
 from amanda_tools.graph import dot as graph_dot
 from amanda_tools.graph import html as graph_html
+from amanda_tools.latency import Latency
+
+from .profiling import checked_trace
 
 SCHEMA = json.loads(
     (Path(__file__).parents[1] / "docs" / "tools" / "graph.schema.json").read_text(encoding="utf-8")
@@ -253,6 +257,127 @@ def test_notes_of_other_tools() -> None:
     assert linear.notes == {"inputs": 3, "macs": 2 * 4 * 5}
 
 
+# Trace files.
+
+#: What Chrome's trace event format asks for, by the phase of an event; times in microseconds.
+TRACE_SCHEMA = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "properties": {"traceEvents": {"type": "array", "items": {"$ref": "#/$defs/event"}}},
+    "$defs": {
+        "event": {
+            "type": "object",
+            "required": ["ph", "name", "pid", "tid", "ts"],
+            "properties": {
+                "ph": {"enum": ["X", "s", "f", "M"]},
+                "name": {"type": "string"},
+                "pid": {"type": "integer"},
+                "tid": {"type": "integer"},
+                "ts": {"type": "number", "minimum": 0},
+            },
+            "allOf": [
+                {
+                    "if": {"properties": {"ph": {"const": "X"}}},
+                    "then": {
+                        "required": ["dur", "args"],
+                        "properties": {"dur": {"type": "number", "minimum": 0}},
+                    },
+                },
+                {
+                    "if": {"properties": {"ph": {"enum": ["s", "f"]}}},
+                    "then": {"required": ["id", "cat"]},
+                },
+                {
+                    "if": {"properties": {"ph": {"const": "f"}}},
+                    "then": {"properties": {"bp": {"const": "e"}}, "required": ["bp"]},
+                },
+            ],
+        }
+    },
+}
+
+
+def test_a_trace_file_leads_from_forward_to_backward(tmp_path: Path) -> None:
+    result = traced("trace")
+    [path] = result.write(tmp_path)
+    jsonschema.validate(json.loads(path.read_text()), TRACE_SCHEMA)
+    events = checked_trace(path)
+    graph = result.graph
+    slices = [event for event in events if event["ph"] == "X"]
+    ran = collections.Counter(event["args"]["node"] for event in slices)
+    assert ran == {op.index: op.executions for op in (*graph.ops, *graph.backward_ops)}
+    for event in slices:
+        op = graph.nodes[event["args"]["node"]]
+        assert isinstance(op, Op)
+        assert (event["name"], event["args"]["id"]) == (op.name, op.id)
+        assert event["cat"] == ("backward" if op.is_backward else "forward")
+
+    flows: dict[int, dict[str, Any]] = collections.defaultdict(dict)
+    for event in events:
+        if event["ph"] in "sf":
+            assert event["ph"] not in flows[event["id"]]
+            flows[event["id"]][event["ph"]] = event
+    # Each execution of a backward operator that has a forward one, once.
+    with_forward = [op for op in graph.backward_ops if graph.forward_of(op)]
+    assert len(flows) == sum(op.executions or 0 for op in with_forward)
+    for flow in flows.values():
+        assert flow["s"]["ts"] < flow["f"]["ts"]
+        ends = [_at(slices, flow[phase]) for phase in "sf"]
+        forward, backward = (graph.nodes[end["args"]["node"]] for end in ends)
+        assert isinstance(forward, Op)
+        assert isinstance(backward, Op)
+        assert graph.forward_of(backward) is forward
+        # Of the two steps, to the backward pass of the same.
+        others = [
+            one
+            for one in slices
+            if one["args"]["node"] == forward.index and ends[0]["ts"] < one["ts"] < ends[1]["ts"]
+        ]
+        assert others == []
+
+
+def _at(slices: list[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
+    """The slice that begins where an arrow begins or ends."""
+    [found] = [one for one in slices if (one["tid"], one["ts"]) == (event["tid"], event["ts"])]
+    return found
+
+
+def test_times_of_a_profiler_and_loops(tmp_path: Path) -> None:
+    tracing, latency = GraphTracing(formats=["trace"]), Latency()
+    layer = nn.Linear(3, 3)
+    with amanda.apply(latency, tracing):
+        x: Any = torch.ones(2, 3)
+        for _ in range(3):
+            x = layer(x)
+        x.sum().backward()
+    result = tracing.result()
+    # Backward, the last round is the first.
+    [path] = result.write(tmp_path)
+    events = checked_trace(path)
+    slices = [event for event in events if event["ph"] == "X"]
+    starts = sorted(event["ts"] for event in slices if event["name"] == "linear")
+    arrows = sorted(
+        (
+            (_at(slices, event)["ts"], event["id"])
+            for event in events
+            if event["ph"] == "s" and _at(slices, event)["name"] == "linear"
+        ),
+    )
+    assert {start for start, _ in arrows} == set(starts)
+    by_end = [
+        (event["ts"], event["id"])
+        for event in events
+        if event["ph"] == "f" and _at(slices, event)["name"].startswith("linear:Addmm")
+    ]
+    order = [id for _, id in sorted(by_end)]
+    assert [id for _, id in arrows if id in order] == order[::-1]
+    # Those of another profiler do as well, and without any it is said.
+    other = GraphResult(result.graphs, ["trace"], spans=latency.result().spans)
+    assert len(other.write(tmp_path)) == 1
+    with pytest.raises(ResultError, match=r"no times.*formats=\['trace'\]"):
+        GraphResult(result.graphs, ["trace"]).write(tmp_path)
+
+
 # The page.
 
 
@@ -340,6 +465,27 @@ def test_onnx(result: GraphResult, tmp_path: Path) -> None:
         assert len(model.graph.input) == sum(source.index in read for source in graph.sources)
         shapes = [len(info.type.tensor_type.shape.dim) for info in model.graph.value_info]
         assert set(shapes) == ({2} if graph.namespace.startswith("pytorch") else set())
+
+
+def test_onnx_with_backward_operators(result: GraphResult, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    result.formats = ["onnx_backward"]
+    for file, graph in zip(result.write(tmp_path), result.graphs, strict=True):
+        onnx.checker.check_model(str(file), full_check=True)
+        model = onnx.load(str(file))
+        nodes = {node.name: node for node in model.graph.node}
+        every = [*graph.ops, *graph.backward_ops]
+        assert sorted(node.name for node in model.graph.node) == sorted(op.name for op in every)
+        for op in graph.backward_ops:
+            # What passes between two of them does so here.
+            names = set(nodes[op.name].input)
+            for edge in graph.edges_into(op):
+                before = graph.nodes[edge.producer]
+                if isinstance(before, Op) and not edge.back:
+                    assert names & set(nodes[before.name].output)
+            known = {one.name: one.s.decode() for one in nodes[op.name].attribute}
+            forward = graph.forward_of(op)
+            assert known.get("forward") == (forward.name if forward else None)
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ exported graph; what returns its input (`contiguous`) is no node there; and an a
 Transformers leaves out where everything is attended is computed there, so its own operators go.
 """
 
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,6 +17,7 @@ import networkx as nx
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     BertConfig,
     BertModel,
@@ -25,6 +29,8 @@ from transformers import (
 
 import amanda
 from amanda_tools.graph import Graph, GraphTracing
+
+from . import classifiers
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
@@ -140,28 +146,82 @@ def test_the_graph_is_that_of_torch_export(name: str) -> None:
     assert not same(found, reference)
 
 
-@pytest.mark.parametrize("name", MODELS)
+class VGG19(nn.Module):
+    """In the layout of torchvision's, with its dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        *features, flatten, first, relu, second, last_relu, last = classifiers.vgg19().children()
+        assert isinstance(flatten, nn.Flatten)
+        self.features, self.pool = nn.Sequential(*features), nn.AdaptiveAvgPool2d(7)
+        self.classifier = nn.Sequential(
+            first, relu, nn.Dropout(), second, last_relu, nn.Dropout(), last
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.classifier(torch.flatten(self.pool(self.features(x)), 1))
+        return result
+
+
+class Counting(TorchDispatchMode):
+    """Counts the calls of ATen's operators, of which an operator may make several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+#: Whole models, of which nothing but their operators is looked at: on the device `meta`.
+WHOLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, torch.Tensor]]]] = {
+    "VGG-19": (VGG19, lambda: {"x": torch.ones(2, 3, 224, 224)}),
+    "ResNet-50": (classifiers.resnet50, lambda: {"pixel_values": torch.ones(2, 3, 224, 224)}),
+    "BERT-base, attention written out": (
+        lambda: classifiers.bert_base("eager"),
+        lambda: {"input_ids": torch.ones(2, 16, dtype=torch.long)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*MODELS, *WHOLE])
 def test_more_is_seen_than_by_hooks_on_modules(name: str) -> None:
-    make, arguments = MODELS[name]
-    model = make()
+    with torch.device("meta" if name in WHOLE else "cpu"):
+        if name in WHOLE:
+            make, feed = WHOLE[name]
+            model, arguments = make().train(), feed()
+        else:
+            make, arguments = MODELS[name]
+            model = make()
+
+    def forward() -> torch.Tensor:
+        output = model(**arguments)
+        result = output if isinstance(output, torch.Tensor) else output[0]
+        assert isinstance(result, torch.Tensor)
+        return result
+
     calls = []
     hooks = [
         module.register_forward_hook(lambda *_: calls.append(1))
         for module in model.modules()
         if not list(module.children())
     ]
-    model(**arguments)
+    with Counting() as aten:
+        result = forward()
     for hook in hooks:
         hook.remove()
+    gradient = torch.ones_like(result)
+    with Counting() as aten_backward:
+        result.backward(gradient)
 
-    def step() -> None:
-        model(**arguments)[0].sum().backward()
-
-    graph = trace(step)
+    graph = trace(lambda: forward().backward(gradient))
     executions = sum(op.executions or 0 for op in graph.ops)
     backward = sum(op.executions or 0 for op in graph.backward_ops)
     print(
-        f"{name}: {len(calls)} calls of leaf modules, {executions} operators, {backward} backward"
+        f"{name}: {len(calls)} calls of leaf modules, {executions} operators, {backward} backward; "
+        f"of ATen's, {aten.calls} and {aten_backward.calls}"
     )
     assert executions > len(calls)
     assert backward > executions

@@ -142,6 +142,18 @@ sweeps.identity.ROUTINES["none"] = lambda *values: tuple(
     v * 1.0001 if getattr(v, "is_floating_point", bool)() else v for v in values
 )
 """
+MISSES = """
+import sweeps.programs as programs
+from amanda_driver_torch._state import STATE
+run = programs.Program.run
+def wrong(self, inputs):
+    ran = run(self, inputs)
+    for leaf in ran.leaves() if self.twice and STATE.attachment else ():
+        if leaf.grad is not None:
+            leaf.grad *= 1.00002
+    return ran
+programs.Program.run = wrong
+"""
 LEAVES = """
 import amanda_core.activation as activation
 import torch
@@ -171,6 +183,15 @@ def test_it_notices_a_changed_bit(tmp_path: Path) -> None:
     )
     assert status == 1, output
     assert {failure["how"].split(", ")[2][:4] for failure in found["failures"]} == {"none"}
+
+
+def test_it_notices_a_second_order_gradient_that_is_no_rounding(tmp_path: Path) -> None:
+    what = ("operators", "--only", "svd_lowrank complex64", "--inputs", "1")
+    status, output, found = sweep(tmp_path, *what, code=MISSES)
+    assert status == 1, output
+    assert {name[:12] for failure in found["failures"] for name in failure["what"]} == {
+        "second-order"
+    }
 
 
 def test_it_notices_what_is_left(tmp_path: Path) -> None:

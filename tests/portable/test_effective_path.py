@@ -1,10 +1,12 @@
 """Effective paths over PyTorch and TensorFlow's modes: the same weights, the same sets."""
 
-# mypy: allow-untyped-calls
+# mypy: allow-untyped-calls, allow-untyped-decorators
 # TensorFlow has no types.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -61,16 +63,62 @@ def weights_for_tensorflow() -> list[Any]:
 
 
 def in_tensorflow(x: Any, weights: list[Any]) -> Any:
-    first, second, bias, scale, shift, mean, variance, depthwise, wide, wide_bias, head = weights
+    return head_of(body_of(x, weights[:8]), weights[8:])
+
+
+def body_of(x: Any, weights: list[Any]) -> Any:
+    value, before = joined_of(x, weights[:7])
+    value = tf.concat([value + before, tf.nn.max_pool2d(before, 3, 1, "SAME")], 3)
+    return tf.nn.depthwise_conv2d(value, weights[7], [1, 1, 1, 1], "VALID")
+
+
+def joined_of(x: Any, weights: list[Any]) -> tuple[Any, Any]:
+    first, second, bias, scale, shift, mean, variance = weights
     value = tf.nn.conv2d(x, first, 2, "SAME")
     value = tf.nn.bias_add(value, bias)
     value = tf.nn.batch_normalization(value, mean, variance, shift, scale, 1e-3)
     before = value = tf.nn.relu(value)
-    value = tf.nn.conv2d(value, second, 1, "SAME")
-    value = tf.concat([value + before, tf.nn.max_pool2d(before, 3, 1, "SAME")], 3)
-    value = tf.nn.depthwise_conv2d(value, depthwise, [1, 1, 1, 1], "VALID")
+    return tf.nn.conv2d(value, second, 1, "SAME"), before
+
+
+def head_of(value: Any, weights: list[Any]) -> Any:
+    wide, wide_bias, head = weights
     value = tf.matmul(tf.reshape(value, [-1, 16 * 9]), wide) + wide_bias
     return tf.matmul(tf.nn.relu(value), head)
+
+
+def in_calls(x: Any, weights: list[Any]) -> Any:
+    """The same, in functions that are called from functions."""
+
+    @tf.function(autograph=False)
+    def joined(x: Any, one: Any) -> Any:
+        return joined_of(x, [*weights[:2], weights[2] * one, *weights[3:7]])
+
+    @tf.function(autograph=False)
+    def body(x: Any) -> Any:
+        value, before = joined(x, tf.constant(1.0, x.dtype))
+        value = tf.concat([value + before, tf.nn.max_pool2d(before, 3, 1, "SAME")], 3)
+        return tf.nn.depthwise_conv2d(value, weights[7], [1, 1, 1, 1], "VALID")
+
+    return head_of(body(x), weights[8:])
+
+
+def in_branches(x: Any, weights: list[Any]) -> Any:
+    """The same, in the branch that is taken."""
+    value = tf.cond(
+        tf.reduce_sum(x) > -1e9,
+        lambda: body_of(x, weights[:8]),
+        lambda: tf.zeros([3, 3, 3, 16], x.dtype),
+    )
+    return head_of(value, weights[8:])
+
+
+def in_a_case(x: Any, weights: list[Any]) -> Any:
+    value = tf.switch_case(
+        tf.cast(tf.reduce_max(x) > -1e9, tf.int32),
+        [lambda: tf.zeros([3, 3, 3, 16], x.dtype), lambda: body_of(x, weights[:8])],
+    )
+    return head_of(value, weights[8:])
 
 
 def run_eager(tool: EffectivePath) -> None:
@@ -80,21 +128,21 @@ def run_eager(tool: EffectivePath) -> None:
         amanda.step()
 
 
-def run_function(tool: EffectivePath) -> None:
+def run_function(tool: EffectivePath, network: Any = in_tensorflow) -> None:
     weights = [tf.Variable(weight) for weight in weights_for_tensorflow()]
-    function = tf.function(lambda x: in_tensorflow(x, weights))
+    function = tf.function(lambda x: network(x, weights))
     with amanda.apply(tool):
         function(tf.constant(X.transpose(0, 2, 3, 1)))
 
 
-def run_graph(tool: EffectivePath) -> None:
+def run_graph(tool: EffectivePath, network: Any = in_tensorflow) -> None:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float64, [None, 7, 7, 2])
         weights = [
             v1.get_variable(f"w{number}", initializer=weight, use_resource=True)
             for number, weight in enumerate(weights_for_tensorflow())
         ]
-        logits = in_tensorflow(x, weights)
+        logits = network(x, weights)
     with v1.Session(graph=graph) as session:
         with graph.as_default():
             session.run(v1.global_variables_initializer())
@@ -106,6 +154,11 @@ RUNS: dict[str, Callable[[EffectivePath], None]] = {
     "eager": run_eager,
     "function": run_function,
     "graph": run_graph,
+    "calls": functools.partial(run_function, network=in_calls),
+    "calls from a graph": functools.partial(run_graph, network=in_calls),
+    "branches": functools.partial(run_function, network=in_branches),
+    "a case": functools.partial(run_function, network=in_a_case),
+    "branches of a graph": functools.partial(run_graph, network=in_branches),
 }
 
 
@@ -136,8 +189,8 @@ def by_kind(result: EffectivePathResult) -> dict[str, list[tuple[str, int]]]:
     """Names and elements of the values; a graph's order may differ between kinds."""
     found: dict[str, list[tuple[str, int]]] = {}
     for layer in result.layers:
-        if layer.name == "Identity":
-            continue  # Functions end with one.
+        if layer.name.rpartition("/")[2].startswith("Identity"):
+            continue  # Functions and branches end with one.
         found.setdefault(layer.kind, []).append((layer.name, layer.elements))
     return found
 
@@ -150,7 +203,7 @@ def test_the_sets_of_pytorch(mode: str, variant: Any) -> None:
     tool = EffectivePath(**options, until="step")
     RUNS[mode](tool)
     found = tool.result()
-    assert found.problems == expected.problems == {}
+    assert found.ends == expected.ends == []
     ours, theirs = by_kind(found), by_kind(expected)
     assert ours.keys() == theirs.keys()
     compared = 0
@@ -200,9 +253,135 @@ def test_keras_layers() -> None:
     predicted = model(x, training=False).numpy().argmax(1).tolist()
     kinds = ["input", "conv", "batch_norm", "reshape", "pad", "avg_pool", "mean"]
     for result in results:
-        assert result.problems == {}
+        assert result.ends == []
         assert [path.predicted for path in result.paths] == predicted
         assert [layer.kind for layer in result.layers][:7] == kinds
         assert [layer.kind for layer in result.layers].count("linear") == 2
     for path in results[0].paths:
         assert all(len(found) for found in path.points.values())
+
+
+SAMPLES = draw(4, 6).astype(np.float32)
+DOUBLE, NARROW = np.eye(6, dtype=np.float32) * 2, draw(6, 3).astype(np.float32)
+
+
+@tf.function(autograph=False)
+def doubled(x: Any) -> Any:
+    return tf.matmul(x, DOUBLE)
+
+
+def rounds(x: Any) -> Any:
+    return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, doubled(y)), (0, x))[1]
+
+
+def chosen(x: Any) -> Any:
+    return tf.cond(tf.reduce_sum(x) > -1e9, lambda: tf.matmul(x, DOUBLE), lambda: x)
+
+
+def half(x: Any) -> Any:
+    return tf.concat([tf.split(x, 2, 1)[1], tf.split(x, 2, 1)[1]], 1)
+
+
+CALL, FRAME = "StatelessWhile", "control flow that is no function is not followed"
+#: What stands in front of a layer, in which mode -> what paths end at and why.
+IN_FRONT: dict[str, tuple[Callable[[Any], Any], str, list[tuple[str, str, bool]]]] = {
+    "loop": (rounds, "function", [(CALL, "loops are not followed", True)]),
+    "loop of a graph": (rounds, "graph", [(CALL, "loops are not followed", True)]),
+    "loop of version 1": (rounds, "version 1", [("Exit", FRAME, True)]),
+    "branch of version 1": (chosen, "version 1", [("Merge", FRAME, True)]),
+    "two calls": (
+        lambda x: doubled(doubled(x)),
+        "function",
+        [("PartitionedCall", "its function is called 2 times in one run", True)],
+    ),
+    "no rule": (
+        lambda x: half(doubled(x)),
+        "function",
+        [("split", "there is no rule for split", True)] * 2,
+    ),
+    "no rule, no layer": (
+        half,
+        "function",
+        [("split", "there is no rule for split", False)] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(IN_FRONT))
+def test_what_is_not_followed_is_listed(name: str) -> None:
+    in_front, mode, expected = IN_FRONT[name]
+
+    def network(x: Any) -> Any:
+        return tf.matmul(in_front(x), NARROW)
+
+    tool = EffectivePath()
+    if mode == "function":
+        function = tf.function(network, autograph=False)
+        with amanda.apply(tool):
+            for _ in range(2):
+                function(tf.constant(SAMPLES))
+    else:
+        if mode == "version 1":
+            v1.disable_control_flow_v2()
+        try:
+            with tf.Graph().as_default() as graph:
+                x = v1.placeholder(tf.float32, SAMPLES.shape)
+                logits = network(x)
+        finally:
+            v1.enable_control_flow_v2()
+        with v1.Session(graph=graph) as session, amanda.apply(tool):
+            for _ in range(2):
+                session.run(logits, {x: SAMPLES})
+    result = tool.result()
+    assert len(result.paths) == 8
+    assert [(end.type, end.reason, end.lost) for end in result.ends] == expected
+    for end in result.ends:
+        assert end.runs == 2
+        if end.lost:
+            assert f"{end.name} ({end.type}: {end.reason})" in result.table().title
+            assert (end.name, "end") in {(layer.name, layer.kind) for layer in result.layers}
+    assert [row[:3] for row in result.table("end").rows] == [
+        (end.name, end.type, 2) for end in result.ends
+    ]
+    assert [end["consequence"] for end in json.loads(result.to_json())["ends"]] == [
+        end.consequence for end in result.ends
+    ]
+    assert [layer.kind for layer in result.layers].count("linear") == 1
+
+
+def test_an_operator_that_is_left_out_is_listed() -> None:
+    function = tf.function(lambda x: tf.matmul(tf.nn.relu(tf.matmul(x, DOUBLE)), NARROW))
+    tool = EffectivePath().where(amanda.select(lambda context: context.op_type != "Relu"))
+    with amanda.apply(tool):
+        function(tf.constant(SAMPLES))
+    [end] = tool.result().ends
+    assert (end.name, end.type, end.lost) == ("Relu", "Relu", True)
+    assert end.reason == "it is none of the operators that the tool sees"
+
+
+def test_a_run_that_ends_with_what_is_not_followed() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, SAMPLES.shape)
+        rounds(x)
+        [loop] = [op for op in graph.get_operations() if op.type == CALL]
+        [logits] = [output for output in loop.outputs if output.shape == SAMPLES.shape]
+    tool = EffectivePath()
+    with v1.Session(graph=graph) as session, amanda.apply(tool):
+        session.run(logits, {x: SAMPLES})
+    result = tool.result()
+    assert (result.paths, result.empty) == ([], 1)
+    assert "1 runs have NO path" in result.table().title
+
+
+def test_gradients_are_no_run() -> None:
+    weight = tf.Variable(DOUBLE)
+    function = tf.function(lambda x: tf.matmul(tf.matmul(x, weight), NARROW))
+    tool = EffectivePath()
+    with amanda.apply(tool):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(function(tf.constant(SAMPLES)))
+        assert tape.gradient(total, weight) is not None
+        amanda.step()
+    result = tool.result()
+    assert len(result.paths) == len(SAMPLES)
+    assert (result.ends, result.empty) == ([], 0)

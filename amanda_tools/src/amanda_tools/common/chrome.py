@@ -1,7 +1,8 @@
 """Trace files of Chrome's format, which Perfetto and chrome://tracing show.
 
 Owns the format: times in microseconds, one `pid` and `tid` for each event, complete events (``X``)
-nested on each track, of which there are as many as that takes, counters (``C``), names (``M``).
+nested on each track, of which there are as many as that takes, arrows between them (``s``, ``f``),
+counters (``C``), names (``M``).
 """
 
 from __future__ import annotations
@@ -43,18 +44,25 @@ class TraceFile:
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
         self._tids: dict[str, int] = {}
+        self._flows = 0
         self._events: list[dict[str, Any]] = []
         self._metadata("process_name", name, 0)
 
-    def add_spans(self, spans: Sequence[Span]) -> None:
-        """Add stretches of time; those of a track that overlap without nesting get another one."""
-        tracks: dict[str, list[Span]] = {}
-        for span in spans:
-            tracks.setdefault(span.track, []).append(span)
-        for track, members in tracks.items():
-            numbers = lanes((span.start, span.end) for span in members)
-            for span, number in zip(members, numbers, strict=True):
-                name = f"{track} ({number + 1})" if number else track
+    def add_spans(self, spans: Sequence[Span]) -> list[int]:
+        """Add stretches of time; those of a track that overlap without nesting get another one.
+
+        Returns:
+            The `tid` of each.
+        """
+        found = [0] * len(spans)
+        tracks: dict[str, list[int]] = {}
+        for place, span in enumerate(spans):
+            tracks.setdefault(span.track, []).append(place)
+        for track, places in tracks.items():
+            numbers = lanes((spans[place].start, spans[place].end) for place in places)
+            for place, number in zip(places, numbers, strict=True):
+                span = spans[place]
+                found[place] = self._tid(f"{track} ({number + 1})" if number else track)
                 self._events.append(
                     {
                         "ph": "X",
@@ -63,10 +71,26 @@ class TraceFile:
                         "ts": span.start / 1e3,
                         "dur": (span.end - span.start) / 1e3,
                         "pid": self._pid,
-                        "tid": self._tid(name),
+                        "tid": found[place],
                         "args": dict(span.arguments),
                     }
                 )
+        return found
+
+    def add_flow(self, name: str, begin: tuple[int, int], end: tuple[int, int]) -> None:
+        """Add an arrow from one stretch of time to another.
+
+        Args:
+            name: What it is called.
+            begin: `tid` of a stretch, and a time in it, in nanoseconds.
+            end: The same of the other.
+        """
+        self._flows += 1
+        for phase, (tid, time) in (("s", begin), ("f", end)):
+            event = {"ph": phase, "name": name, "cat": "flow", "id": self._flows}
+            # The arrow ends at what is around its time, not at what comes next.
+            more = {"bp": "e"} if phase == "f" else {}
+            self._events.append({**event, **more, "ts": time / 1e3, "pid": self._pid, "tid": tid})
 
     def add_counter(self, name: str, time: int, values: Mapping[str, float]) -> None:
         """Add the values of a counter at a time, in nanoseconds."""

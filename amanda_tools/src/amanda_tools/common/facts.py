@@ -1,14 +1,13 @@
 """What every tool's result says of an operator: which one it is, and where it stands.
 
-Owns these facts, what tells one operator from another, sums over the tree of modules, and which
-operators only rearrange values.
+Owns these facts, what tells one operator from another, paths of modules, and which operators only
+rearrange values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from amanda_core import OpContext
 
@@ -19,10 +18,7 @@ __all__ = [
     "REARRANGING",
     "EitherWayOp",
     "OpFacts",
-    "Tally",
     "key_of",
-    "sums_by_module",
-    "up_to",
     "with_parents",
 ]
 
@@ -34,17 +30,6 @@ REARRANGING = frozenset(
         *("channel_shuffle", "depth_to_space", "space_to_depth"),
     ]
 )
-
-Op = TypeVar("Op", bound="OpFacts")
-S = TypeVar("S", bound="Tally[Any]")
-Contra = TypeVar("Contra", contravariant=True)
-
-
-class Tally(Protocol[Contra]):
-    """What several operators come to together."""
-
-    def add(self, op: Contra) -> None:
-        """Add one operator."""
 
 
 @dataclass
@@ -153,26 +138,3 @@ def with_parents(path: str) -> list[str]:
     # Frameworks separate by a point or a stroke.
     ends = [index for index, letter in enumerate(path) if letter in "./"]
     return ["", *(path[:end] for end in ends), *([path] if path else [])]
-
-
-def sums_by_module(ops: Iterable[Op], make: Callable[[], S]) -> dict[str, S]:
-    """Module path -> sum of what runs in it and in modules inside; the whole by ``""``.
-
-    Args:
-        ops: The operators.
-        make: Makes an empty sum.
-    """
-    found = {"": make()}
-    for op in ops:
-        for path in with_parents(op.module):
-            found.setdefault(path, make()).add(op)
-    return found
-
-
-def up_to(depth: int | None, sums: dict[str, S]) -> dict[str, S]:
-    """Those of the sums by module whose path has at most `depth` parts; all if it is None."""
-    return {
-        path: found
-        for path, found in sums.items()
-        if depth is None or len(with_parents(path)) - 1 <= depth
-    }

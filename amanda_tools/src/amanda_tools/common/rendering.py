@@ -10,7 +10,7 @@ from typing import Any
 from amanda_core.results import Table
 from amanda_tools.common.extras import require
 
-__all__ = ["dataframe", "html_of", "scaled", "shares"]
+__all__ = ["dataframe", "html_of", "scaled", "share", "shares"]
 
 
 def scaled(number: int, unit: str) -> str:
@@ -25,6 +25,15 @@ def scaled(number: int, unit: str) -> str:
     return f"{number} {unit}"
 
 
+def share(part: float, whole: float) -> str:
+    """A part in percent, for a cell; empty where there is no whole.
+
+    >>> share(1, 8)
+    '12.5%'
+    """
+    return f"{part / whole:.1%}" if whole else ""
+
+
 def shares(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
     """What share of the time a tool took, for a title; nothing where no time is known.
 
@@ -33,8 +42,8 @@ def shares(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
     """
     if not wall_seconds:
         return []
-    share = tool_seconds / wall_seconds
-    return [f"{what} took {tool_seconds:.3g} s of {wall_seconds:.3g} s ({share:.1%})"]
+    part = share(tool_seconds, wall_seconds)
+    return [f"{what} took {tool_seconds:.3g} s of {wall_seconds:.3g} s ({part})"]
 
 
 def html_of(tables: Iterable[Table]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["WEIGHTED", "Extraction", "Layer", "Node", "Variant"]
+__all__ = ["WEIGHTED", "Extraction", "Layer", "Node", "PathEnd", "Variant"]
 
 Variant = Literal["cumulative", "BwCU", "BwAB", "FwAB"]
 #: Kinds of nodes that have a weight.
@@ -33,6 +33,33 @@ class Node:
     inputs: tuple[int, ...]
     output: int
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class PathEnd:
+    """A value that paths come to and that they do not go on from.
+
+    Attributes:
+        name: Readable name of what made it.
+        type: Its word, or the backend's name for it.
+        reason: Why paths end there.
+        lost: Whether something in front of it may belong to the paths: a layer, or what cannot be
+            looked into. Else the value counts as the network's input.
+        runs: In how many runs a path came to it.
+    """
+
+    name: str
+    type: str
+    reason: str
+    lost: bool = True
+    runs: int = 0
+
+    @property
+    def consequence(self) -> str:
+        """What that means for the paths."""
+        if self.lost:
+            return "what is inside of it and in front of it is missing in the paths"
+        return "its value counts as the input; no layer is in front of it"
 
 
 @dataclass

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.effective_path.model import PathEnd
 
 __all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
 
 Part = Literal["points", "edges", "weights"]
+By = Literal["op", "end"]
 
 
 @dataclass
@@ -87,7 +89,8 @@ class LayerSum:
 
     Attributes:
         name: Readable name.
-        kind: What its rule is called; ``input`` for a value that no operator made.
+        kind: What its rule is called; ``input`` for a value that no operator made, ``end`` for one
+            whose maker paths do not go through.
         elements: Elements of the value in one sample.
         points: Elements of the value in the path, the mean of the samples.
         density: Their share of the elements.
@@ -132,7 +135,8 @@ class EffectivePathResult:
         layers: Operators and values in the order of execution.
         thresholds: Name of an operator with a weight -> what its thresholds would have to be for
             paths of this size, the means of the samples.
-        problems: Operators, by name, where paths end, and why.
+        ends: Where paths end before the network's input, and why.
+        empty: Runs without a path, since what one could begin at is not followed.
         left_out: Samples beyond the limit, of which no path is kept.
         tool_seconds: Time that the tool itself took, of `wall_seconds`.
         wall_seconds: Time from the first to the last operator that was looked at.
@@ -143,7 +147,8 @@ class EffectivePathResult:
     paths: list[PathSets] = field(default_factory=list)
     layers: list[LayerSum] = field(default_factory=list)
     thresholds: dict[str, Thresholds] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
+    ends: list[PathEnd] = field(default_factory=list)
+    empty: int = 0
     left_out: int = 0
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
@@ -194,8 +199,23 @@ class EffectivePathResult:
             found.append({"": path.similarity(whole, part), **shares})
         return found
 
-    def table(self) -> Table:
-        """One row for each operator or value."""
+    def table(self, by: By = "op") -> Table:
+        """A table for people.
+
+        Args:
+            by: One row for each operator or value (``op``), or for each ``end`` of paths.
+
+        Raises:
+            ValueError: `by` is something else.
+        """
+        if by == "end":
+            heads = ("op", "type", "runs", "why", "consequence")
+            ends = [
+                (end.name, end.type, end.runs, end.reason, end.consequence) for end in self.ends
+            ]
+            return Table(self._title(), heads, ends)
+        if by != "op":
+            raise ValueError(f"by must be op or end, and is {by!r}")
         columns = ("op", "kind", "neurons", "in path", "edges", "in path", "weights", "in path")
         rows = [
             (
@@ -221,7 +241,8 @@ class EffectivePathResult:
                 "left_out": self.left_out,
                 "layers": [asdict(layer) for layer in self.layers],
                 "thresholds": {name: asdict(found) for name, found in self.thresholds.items()},
-                "problems": self.problems,
+                "ends": [{**asdict(end), "consequence": end.consequence} for end in self.ends],
+                "empty": self.empty,
                 "samples": [
                     {
                         "predicted": path.predicted,
@@ -264,7 +285,7 @@ class EffectivePathResult:
         return [file]
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return html_of([self.table(), *([self.table("end")] if self.ends else [])])
 
     def _title(self) -> str:
         parts = [
@@ -273,8 +294,11 @@ class EffectivePathResult:
         ]
         if self.left_out:
             parts.append(f"{self.left_out} more samples left out")
-        if self.problems:
-            parts.append(f"paths END at {len(self.problems)} operators: {', '.join(self.problems)}")
+        lost = [f"{end.name} ({end.type}: {end.reason})" for end in self.ends if end.lost]
+        if lost:
+            parts.append(f"paths END at {len(lost)} operators: {', '.join(lost)}")
+        if self.empty:
+            parts.append(f"{self.empty} runs have NO path: what they end with is not followed")
         parts += shares("the tool", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from amanda_tools.common.sizes import is_dense, is_tensor
 from amanda_tools.effective_path.layers import LayerRule, Unsuited
-from amanda_tools.effective_path.model import WEIGHTED, Node
+from amanda_tools.effective_path.model import WEIGHTED, Node, PathEnd
 from amanda_tools.graph.values import Port
 
 __all__ = ["Execution", "Network", "Run", "array_of"]
@@ -47,9 +47,12 @@ class Execution:
         inputs: Where the tensors at each input position come from.
         constant: Input positions with what does not change from run to run.
         given: Inputs by name, and attributes; tensors that are no operands as arrays.
-        output: Where its first output is.
+        outputs: Where its outputs are.
+        output: Where its first output is; None if that is no tensor.
         weight: Its weight, as an array.
-        order: Its place among the executions of the run.
+        order: Its place among the executions of the run; that of its operator in a graph.
+        program: Number of the graph, or body of a function, that it belongs to; None in eager
+            modes.
     """
 
     name: str
@@ -58,9 +61,11 @@ class Execution:
     inputs: list[list[Port]] = field(default_factory=list)
     constant: frozenset[int] = frozenset()
     given: dict[str, Any] = field(default_factory=dict)
+    outputs: list[Port] = field(default_factory=list)
     output: Port | None = None
     weight: Any = None
     order: int = 0
+    program: int | None = None
 
     def ports(self, positions: Sequence[int] | None = None) -> list[Port]:
         """Where the tensors at input positions come from, or at all of them."""
@@ -77,12 +82,14 @@ class Run:
         arrays: Values of operands and outputs.
         made: Values that operators made.
         fixed: Values that no operator made and that are none of the network's input.
+        unseen: Values whose making was not seen, or not followed.
     """
 
     executions: list[Execution] = field(default_factory=list)
     arrays: dict[Port, Any] = field(default_factory=dict)
     made: set[Port] = field(default_factory=set)
     fixed: set[Port] = field(default_factory=set)
+    unseen: dict[Port, PathEnd] = field(default_factory=dict)
 
 
 class Network:
@@ -97,7 +104,7 @@ class Network:
         nodes: The nodes in order.
         values: Number -> array.
         names: Number of a value -> name of the operator that made it, or ``input``.
-        ended: Number of a value -> why paths end at the operator that made it.
+        ended: Number of a value -> why paths end at what made it.
         logits: Number of the value where paths begin; None if there is none.
     """
 
@@ -105,14 +112,14 @@ class Network:
         self.nodes: list[Node] = []
         self.values: dict[int, Any] = {}
         self.names: dict[int, str] = {}
-        self.ended: dict[int, str] = {}
+        self.ended: dict[int, PathEnd] = {}
         self.logits: int | None = None
         self._run = run
         self._numbers: dict[Port, int] = {}
         #: What does not depend on the network's input.
         self._fixed = set(run.fixed)
-        #: What depends on a layer with a weight.
-        self._behind: set[Port] = set()
+        #: What depends on a layer with a weight, or may do.
+        self._behind: set[Port] = set(run.unseen)
         self._makers: dict[int, Node] = {}
         self._takers: dict[Port, int] = {}
         #: Nodes that a shift belongs to already, and normalisations made of shifts and scales.
@@ -133,37 +140,44 @@ class Network:
             )
             if begins:
                 self.logits = number
+        for port, end in run.unseen.items():
+            if port in self._numbers:
+                self.ended[self._numbers[port]] = end
         self._name_inputs()
 
+    def kind_of(self, number: int) -> str:
+        """What a value is that paths do not go on from."""
+        return "end" if number in self.ended and self.ended[number].lost else "input"
+
     def _add(self, execution: Execution) -> None:
-        ports, output = execution.ports(), execution.output
+        ports = execution.ports()
         known = set(execution.ports(sorted(execution.constant)))
-        if output is None:
-            return
         is_layer = execution.rule is not None and execution.rule.kind in WEIGHTED
         # What a layer takes is the network's, also if gradients for it are asked for.
         if ports and not is_layer and all(port in self._fixed | known for port in ports):
-            self._fixed.add(output)
+            self._fixed.update(execution.outputs)
             return
         self._fixed |= known - self._numbers.keys()
+        # What comes before the first layer, such as a normalisation, makes the input.
+        is_behind = not self._behind.isdisjoint(ports)
         try:
             self._node(execution)
+            others = [port for port in execution.outputs if port != execution.output]
+            reason = "only its first output is followed"
         except Unsuited as error:
-            # What comes before the first layer, such as a normalisation, makes the input.
-            is_loss = not self._behind.isdisjoint(ports)
-            if is_loss:
-                number = self._number(output)
-                self.ended[number] = str(error)
-                self._named(number, execution.name)
-        if is_layer or not self._behind.isdisjoint(ports):
-            self._behind.add(output)
+            others, reason = execution.outputs, str(error)
+        # What takes no tensor makes the input.
+        for port in others if ports else ():
+            end = PathEnd(execution.name, execution.type, reason, is_behind or is_layer)
+            self.ended[self._number(port)] = end
+        if is_layer or is_behind:
+            self._behind.update(execution.outputs)
 
     def _node(self, execution: Execution) -> None:
         import numpy as np
 
         rule, output = execution.rule, execution.output
-        assert output is not None
-        if rule is None:
+        if rule is None or output is None:
             raise Unsuited(f"there is no rule for {execution.type}")
         weights = () if rule.weight is None else execution.ports([rule.weight])
         if any(port in self._behind or self._is_made(port) for port in weights):
@@ -260,7 +274,8 @@ class Network:
                 reached.update(node.inputs)
         for number in sorted(number for number in reached if number is not None):
             if number not in self.names:
-                self._named(number, "input")
+                is_end = self.kind_of(number) == "end"
+                self._named(number, self.ended[number].name if is_end else "input")
 
 
 def elements(values: Mapping[int, Any], number: int) -> int:

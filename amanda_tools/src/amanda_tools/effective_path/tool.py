@@ -18,12 +18,14 @@ from amanda_core.results import load
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
 from amanda_tools.common.sizes import is_dense, is_tensor
+from amanda_tools.effective_path.calls import Calls
+from amanda_tools.effective_path.gathering import Gathered
 from amanda_tools.effective_path.layers import LAYER, LayerRule, rules
-from amanda_tools.effective_path.model import Extraction, Layer, Variant
-from amanda_tools.effective_path.paths import Path, extract
-from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
-from amanda_tools.effective_path.runs import Execution, Network, Run, array_of, elements
-from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues, Values
+from amanda_tools.effective_path.model import Extraction, Variant
+from amanda_tools.effective_path.paths import extract
+from amanda_tools.effective_path.result import EffectivePathResult, Thresholds
+from amanda_tools.effective_path.runs import Execution, Network, Run, array_of
+from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues
 
 __all__ = ["EffectivePath"]
 
@@ -84,9 +86,10 @@ class EffectivePath(Tool):
         self._run = Run()
         self._eager = EagerValues()
         self._symbolic = SymbolicValues()
+        self._calls = Calls(self._symbol)
         self._serials = itertools.count()
         self._depth = 0
-        self._gathered = _Gathered()
+        self._gathered = Gathered()
         # Graphs run routines on threads of the framework's.
         self._lock = threading.RLock()
         self._clock = Clock()
@@ -98,7 +101,7 @@ class EffectivePath(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Have the inputs of an op noted."""
-        if context.zone != "model":
+        if context.zone != "model" or _is_gradient(context):
             return
         with self._clock, self._lock:
             inputs = context.get_inputs() or ()
@@ -109,13 +112,14 @@ class EffectivePath(Tool):
                 if not isinstance(value, (list, tuple)) and context.value(position) is not None
             )
             if not op.is_eager:
+                op.program = self._calls.program_of(context.get_op().graph)
                 op.inputs = [[self._symbol(item) for item in _tensors(value)] for value in inputs]
             context.insert_before_op(self.enter, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Have the outputs of an op noted."""
         op = self._ops.get(key_of(context))
-        if op is None or context.zone != "model":
+        if op is None or context.zone != "model" or _is_gradient(context):
             return
         with self._clock, self._lock:
             outputs = context.get_outputs() or ()
@@ -131,7 +135,7 @@ class EffectivePath(Tool):
             ports = op.inputs
             if op.is_eager:
                 ports = [[self._tensor(item) for item in _tensors(value)] for value in inputs]
-            execution = Execution(op.name, op.type, op.rule, ports, op.constant)
+            execution = Execution(op.name, op.type, op.rule, ports, op.constant, program=op.program)
             made = self._run.made
             for position, value in enumerate(inputs):
                 for item, port in zip(_tensors(value), execution.ports([position]), strict=True):
@@ -152,7 +156,8 @@ class EffectivePath(Tool):
                 if op.is_eager:
                     for item in _tensors(value):
                         self._eager.set(item, Origin(Port(number, position)))
-            self._run.made.update(Port(number, position) for position in range(len(outputs)))
+            execution.outputs = [Port(number, position) for position in range(len(outputs))]
+            self._run.made.update(execution.outputs)
             if outputs and _is_tensor(outputs[0]):
                 execution.output = Port(number, 0)
                 if op.rule is not None:
@@ -189,17 +194,23 @@ class EffectivePath(Tool):
             self._run.arrays[port] = np.array(array_of(value))
 
     def _tensor(self, value: Any) -> Port:
+        origin = self._eager.find(value)
         # One that was written through another is a new value.
-        return self._port(self._eager, value, self._eager.find_write(value) is not None)
+        if origin is None or self._eager.find_write(value) is not None:
+            origin = Origin(Port(next(self._serials), 0))
+            self._eager.set(value, origin)
+        return origin.port
 
     def _symbol(self, value: Any) -> Port:
-        return self._port(self._symbolic, value, False)
-
-    def _port(self, values: Values, value: Any, is_new: bool) -> Port:
-        origin = values.find(value)
-        if origin is None or is_new:
-            origin = Origin(Port(next(self._serials), 0))
-            values.set(value, origin)
+        origin = self._symbolic.find(value)
+        if origin is None:
+            number = next(self._serials)
+            for position, one in enumerate(value.op.outputs):
+                if self._symbolic.find(one) is None:
+                    self._symbolic.set(one, Origin(Port(number, position)))
+            self._calls.meet(value.op)
+            origin = self._symbolic.find(value)
+            assert origin is not None
         return origin.port
 
     def _enter_module(self, path: str) -> None:
@@ -220,10 +231,10 @@ class EffectivePath(Tool):
         if not run.executions:
             return
         with self._clock:
-            # Those of a graph run in any order that their inputs allow.
-            run.executions.sort(key=lambda execution: execution.order)
+            self._calls.link(run)
             network = Network(run, self.output)
             if network.logits is None:
+                self._gathered.empty += bool(run.unseen)
                 return
             path = extract(network.nodes, network.values, network.logits, self.how)
             self._gathered.add(network, path, self.edges, self.limit)
@@ -241,123 +252,11 @@ class _Op:
         self.names = context.input_names
         self.attrs: Mapping[str, Any] = dict(context.attrs)
         self.constant: frozenset[int] = frozenset()
-        #: Where the inputs come from, in a graph.
+        #: In a graph: which it is, and where the inputs come from.
+        self.program: int | None = None
         self.inputs: list[list[Port]] = []
         #: Thread -> the execution that it is in.
         self.entered: dict[int, Execution] = {}
-
-
-class _Gathered:
-    """The paths of all runs so far."""
-
-    def __init__(self) -> None:
-        self.paths: list[PathSets] = []
-        self.left_out = 0
-        self.problems: dict[str, str] = {}
-        #: Name -> kind, elements of a value, possible edges, elements of the weight.
-        self.sizes: dict[str, tuple[str, int, int, int]] = {}
-        #: Name -> thresholds of the samples.
-        self.thresholds: dict[str, list[tuple[float, float]]] = {}
-
-    def add(self, network: Network, path: Path, edges: bool, limit: int) -> None:
-        import numpy as np
-
-        assert network.logits is not None
-        values = network.values
-        logits = values[network.logits]
-        for number, mask in path.points.items():
-            if number in network.ended and mask.any():
-                self.problems[network.names[number]] = network.ended[number]
-        made = {node.output: node for node in network.nodes}
-        for number in sorted(path.points):
-            name, node = network.names[number], made.get(number)
-            layer = None if node is None else path.layers.get(node.name)
-            weight = 0 if node is None else int(np.size(node.arguments.get("weight", ())))
-            self.sizes.setdefault(
-                name,
-                (
-                    "input" if node is None else node.kind,
-                    elements(values, number),
-                    0 if layer is None else layer.possible,
-                    weight,
-                ),
-            )
-        for name, layer in path.layers.items():
-            if layer.output_threshold is not None:
-                pairs = np.stack([layer.output_threshold, layer.term_threshold], axis=1)
-                self.thresholds.setdefault(name, []).extend(map(tuple, pairs.tolist()))
-        room = max(0, limit - len(self.paths))
-        self.left_out += max(0, len(logits) - room)
-        inputs = {node.name: node for node in network.nodes}
-        for sample in range(min(room, len(logits))):
-            sets = PathSets(
-                {
-                    network.names[number]: np.flatnonzero(mask[sample])
-                    for number, mask in path.points.items()
-                },
-                predicted=int(logits[sample].argmax()) if logits.ndim == 2 else None,
-            )
-            if edges:
-                for name, layer in path.layers.items():
-                    node = inputs[name]
-                    sets.edges[name] = _edges(
-                        layer, sample, [values[n] for n in node.inputs], values[node.output]
-                    )
-                    if layer.weights is not None:
-                        own = layer.weights[:, 0] == sample
-                        sets.weights[name] = layer.weights[own, 1]
-            self.paths.append(sets)
-
-    def result(self, how: Extraction, clock: Clock) -> EffectivePathResult:
-        import numpy as np
-
-        return EffectivePathResult(
-            how.variant,
-            how.theta,
-            list(self.paths),
-            [self._sum(name) for name in self.sizes],
-            {
-                name: Thresholds(*map(float, np.nanmean(np.array(pairs), axis=0)))
-                for name, pairs in self.thresholds.items()
-                if not np.isnan(np.array(pairs)).all(axis=0).any()
-            },
-            dict(self.problems),
-            self.left_out,
-            tool_seconds=clock.spent / 1e9,
-            wall_seconds=clock.wall / 1e9,
-        )
-
-    def _sum(self, name: str) -> LayerSum:
-        kind, count, possible, weight = self.sizes[name]
-
-        def mean(part: str) -> float | None:
-            found = [len(sets[name]) for p in self.paths if name in (sets := getattr(p, part))]
-            return sum(found) / len(found) if found else None
-
-        points, edges, weights = mean("points") or 0.0, mean("edges"), mean("weights")
-        return LayerSum(
-            name,
-            kind,
-            count,
-            points,
-            points / count if count else 0.0,
-            edges,
-            None if edges is None or not possible else edges / possible,
-            weights,
-            None if weights is None or not weight else weights / weight,
-        )
-
-
-def _edges(layer: Layer, sample: int, inputs: Sequence[Any], output: Any) -> Any:
-    """The edges of one sample, each as one number."""
-    import numpy as np
-
-    size = output[0].size
-    own = layer.edges[layer.edges[:, 2] // size == sample]
-    sizes = np.array([value[0].size for value in inputs])
-    starts = np.cumsum(sizes) - sizes
-    place = starts[own[:, 0]] + own[:, 1] % sizes[own[:, 0]]
-    return np.unique(place * size + own[:, 2] % size)
 
 
 def _read(file: FilePath) -> dict[str, Thresholds]:
@@ -365,6 +264,12 @@ def _read(file: FilePath) -> dict[str, Thresholds]:
     if not isinstance(found, dict) or found.get("format") != "amanda.effective_path/1":
         raise ValueError(f"{str(file)!r} is no result of effective paths")
     return {name: Thresholds(**pair) for name, pair in found["thresholds"].items()}
+
+
+def _is_gradient(context: OpContext) -> bool:
+    """Whether an op hands on values in a function of TensorFlow's that computes gradients."""
+    name = getattr(getattr(context.get_op(), "graph", None), "name", None)
+    return isinstance(name, str) and name.startswith("__backward_")
 
 
 def _is_tensor(value: Any) -> bool:

@@ -6,13 +6,13 @@ Owns the sums and their forms.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import Table
-from amanda_tools.common.facts import OpFacts, sums_by_module, up_to
+from amanda_tools.common.facts import OpFacts
 from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
+from amanda_tools.common.summing import Summed
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
 
@@ -42,6 +42,11 @@ class CountedOp(OpFacts):
     backward_macs: int = 0
     backward_flops: int = 0
 
+    @property
+    def kind(self) -> str:
+        """Common word, or the backend's name where there is none."""
+        return self.word or self.type
+
 
 @dataclass
 class Sum:
@@ -65,7 +70,7 @@ class Sum:
 
 
 @dataclass
-class FlopsResult:
+class FlopsResult(Summed[Sum]):
     """What was counted.
 
     Attributes:
@@ -84,10 +89,10 @@ class FlopsResult:
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
 
-    @property
-    def total(self) -> Sum:
-        """All of it."""
-        return _sum(self.ops)
+    _sum = Sum
+
+    def _order(self, found: Sum) -> int:
+        return -found.flops
 
     @property
     def macs(self) -> int:
@@ -109,17 +114,6 @@ class FlopsResult:
         """Operators of which some or all executions are not counted, and why: `problem`."""
         return [op for op in self.ops if op.problem is not None]
 
-    def by_type(self) -> dict[str, Sum]:
-        """Common word, or the backend's name where there is none -> sum; the largest first."""
-        found: dict[str, Sum] = {}
-        for op in self.ops:
-            found.setdefault(op.word or op.type, Sum()).add(op)
-        return dict(sorted(found.items(), key=lambda item: -item[1].flops))
-
-    def by_module(self) -> dict[str, Sum]:
-        """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
-        return sums_by_module(self.ops, Sum)
-
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
         """A table for people.
 
@@ -132,18 +126,14 @@ class FlopsResult:
         """
         if by == "unknown":
             problems = [
-                (op.name, op.word or op.type, op.calls, op.problem, op.source or "")
-                for op in self.unknown
+                (op.name, op.kind, op.calls, op.problem, op.source or "") for op in self.unknown
             ]
             return Table("Not counted", ("op", "type", "calls", "why", "source"), problems)
         if by == "op":
-            rows = [(op.name, op.word or op.type, *_cells(_sum([op]))) for op in self.ops]
+            rows = [(op.name, op.kind, *_cells(self._sum_of([op]))) for op in self.ops]
             return Table(self._title(), ("op", "type", *_HEADINGS), rows)
-        if by == "type":
-            sums = self.by_type()
-        elif by == "module":
-            sums = up_to(depth, self.by_module())
-        else:
+        sums = self._sums(by, depth)
+        if sums is None:
             raise ValueError(f"by must be module, type, op or unknown, and is {by!r}")
         named = [(name or "(all)", *_cells(found)) for name, found in sums.items()]
         return Table(self._title(), (by, *_HEADINGS), named)
@@ -156,8 +146,7 @@ class FlopsResult:
                 "flops_per_mac": 2,
                 **asdict(self),
                 "total": asdict(self.total),
-                "by_type": {name: asdict(found) for name, found in self.by_type().items()},
-                "by_module": {name: asdict(found) for name, found in self.by_module().items()},
+                **self._sums_as_json(),
             },
             indent=1,
         )
@@ -186,7 +175,7 @@ class FlopsResult:
         if self.causal == "half":
             parts.append("causal attention by half")
         if self.unknown:
-            types = list(dict.fromkeys(op.word or op.type for op in self.unknown))
+            types = list(dict.fromkeys(op.kind for op in self.unknown))
             more = ", ..." if len(types) > _TYPES else ""
             parts.append(
                 f"NOT counted: {len(self.unknown)} operators ({', '.join(types[:_TYPES])}{more})"
@@ -198,13 +187,6 @@ class FlopsResult:
 _HEADINGS = ("calls", "MACs", "FLOPs", "backward MACs", "backward FLOPs", "not counted")
 #: Types of operators that a title names.
 _TYPES = 8
-
-
-def _sum(ops: Iterable[CountedOp]) -> Sum:
-    found = Sum()
-    for op in ops:
-        found.add(op)
-    return found
 
 
 def _cells(found: Sum) -> tuple[int, ...]:

@@ -15,13 +15,13 @@ from amanda_tools.common.extras import require
 from amanda_tools.common.sizes import Position, TensorType
 from amanda_tools.graph.model import Edge, Graph, Op, Source
 
-__all__ = ["DOMAIN", "model", "write"]
+__all__ = ["DOMAIN", "model", "write", "write_both"]
 
 DOMAIN = "amanda"
 
 
 def write(graph: Graph, path: Path) -> None:
-    """Write a graph as an ONNX file.
+    """Write the forward operators of a graph as an ONNX file.
 
     Raises:
         MissingExtraError: onnx is not installed.
@@ -29,17 +29,31 @@ def write(graph: Graph, path: Path) -> None:
     require("onnx", "onnx").save(model(graph), str(path))
 
 
-def model(graph: Graph) -> Any:
-    """The forward operators of a graph as an `onnx.ModelProto`.
+def write_both(graph: Graph, path: Path) -> None:
+    """Write the forward and the backward operators of a graph as an ONNX file.
+
+    Raises:
+        MissingExtraError: onnx is not installed.
+    """
+    require("onnx", "onnx").save(model(graph, backward=True), str(path))
+
+
+def model(graph: Graph, backward: bool = False) -> Any:
+    """A graph as an `onnx.ModelProto`.
 
     Values that are read by an earlier operator are left out: ONNX has no circles.
+
+    Args:
+        graph: The graph.
+        backward: Whether to take the backward operators, too. Each names its forward operator in an
+            attribute: no value passes between them.
 
     Raises:
         MissingExtraError: onnx is not installed.
     """
     helper = require("onnx.helper", "onnx")
     onnx = require("onnx", "onnx")
-    kept = {op.index for op in graph.ops}
+    kept = {op.index for op in (*graph.ops, *(graph.backward_ops if backward else ()))}
     calls = {source.index for source in graph.sources if source.kind == "call"}
     edges = [e for e in graph.edges if not e.back and e.consumer in kept | calls]
     kept |= {edge.producer for edge in edges if isinstance(graph.nodes[edge.producer], Source)}
@@ -75,7 +89,7 @@ def model(graph: Graph) -> Any:
                 (values if position in read.get(index, ()) else ends).append(info)
         name = node.type if isinstance(node, Op) else node.kind
         made = helper.make_node(name, taken, outputs, name=node.name, domain=DOMAIN)
-        for key, value in _attributes(node):
+        for key, value in _attributes(graph, node):
             made.attribute.append(helper.make_attribute(key, value))
         nodes.append(made)
     body = helper.make_graph(nodes, graph.namespace, inputs, ends, value_info=values)
@@ -109,9 +123,12 @@ def _info(helper: Any, onnx: Any, name: str, tensor: Position) -> Any:
 _CODES = {"float32": "FLOAT", "float64": "DOUBLE"}
 
 
-def _attributes(node: Op | Source) -> Iterator[tuple[str, str]]:
+def _attributes(graph: Graph, node: Op | Source) -> Iterator[tuple[str, str]]:
     if not isinstance(node, Op):
         return
+    forward = graph.forward_of(node)
+    if forward is not None:
+        yield "forward", forward.name
     for key in ("name", "module", "source", "word", "zone"):
         if getattr(node, key):
             yield key, getattr(node, key)

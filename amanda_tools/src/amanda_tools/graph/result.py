@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from amanda_core.results import Table
+from amanda_tools.common.chrome import Span
 from amanda_tools.common.extras import program, require
 from amanda_tools.common.rendering import dataframe, html_of, shares
-from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events
+from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events, timeline
 from amanda_tools.graph.model import Graph, Op
 
 __all__ = ["FORMATS", "Format", "GraphResult", "check"]
 
-Format = Literal["json", "html", "dot", "svg", "tensorboard", "onnx"]
+Format = Literal["json", "html", "dot", "svg", "tensorboard", "onnx", "onnx_backward", "trace"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
@@ -31,12 +32,17 @@ class GraphResult:
         tool_seconds: Time that the tracing itself took, of `wall_seconds`. What the driver adds to
             reach the operators is not in it.
         wall_seconds: Time from the first to the last operator that was looked at.
+        spans: Executions of the operators as a profiler timed them, for the form ``trace``; no
+            other form has them.
+        left_out: Executions that are not in `spans`, since a profiler keeps so many.
     """
 
     graphs: list[Graph] = field(default_factory=list)
     formats: Sequence[Format] = ("json", "html")
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    spans: Sequence[Span] = field(default=(), repr=False)
+    left_out: int = 0
 
     @property
     def graph(self) -> Graph:
@@ -82,11 +88,15 @@ class GraphResult:
 
         Raises:
             MissingExtraError: A form needs a package, or a program, that is not installed.
+            ResultError: A trace file was asked for, and there are no times.
         """
         found: list[Path] = []
         if "html" in self.formats:
             found.append(folder / "graph.html")
             found[-1].write_text(html.page(self.graphs), encoding="utf-8")
+        if "trace" in self.formats:
+            found.append(folder / "graph-trace.json")
+            timeline.write(self.graphs, self.spans, found[-1])
         for number, graph in enumerate(self.graphs):
             for form, (ending, writer) in _WRITERS.items():
                 if form in self.formats:
@@ -105,6 +115,8 @@ class GraphResult:
             f"{sum(len(graph.backward_ops) for graph in graphs)} backward operators, "
             f"{sum(len(graph.edges) for graph in graphs)} values between them"
         ]
+        if self.left_out:
+            parts.append(f"{self.left_out} executions are not in the trace file")
         parts += shares("tracing", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)
 
@@ -115,6 +127,7 @@ _WRITERS: dict[Format, tuple[str, Callable[[Graph, Path], None]]] = {
     "svg": (".svg", dot.draw),
     "tensorboard": ("-tensorboard", tensorboard_events.write),
     "onnx": (".onnx", onnx_model.write),
+    "onnx_backward": ("-backward.onnx", onnx_model.write_both),
 }
 
 
@@ -132,7 +145,7 @@ def check(formats: Sequence[Format]) -> None:
         program("dot", "Graphviz")
     if "tensorboard" in formats:
         require("tensorboard", "tensorboard")
-    if "onnx" in formats:
+    if "onnx" in formats or "onnx_backward" in formats:
         require("onnx", "onnx")
 
 

@@ -11,12 +11,12 @@ from amanda_tools.common.sizes import type_of
 from amanda_tools.graph.model import Edge, Graph, Op, Source
 from amanda_tools.graph.values import Origin, Port, SymbolicValues, Values, is_parameter
 
-__all__ = ["Sources"]
+__all__ = ["SILENT", "Sources"]
 
 _Kind = Literal["input", "parameter", "constant", "call"]
 #: TensorFlow's operators that hold values and compute nothing; others that no tool is asked about
 #: steer the graph.
-_SILENT: dict[str, _Kind] = {
+SILENT: dict[str, _Kind] = {
     "Const": "constant",
     "Placeholder": "input",
     "PlaceholderV2": "input",
@@ -105,7 +105,7 @@ class Sources:
         item: int | None,
     ) -> Origin:
         symbol = value.op
-        kind = _SILENT.get(symbol.type, "call")
+        kind = SILENT.get(symbol.type, "call")
         name = str(symbol.name)
         if kind == "input" and "resource" in str(value.dtype):
             kind, name = "parameter", _variable(symbol) or name

@@ -9,17 +9,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from amanda_core import OpContext, Tool
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
 from amanda_tools.common.sizes import is_tensor, position_of
-from amanda_tools.graph.facts import (
-    arguments_of,
-    items_of,
-    program_of,
-)
+from amanda_tools.graph.facts import arguments_of, items_of, program_of
 from amanda_tools.graph.model import Edge, Graph, Op
 from amanda_tools.graph.result import Format, GraphResult, check
 from amanda_tools.graph.sources import Sources
@@ -32,6 +28,9 @@ from amanda_tools.graph.values import (
     is_parameter,
     version_of,
 )
+
+if TYPE_CHECKING:
+    from amanda_tools.latency import Latency
 
 __all__ = ["GraphTracing"]
 
@@ -47,8 +46,9 @@ class GraphTracing(Tool):
 
     Args:
         formats: The files to write: ``json``, which is written anyway; ``html``, a page to look
-            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron. The
-            first two if left out.
+            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron, and
+            ``onnx_backward`` with the backward operators; ``trace``, when each operator ran, for
+            Perfetto, which has `Latency` time them. The first two if left out.
         backward: Whether to record the backward operators as well.
         everything: Whether to record what is not the model's as well, such as the operators of an
             optimizer and of a model's initialisation.
@@ -91,6 +91,12 @@ class GraphTracing(Tool):
         # Graphs run routines on threads of the framework's.
         self._lock = threading.RLock()
         self._clock = Clock()
+        self._latency: Latency | None = None
+        if "trace" in self.formats:
+            from amanda_tools.latency import Latency
+
+            self._latency = Latency(backward, everything)
+            self.depends_on(self._latency)
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
         if backward:
@@ -219,12 +225,15 @@ class GraphTracing(Tool):
 
     def result(self) -> GraphResult:
         """What was traced so far."""
+        timed = None if self._latency is None else self._latency.result()
         with self._lock:
             return GraphResult(
                 [graph.copy() for graph in self.graphs.values()],
                 self.formats,
                 tool_seconds=self._clock.spent / 1e9,
                 wall_seconds=self._clock.wall / 1e9,
+                spans=() if timed is None else timed.spans,
+                left_out=0 if timed is None else timed.left_out,
             )
 
     # Inside.

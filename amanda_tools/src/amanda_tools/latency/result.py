@@ -6,15 +6,16 @@ Owns the sums and their forms.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.common.chrome import Span, TraceFile
-from amanda_tools.common.facts import EitherWayOp, sums_by_module, up_to, with_parents
-from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.common.facts import EitherWayOp, with_parents
+from amanda_tools.common.rendering import dataframe, html_of, share, shares
+from amanda_tools.common.summing import Summed
 from amanda_tools.latency.kernels import Kernel
 
 __all__ = ["LatencyResult", "StepTime", "ThreadTime", "TimedOp", "Times"]
@@ -152,7 +153,7 @@ class ThreadTime:
 
 
 @dataclass
-class LatencyResult:
+class LatencyResult(Summed[Times]):
     """What was timed.
 
     Attributes:
@@ -188,20 +189,10 @@ class LatencyResult:
     kernels: list[Kernel] = field(default_factory=list, repr=False)
     between: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def total(self) -> Times:
-        """All of it."""
-        return _sum(self.ops)
+    _sum = Times
 
-    def by_type(self) -> dict[str, Times]:
-        """Common word, or the backend's name where there is none -> times; the longest first.
-
-        A backward operator counts with its forward operator's type.
-        """
-        found: dict[str, Times] = {}
-        for op in self.ops:
-            found.setdefault(op.kind, Times()).add(op)
-        return dict(sorted(found.items(), key=lambda item: -item[1].self))
+    def _order(self, found: Times) -> int:
+        return -found.self
 
     def by_module(self) -> dict[str, Times]:
         """Module path -> times of what runs in it and in modules inside; the whole by ``""``.
@@ -209,7 +200,7 @@ class LatencyResult:
         With the time between operators, so that the whole is the time of the steps without the
         profiler's own.
         """
-        sums = sums_by_module(self.ops, Times)
+        sums = super().by_module()
         for module, time in self.between.items():
             for path in with_parents(module):
                 sums.setdefault(path, Times()).between += time
@@ -232,7 +223,7 @@ class LatencyResult:
                     s.number,
                     s.calls,
                     *_ms(s.wall, s.ops),
-                    _share(s.ops, s.wall),
+                    share(s.ops, s.wall),
                     *_ms(s.tool, s.rest),
                 )
                 for s in self.steps
@@ -252,29 +243,29 @@ class LatencyResult:
                     op.phase,
                     op.calls,
                     *_ms(op.self),
-                    _share(op.self, whole),
+                    share(op.self, whole),
                     *_ms(op.total / op.calls if op.calls else 0, op.shortest, op.longest),
                     *self._on_device(op.device_self, op.kernel_time),
                 )
                 for op in sorted(self.ops, key=lambda op: -op.self)
             ]
             return Table(self._title(), (*of_op, *self._device_columns()), ops)
-        if by == "type":
-            times, sums = ["self ms"], self.by_type()
-        elif by == "module":
-            times, sums = ["between ms", "time ms"], self._modules(depth)
-            whole = sums["(all)"].time
-        else:
+        sums = self._sums(by, depth)
+        if sums is None:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
+        times = ["self ms"]
+        if by == "module":
+            times, whole = ["between ms", "time ms"], sums[""].time
+            sums = self._with_outside(sums)
         heads = (by, "calls", "forward ms", "backward calls", "backward ms", *times, "share")
         rows = [
             (
-                name,
+                name or "(all)",
                 found.calls,
                 *_ms(found.forward),
                 found.backward_calls,
                 *_ms(found.backward, *([found.between] if by == "module" else []), found.time),
-                _share(found.time, whole),
+                share(found.time, whole),
                 *self._on_device(found.device, found.kernel_time),
             )
             for name, found in sums.items()
@@ -286,14 +277,13 @@ class LatencyResult:
         content = {name: value for name, value in vars(self).items() if name not in _APART}
         for name in ("ops", "steps", "threads"):
             content[name] = [asdict(item) for item in content[name]]
-        sums = {"by_type": self.by_type(), "by_module": self.by_module()}
         return json.dumps(
             {
                 "format": "amanda.latency/1",
                 "unit": "ns",
                 **content,
                 "total": asdict(self.total),
-                **{key: {n: asdict(found) for n, found in s.items()} for key, s in sums.items()},
+                **self._sums_as_json(),
             },
             indent=1,
         )
@@ -348,13 +338,13 @@ class LatencyResult:
         parts += shares("timing", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
-    def _modules(self, depth: int | None) -> dict[str, Times]:
-        """Sums for a table: of all, of modules, and of what is in none, such as an optimizer."""
-        sums = self.by_module()
-        outside = _sum(op for op in self.ops if not op.module)
+    def _with_outside(self, sums: dict[str, Times]) -> dict[str, Times]:
+        """Sums by module, and that of what is in none, such as an optimizer."""
+        if len(sums) == 1:
+            return sums
+        outside = self._sum_of([op for op in self.ops if not op.module])
         outside.between = self.between.get("", 0)
-        whole = {"(all)": sums.pop("")}
-        return {**whole, **up_to(depth, sums), **({"(no module)": outside} if sums else {})}
+        return {**sums, "(no module)": outside}
 
     def _device_columns(self) -> tuple[str, ...]:
         timed = ["device ms"] if any(op.device for op in self.ops) else []
@@ -378,16 +368,5 @@ class LatencyResult:
 _APART = ("spans", "kernels")
 
 
-def _sum(ops: Iterable[TimedOp]) -> Times:
-    found = Times()
-    for op in ops:
-        found.add(op)
-    return found
-
-
 def _ms(*times: float) -> tuple[float, ...]:
     return tuple(round(time / 1e6, 4) for time in times)
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ""

@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 from amanda_core.results import Table
 from amanda_tools.common.chrome import TraceFile
-from amanda_tools.common.facts import EitherWayOp, sums_by_module, up_to
+from amanda_tools.common.facts import EitherWayOp
 from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
+from amanda_tools.common.summing import Summed
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
@@ -95,7 +96,7 @@ class Moment(NamedTuple):
 
 
 @dataclass
-class MemoryResult:
+class MemoryResult(Summed[Sum]):
     """What was allocated.
 
     Attributes:
@@ -125,21 +126,15 @@ class MemoryResult:
     wall_seconds: float = 0.0
     timeline: list[Moment] = field(default_factory=list, repr=False)
 
+    _sum = Sum
+
+    def _order(self, found: Sum) -> tuple[int, int]:
+        return -found.at_peak, -found.allocated
+
     @property
     def allocated(self) -> int:
         """Bytes of all buffers that operators gave."""
         return sum(op.allocated for op in self.ops)
-
-    def by_type(self) -> dict[str, Sum]:
-        """Common word, or the backend's name where there is none -> sum; the largest first."""
-        found: dict[str, Sum] = {}
-        for op in self.ops:
-            found.setdefault(op.kind, Sum()).add(op)
-        return dict(sorted(found.items(), key=lambda item: (-item[1].at_peak, -item[1].allocated)))
-
-    def by_module(self) -> dict[str, Sum]:
-        """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
-        return sums_by_module(self.ops, Sum)
 
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
         """A table for people, in bytes.
@@ -170,11 +165,8 @@ class MemoryResult:
                 for op in self.ops
             ]
             return Table(self._title(), (*heads, *self._graph_columns()), ops)
-        if by == "type":
-            sums = self.by_type()
-        elif by == "module":
-            sums = up_to(depth, self.by_module())
-        else:
+        sums = self._sums(by, depth)
+        if sums is None:
             raise ValueError(f"by must be module, type, op or step, and is {by!r}")
         columns = (by, "calls", "allocated", "at peak", "live now")
         rows = [
@@ -200,8 +192,7 @@ class MemoryResult:
                 "unit": "B",
                 "allocated": self.allocated,
                 **content,
-                "by_type": {name: asdict(found) for name, found in self.by_type().items()},
-                "by_module": {name: asdict(found) for name, found in self.by_module().items()},
+                **self._sums_as_json(),
             },
             indent=1,
         )

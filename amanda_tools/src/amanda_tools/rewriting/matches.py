@@ -10,11 +10,11 @@ from typing import Any
 
 from amanda_tools.common.sizes import type_of
 from amanda_tools.graph.model import Graph, Op
-from amanda_tools.rewriting.patterns import Site
+from amanda_tools.rewriting.patterns import Place, Site
 from amanda_tools.rewriting.result import Rewritten
 from amanda_tools.rewriting.rules import Rule, Taken
 
-__all__ = ["Inside", "Match", "Role", "flat", "kind_of", "stand_in_like", "write"]
+__all__ = ["Inside", "Match", "Role", "flat", "kind_of", "stand_in_like", "value_at", "write"]
 
 
 class Match:
@@ -46,16 +46,19 @@ class Role:
     def __init__(self, match: Match, name: str, op: Op, site: Site) -> None:
         self.match, self.name, self.op = match, name, op
         self.is_tail = op is site.tail
-        #: Input position -> operator of the match that the value comes from.
-        self.links: Mapping[int, int] = site.links.get(op.index, {})
+        #: Place of an input -> operator of the match that the value comes from.
+        self.links: Mapping[Place, int] = site.links.get(op.index, {})
         self.inputs = [
-            (input_name, position)
+            (input_name, place)
             for input_name, places in site.inputs.items()
-            for index, position in places
+            for index, place in places
             if index == op.index
         ]
         self.names: Sequence[str] = ()
         self.attrs: Mapping[str, Any] = {}
+        #: In a graph: its constant inputs, and the places of the others, which it hands on.
+        self.constants: dict[Place, Any] = {}
+        self.carried: list[Place] = []
         #: Kinds of inputs -> shape and dtype of the output.
         self.outputs: dict[Any, tuple[tuple[int, ...], Any]] = {}
 
@@ -80,6 +83,11 @@ def _records_gradients() -> bool:
     import torch
 
     return torch.is_grad_enabled()
+
+
+def value_at(inputs: Sequence[Any], place: Place) -> Any:
+    """The value at a place of an operator's inputs."""
+    return inputs[place[0]][place[1]] if isinstance(place, tuple) else inputs[place]
 
 
 def flat(values: Sequence[Any]) -> list[Any]:

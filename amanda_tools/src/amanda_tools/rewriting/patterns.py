@@ -9,9 +9,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from amanda_tools.graph.model import Edge, Graph, Op
+from amanda_tools.graph.model import Edge, Graph, Node, Op
 
-__all__ = ["Input", "Operator", "Site", "find"]
+__all__ = ["Input", "Operator", "Place", "Site", "edges_at", "find"]
+
+#: An input position, or a position with the place in the list that stands there.
+Place = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,18 @@ class Operator:
 
     Attributes:
         kinds: The common words and the backend's names that it may go by.
-        inputs: Input position -> what stands there; other positions may have anything.
+        inputs: Input position -> what stands there; other positions may have anything. Where a
+            list of tensors stands, position and place in the list.
         name: Its name, each its own in a pattern.
         commutative: Whether positions 0 and 1 may be the other way round.
-        optional: Whether it may be left out; what stands at its first position is there instead.
+        optional: Whether it may be left out; the first of its inputs is there instead.
         where: What else has to hold of it.
 
     >>> pattern = Operator(("relu",), {0: Operator(("conv2d",), {0: Input("x")}, "conv")}, "relu")
     """
 
     kinds: tuple[str, ...]
-    inputs: Mapping[int, Operator | Input]
+    inputs: Mapping[Place, Operator | Input]
     name: str
     commutative: bool = False
     optional: bool = False
@@ -66,14 +70,14 @@ class Site:
 
     Attributes:
         ops: Name in the pattern -> operator, the last one first.
-        links: Index of an operator -> input position -> index of the operator of the pattern that
-            its value comes from.
-        inputs: Name of an input -> operator and input position where it stands, all of them.
+        links: Index of an operator -> place of an input -> index of the operator of the pattern
+            that its value comes from.
+        inputs: Name of an input -> operator and place where it stands, all of them.
     """
 
     ops: Mapping[str, Op]
-    links: Mapping[int, Mapping[int, int]]
-    inputs: Mapping[str, tuple[tuple[int, int], ...]]
+    links: Mapping[int, Mapping[Place, int]]
+    inputs: Mapping[str, tuple[tuple[int, Place], ...]]
 
     @property
     def tail(self) -> Op:
@@ -100,8 +104,8 @@ class Site:
 class _Search:
     graph: Graph
     ops: dict[str, Op] = field(default_factory=dict)
-    links: dict[int, dict[int, int]] = field(default_factory=dict)
-    inputs: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    links: dict[int, dict[Place, int]] = field(default_factory=dict)
+    inputs: dict[str, tuple[tuple[int, Place], ...]] = field(default_factory=dict)
 
     def copy(self) -> _Search:
         links = {index: dict(found) for index, found in self.links.items()}
@@ -112,48 +116,62 @@ class _Search:
         if pattern.allows(op) and op not in self.ops.values():
             orders = [dict(pattern.inputs)]
             if pattern.commutative:
-                swapped = {{0: 1, 1: 0}.get(p, p): found for p, found in pattern.inputs.items()}
+                other: dict[Place, Place] = {0: 1, 1: 0}
+                swapped = {other.get(p, p): found for p, found in pattern.inputs.items()}
                 orders.append(swapped)
             for order in orders:
                 begun = self.copy()
                 begun.ops[pattern.name] = op
                 yield from begun._fit_inputs(op, list(order.items()))
 
-    def _fit_inputs(self, op: Op, wanted: list[tuple[int, Operator | Input]]) -> Iterator[_Search]:
+    def _fit_inputs(
+        self, op: Op, wanted: list[tuple[Place, Operator | Input]]
+    ) -> Iterator[_Search]:
         if not wanted:
             yield self
             return
-        (position, pattern), *others = wanted
-        for found in self._fit_input(op, position, pattern):
+        (place, pattern), *others = wanted
+        for found in self._fit_input(op, place, pattern):
             yield from found._fit_inputs(op, others)
 
-    def _fit_input(self, op: Op, position: int, pattern: Operator | Input) -> Iterator[_Search]:
-        edges = [edge for edge in self.graph.edges_into(op, position) if edge.kind == "value"]
+    def _fit_input(self, op: Op, place: Place, pattern: Operator | Input) -> Iterator[_Search]:
+        edges = edges_at(self.graph, op, place)
         if isinstance(pattern, Input):
             before = self.inputs.get(pattern.name, ())
             if before and self._source(*before[0]) != _sources(edges):
                 return
             found = self.copy()
-            found.inputs[pattern.name] = (*before, (op.index, position))
+            found.inputs[pattern.name] = (*before, (op.index, place))
             yield found
             return
         producers = {edge.producer for edge in edges}
-        if len(producers) == 1 and all(edge.item is None for edge in edges):
+        alone = isinstance(place, tuple) or all(edge.item is None for edge in edges)
+        if len(producers) == 1 and alone:
             producer = self.graph.nodes[producers.pop()]
             if isinstance(producer, Op) and not producer.is_backward:
                 for found in self.fit(pattern, producer):
-                    found.links.setdefault(op.index, {})[position] = producer.index
+                    found.links.setdefault(op.index, {})[place] = producer.index
                     yield found
         if pattern.optional:
-            first = pattern.inputs[min(pattern.inputs)]
-            yield from self._fit_input(op, position, first)
+            first = next(iter(pattern.inputs.values()))
+            yield from self._fit_input(op, place, first)
 
-    def _source(self, index: int, position: int) -> frozenset[tuple[int, int | None]]:
-        return _sources(self.graph.edges_into(self.graph.nodes[index], position))
+    def _source(self, index: int, place: Place) -> frozenset[tuple[int, int | None]]:
+        return _sources(edges_at(self.graph, self.graph.nodes[index], place))
+
+
+def edges_at(graph: Graph, op: Node, place: Place) -> list[Edge]:
+    """The values that stand at a place of an operator's inputs."""
+    position, item = place if isinstance(place, tuple) else (place, None)
+    return [
+        edge
+        for edge in graph.edges_into(op, position)
+        if edge.kind == "value" and (item is None or edge.item == item)
+    ]
 
 
 def _sources(edges: list[Edge]) -> frozenset[tuple[int, int | None]]:
-    return frozenset((edge.producer, edge.output) for edge in edges if edge.kind == "value")
+    return frozenset((edge.producer, edge.output) for edge in edges)
 
 
 def find(graph: Graph, pattern: Operator) -> list[Site]:

@@ -67,7 +67,9 @@ class Rule:
         guard: Why an execution is left as it is; None lets it be rewritten.
         head: For graphs: gives what the first operator is to give instead, of its inputs and of
             the constant inputs and attributes of each operator by name, or says why it is left. The
-            other operators hand on their first input. None for a rule for eager modes alone.
+            other operators hand on their first input. None has them hand on what they are given,
+            and the last one computes `replacement`.
+        framework: What it is for, as namespaces begin, such as ``pytorch``; None for any.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Rule:
     replacement: Callable[[Matched], Any]
     guard: Callable[[Matched], str | None] = lambda match: None
     head: Callable[[Mapping[str, Mapping[str, Any]]], Callable[..., Any] | str] | None = None
+    framework: str | None = None
 
 
 # A convolution and the normalisation behind it.
@@ -170,6 +173,44 @@ CONV_BN = Rule(
 )
 
 
+# The same in TensorFlow and Keras, where the normalisation of an evaluation is a factor and a term.
+
+
+def _written_norm(kind: str) -> Rule:
+    """The rule for convolutions of a kind of TensorFlow's."""
+    convolution = Operator((kind,), {0: Input("x"), 1: Input("weight")}, "conv")
+    biased = Operator(("BiasAdd",), {0: convolution, 1: Input("bias")}, "biased", optional=True)
+    scaled = Operator(("Mul",), {0: biased, 1: Input("scale")}, "scaled")
+    norm = Operator(("Add", "AddV2"), {0: scaled, 1: Input("shift")}, "norm")
+
+    def replacement(match: Matched) -> Any:
+        x, weight, scale = (match.inputs[name] for name in ("x", "weight", "scale"))
+        # A depthwise weight has a channel of the output at each place of its last two axes.
+        factor = _reshaped(scale, [-1] if kind == "Conv2D" else weight.shape[-2:])
+        (output,) = match.ops["conv"].run([x, weight * factor])
+        bias = match.inputs.get("bias")
+        shift = match.inputs["shift"]
+        return [output + (shift if bias is None else shift + bias * scale)]
+
+    def guard(match: Matched) -> str | None:
+        if _text(match.ops["conv"].attrs["data_format"]) != "NHWC":
+            return "the channels are not last"
+        *_, depth, width = match.inputs["weight"].shape
+        channels = width if kind == "Conv2D" or None in (depth, width) else depth * width
+        *others, factors = match.inputs["scale"].shape or [None]
+        if factors is None or factors != channels or any(size != 1 for size in others):
+            return "its factor is not one for each channel"
+        return None
+
+    return Rule("conv_bn", norm, replacement, guard, framework="tensorflow")
+
+
+def _reshaped(vector: Any, shape: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reshape(vector, shape)
+
+
 # Attention: softmax(Q K^T * scale + mask) V, and the operator that computes all of it.
 
 
@@ -241,12 +282,17 @@ def _softmax_attention(match: Matched) -> Any:
     return probabilities @ value
 
 
-SDPA = Rule("sdpa", _attention_pattern(), _fused_attention, _attention_guard)
+SDPA = Rule("sdpa", _attention_pattern(), _fused_attention, _attention_guard, framework="pytorch")
 SOFTMAX = Rule(
     "softmax",
     Operator(("scaled_dot_product_attention",), {0: Input("query")}, "attention"),
     _softmax_attention,
     _softmax_guard,
+    framework="pytorch",
 )
-#: Name -> rule.
-RULES: Mapping[str, Rule] = {rule.name: rule for rule in (CONV_BN, SDPA, SOFTMAX)}
+#: Name -> the rules of this name, one for each form that frameworks have.
+RULES: Mapping[str, Sequence[Rule]] = {
+    "conv_bn": (CONV_BN, _written_norm("Conv2D"), _written_norm("DepthwiseConv2dNative")),
+    "sdpa": (SDPA,),
+    "softmax": (SOFTMAX,),
+}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from amanda_core import OpContext, Tool
-from amanda_core.action import staged
 from amanda_core.errors import UnsupportedError
 from amanda_core.selection import select
 from amanda_core.threads import original as op_itself
@@ -21,6 +20,7 @@ from amanda_tools.common.clock import Clock
 from amanda_tools.common.sizes import is_tensor
 from amanda_tools.graph.model import Graph
 from amanda_tools.graph.tracing import GraphTracing
+from amanda_tools.rewriting import graphs
 from amanda_tools.rewriting.matches import (
     Inside,
     Match,
@@ -28,6 +28,7 @@ from amanda_tools.rewriting.matches import (
     flat,
     kind_of,
     stand_in_like,
+    value_at,
     write,
 )
 from amanda_tools.rewriting.patterns import Site, find
@@ -75,7 +76,7 @@ class Rewrite(Tool):
         if until not in ("module", "step"):
             raise ValueError(f"until must be module or step, and is {until!r}")
         self.interior, self.until = interior, until
-        self._rules: list[Rule] = [RULES[name] for name in rules or ()]
+        self._rules: list[Rule] = [rule for name in rules or () for rule in RULES[name]]
         self._listeners: list[Listener] = []
         self._tracing = GraphTracing()
         self._matches: dict[tuple[str, str, int], Match] = {}
@@ -218,8 +219,8 @@ class Rewrite(Tool):
 
     def _missing(self, inputs: Sequence[Any], role: Role) -> str | None:
         """Why an execution is none of the match: some value does not come from inside of it."""
-        for position, index in role.links.items():
-            if self._from(inputs[position], role, index) is None:
+        for place, index in role.links.items():
+            if self._from(value_at(inputs, place), role, index) is None:
                 return f"{role.op.name} got a value from elsewhere"
         return None
 
@@ -236,12 +237,12 @@ class Rewrite(Tool):
             if missing is not None:
                 return missing
             ops[one.name] = at
-            for name, position in one.inputs:
-                value = at.inputs[position]
+            for name, place in one.inputs:
+                value = value_at(at.inputs, place)
                 if inputs.setdefault(name, value) is not value and is_tensor(value):
                     return f"{name} is not one value"
-            for position, index in one.links.items():
-                inside = self._from(at.inputs[position], one, index)
+            for place, index in one.links.items():
+                inside = self._from(value_at(at.inputs, place), one, index)
                 assert inside is not None
                 rest.append((inside.role, inside.taken))
 
@@ -315,6 +316,8 @@ class Rewrite(Tool):
         found = False
         for graph in self._tracing.graphs.values():
             for rule in self._rules:
+                if rule.framework not in (None, graph.namespace.partition("/")[0]):
+                    continue
                 for site in find(graph, rule.pattern):
                     key = (graph.namespace, rule.name, site.tail.id)
                     if key in self._matches:
@@ -323,7 +326,7 @@ class Rewrite(Tool):
                     report = match.report
                     report.refused = site.refusal(graph) or self._taken(graph, site)
                     if report.refused is None and "/eager" not in graph.namespace:
-                        report.refused = self._unsuited(match)
+                        report.refused = graphs.prepare(match, self._constants_in(graph))
                     if report.refused is None:
                         found = True
                         for role in match.roles:
@@ -341,46 +344,23 @@ class Rewrite(Tool):
 
     def _rewrite_node(self, context: OpContext, key: tuple[str, int], role: Role | None) -> None:
         if role is None:
-            if any(
-                op.allows(fact)
+            fact = context.get("graph_op")
+            rules = [
+                rule
                 for rule in self._rules
-                if (fact := context.get("graph_op"))
-                for op in rule.pattern.operators()
-            ):
-                self._constants[key] = _constants_of(context)
+                if fact and any(op.allows(fact) for op in rule.pattern.operators())
+            ]
+            if rules:
+                variables = any(rule.head is not None for rule in rules)
+                self._constants[key] = graphs.constants_of(context, variables)
             return
-        match = role.match
-        if role is match.roles[-1]:
-            assert match.head is not None
-            context.replace_op(match.head)
-            match.report.rewritten += 1
-            return
-        number = len(role.op.outputs)
-        context.replace_op(staged(lambda *inputs: _handed_on(inputs, number)))
+        role.names, role.attrs = context.input_names, dict(context.attrs)
+        context.replace_op(graphs.replacement_of(role))
 
-    def _unsuited(self, match: Match) -> str | None:
-        """Why a match in a graph is left."""
-        if match.rule.head is None:
-            return "the rule is for eager modes"
-        for role in match.roles[:-1]:
-            known = self._constants.get((match.graph.namespace, role.op.id), {})
-            for name, position in zip(
-                role.op.input_names, range(len(role.op.inputs)), strict=False
-            ):
-                if position not in role.links and name not in known:
-                    return f"{name} of {role.op.name} is not constant"
-        tail = match.roles[0].op
-        if any(edge.output not in (0, None) for edge in match.graph.edges_from(tail)):
-            return f"{tail.name} gives more than one value"
-        if any(len(role.links) > 1 for role in match.roles):
-            return "its operators are in no row"
-        namespace = match.graph.namespace
-        constants = {role.name: self._constants[(namespace, role.op.id)] for role in match.roles}
-        head = match.rule.head(constants)
-        if isinstance(head, str):
-            return head
-        match.head = staged(head)
-        return None
+    def _constants_in(self, graph: Graph) -> dict[int, dict[str, Any]]:
+        return {
+            op: known for (name, op), known in self._constants.items() if name == graph.namespace
+        }
 
 
 def _original() -> Callable[[Sequence[Any]], Any]:
@@ -391,20 +371,3 @@ def _original() -> Callable[[Sequence[Any]], Any]:
             fix="Rewrite with another driver",
         )
     return found
-
-
-def _constants_of(context: OpContext) -> dict[str, Any]:
-    found = dict(context.attrs)
-    for position, name in enumerate(context.input_names):
-        value = context.value(position)
-        if value is not None:
-            found[name] = value
-    return found
-
-
-def _handed_on(inputs: Sequence[Any], number: int) -> Any:
-    """The first input as it is, and something for outputs that nobody reads."""
-    if number == 1:
-        return inputs[0]
-    others = [*inputs[1:], *[inputs[-1]] * number]
-    return [inputs[0], *others[: number - 1]]

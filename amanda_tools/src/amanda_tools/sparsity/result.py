@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
+from amanda_tools.common.rendering import dataframe, html_of, scaled, share, shares
 
 __all__ = ["MeasuredTensor", "Product", "SparsityResult"]
 
@@ -139,7 +139,7 @@ class SparsityResult:
                     p.by_weight,
                     p.by_input,
                     f"{'' if p.exact else '~'}{p.by_both}",
-                    _share(p.by_both, p.macs),
+                    share(p.by_both, p.macs),
                 )
                 for p in self.products
             ]
@@ -162,12 +162,12 @@ class SparsityResult:
                 t.tensor,
                 t.kind,
                 t.elements,
-                _share(t.zeros, t.elements),
-                _share(t.small, t.elements),
-                _share(t.zero_channels, t.channels * t.executions),
+                share(t.zeros, t.elements),
+                share(t.small, t.elements),
+                share(t.zero_channels, t.channels * t.executions),
                 len(t.dead),
-                _share(t.zero_blocks, t.blocks),
-                _share(t.compliant, t.groups),
+                share(t.zero_blocks, t.blocks),
+                share(t.compliant, t.groups),
             )
             for t in chosen
         ]
@@ -206,8 +206,4 @@ class SparsityResult:
 
 def _of(tensors: Iterable[MeasuredTensor]) -> str:
     every = list(tensors)
-    return _share(sum(t.zeros for t in every), sum(t.elements for t in every)) or "none"
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ""
+    return share(sum(t.zeros for t in every), sum(t.elements for t in every)) or "none"

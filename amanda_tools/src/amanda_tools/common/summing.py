@@ -1,0 +1,92 @@
+"""What results with one entry for each operator come to: by type, by module, in all.
+
+Owns these sums and their order, for the tools that measure operators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from amanda_tools.common.facts import with_parents
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _typeshed import DataclassInstance
+
+    class _Tally(DataclassInstance, Protocol):
+        def add(self, op: Any) -> None: ...
+
+
+__all__ = ["Summed"]
+
+S = TypeVar("S", bound="_Tally")
+
+
+class _Measured(Protocol):
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def module(self) -> str: ...
+
+
+class Summed(Generic[S]):
+    """A result whose operators can be summed up.
+
+    A subclass has `ops`, names the dataclass of a sum, which has ``add(op)``, and says which sum of
+    a type comes first.
+    """
+
+    ops: Sequence[Any]
+    _sum: ClassVar[type[Any]]
+
+    def _order(self, found: S) -> Any:
+        """What the sums by type are sorted by."""
+        raise NotImplementedError
+
+    @property
+    def total(self) -> S:
+        """All of it."""
+        return self._sum_of(self.ops)
+
+    def by_type(self) -> dict[str, S]:
+        """Common word, or the backend's name where there is none -> sum; the largest first.
+
+        A backward operator that is an entry of its own counts with its forward operator's type.
+        """
+        found: dict[str, S] = {}
+        for op in self.ops:
+            found.setdefault(op.kind, self._sum()).add(op)
+        return dict(sorted(found.items(), key=lambda item: self._order(item[1])))
+
+    def by_module(self) -> dict[str, S]:
+        """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
+        found: dict[str, S] = {"": self._sum()}
+        for op in self.ops:
+            for path in with_parents(op.module):
+                found.setdefault(path, self._sum()).add(op)
+        return found
+
+    def _sum_of(self, ops: Sequence[_Measured]) -> S:
+        found: S = self._sum()
+        for op in ops:
+            found.add(op)
+        return found
+
+    def _sums(self, by: str, depth: int | None) -> dict[str, S] | None:
+        """The sums of a table by ``type``, or ``module`` up to a depth; None for any other."""
+        if by == "type":
+            return self.by_type()
+        if by != "module":
+            return None
+        return {
+            path: found
+            for path, found in self.by_module().items()
+            if depth is None or len(with_parents(path)) - 1 <= depth
+        }
+
+    def _sums_as_json(self) -> dict[str, dict[str, Any]]:
+        sums = {"by_type": self.by_type(), "by_module": self.by_module()}
+        return {key: {name: asdict(one) for name, one in s.items()} for key, s in sums.items()}

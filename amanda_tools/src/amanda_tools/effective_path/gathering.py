@@ -1,0 +1,139 @@
+"""The paths of all runs so far, and what is known of the operators in them.
+
+Owns the way from a run's masks to the sets of its samples. NumPy is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amanda_tools.common.clock import Clock
+from amanda_tools.effective_path.model import Extraction, Layer, PathEnd
+from amanda_tools.effective_path.paths import Path
+from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
+from amanda_tools.effective_path.runs import Network, elements
+
+__all__ = ["Gathered"]
+
+
+class Gathered:
+    """The paths of all runs so far."""
+
+    def __init__(self) -> None:
+        self.paths: list[PathSets] = []
+        self.left_out = 0
+        #: Name and reason -> where paths end.
+        self.ends: dict[tuple[str, str], PathEnd] = {}
+        self.empty = 0
+        #: Name -> kind, elements of a value, possible edges, elements of the weight.
+        self.sizes: dict[str, tuple[str, int, int, int]] = {}
+        #: Name -> thresholds of the samples.
+        self.thresholds: dict[str, list[tuple[float, float]]] = {}
+
+    def add(self, network: Network, path: Path, edges: bool, limit: int) -> None:
+        """Add the paths of one run, up to `limit` in all."""
+        import numpy as np
+
+        assert network.logits is not None
+        values = network.values
+        logits = values[network.logits]
+        reached: dict[tuple[str, str], PathEnd] = {}
+        for number, mask in path.points.items():
+            if number in network.ended and mask.any():
+                found = network.ended[number]
+                reached[found.name, found.reason] = found
+        for key, found in reached.items():
+            self.ends.setdefault(key, found).runs += 1
+        made = {node.output: node for node in network.nodes}
+        for number in sorted(path.points):
+            name, node = network.names[number], made.get(number)
+            layer = None if node is None else path.layers.get(node.name)
+            weight = 0 if node is None else int(np.size(node.arguments.get("weight", ())))
+            self.sizes.setdefault(
+                name,
+                (
+                    network.kind_of(number) if node is None else node.kind,
+                    elements(values, number),
+                    0 if layer is None else layer.possible,
+                    weight,
+                ),
+            )
+        for name, layer in path.layers.items():
+            if layer.output_threshold is not None:
+                pairs = np.stack([layer.output_threshold, layer.term_threshold], axis=1)
+                self.thresholds.setdefault(name, []).extend(map(tuple, pairs.tolist()))
+        room = max(0, limit - len(self.paths))
+        self.left_out += max(0, len(logits) - room)
+        inputs = {node.name: node for node in network.nodes}
+        for sample in range(min(room, len(logits))):
+            sets = PathSets(
+                {
+                    network.names[number]: np.flatnonzero(mask[sample])
+                    for number, mask in path.points.items()
+                },
+                predicted=int(logits[sample].argmax()) if logits.ndim == 2 else None,
+            )
+            if edges:
+                for name, layer in path.layers.items():
+                    node = inputs[name]
+                    sets.edges[name] = _edges_of(
+                        layer, sample, [values[n] for n in node.inputs], values[node.output]
+                    )
+                    if layer.weights is not None:
+                        own = layer.weights[:, 0] == sample
+                        sets.weights[name] = layer.weights[own, 1]
+            self.paths.append(sets)
+
+    def result(self, how: Extraction, clock: Clock) -> EffectivePathResult:
+        """The result so far."""
+        import numpy as np
+
+        return EffectivePathResult(
+            how.variant,
+            how.theta,
+            list(self.paths),
+            [self._sum(name) for name in self.sizes],
+            {
+                name: Thresholds(*map(float, np.nanmean(np.array(pairs), axis=0)))
+                for name, pairs in self.thresholds.items()
+                if not np.isnan(np.array(pairs)).all(axis=0).any()
+            },
+            list(self.ends.values()),
+            self.empty,
+            self.left_out,
+            tool_seconds=clock.spent / 1e9,
+            wall_seconds=clock.wall / 1e9,
+        )
+
+    def _sum(self, name: str) -> LayerSum:
+        kind, count, possible, weight = self.sizes[name]
+
+        def mean(part: str) -> float | None:
+            found = [len(sets[name]) for p in self.paths if name in (sets := getattr(p, part))]
+            return sum(found) / len(found) if found else None
+
+        points, edges, weights = mean("points") or 0.0, mean("edges"), mean("weights")
+        return LayerSum(
+            name,
+            kind,
+            count,
+            points,
+            points / count if count else 0.0,
+            edges,
+            None if edges is None or not possible else edges / possible,
+            weights,
+            None if weights is None or not weight else weights / weight,
+        )
+
+
+def _edges_of(layer: Layer, sample: int, inputs: Sequence[Any], output: Any) -> Any:
+    """The edges of one sample, each as one number."""
+    import numpy as np
+
+    size = output[0].size
+    own = layer.edges[layer.edges[:, 2] // size == sample]
+    sizes = np.array([value[0].size for value in inputs])
+    starts = np.cumsum(sizes) - sizes
+    place = starts[own[:, 0]] + own[:, 1] % sizes[own[:, 0]]
+    return np.unique(place * size + own[:, 2] % size)

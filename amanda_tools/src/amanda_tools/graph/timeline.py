@@ -1,0 +1,87 @@
+"""Graphs as a trace file: when each operator ran, and which backward operator belongs to it.
+
+Owns which execution is led to which; the format is `common.chrome`'s, the times are a profiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from amanda_core.errors import ResultError
+from amanda_tools.common.chrome import Span, TraceFile
+from amanda_tools.common.sizes import text_of
+from amanda_tools.graph.model import Graph, Op
+
+__all__ = ["write"]
+
+
+def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> None:
+    """Write a trace file: an event for each execution, arrows from forward to backward.
+
+    Args:
+        graphs: The graphs.
+        spans: Executions of their operators, as `amanda_tools.latency` times them; what is none of
+            theirs is left out.
+        path: The file.
+
+    Raises:
+        ResultError: None of the spans is of an operator of the graphs.
+    """
+    ops = {
+        (op.id, op.is_backward, op.name): (graph, op)
+        for graph in graphs
+        for op in (*graph.ops, *graph.backward_ops)
+    }
+    found = [(key, span) for span in spans if (key := _key_of(span)) in ops]
+    if not found:
+        raise ResultError(
+            "The graph has no times, which a trace file is made of",
+            fix="Trace with formats=['trace'], or give the result those of a profiler: "
+            "result.spans = latency.result().spans",
+        )
+    trace = TraceFile("amanda graph")
+    timed: list[tuple[Graph, Op, Span]] = [(*ops[key], span) for key, span in found]
+    tracks = trace.add_spans([_shown(op, span) for _, op, span in timed])
+    for begin, end in _arrows(timed):
+        name = "forward to backward"
+        trace.add_flow(
+            name, (tracks[begin], timed[begin][2].start), (tracks[end], timed[end][2].start)
+        )
+    trace.write(path)
+
+
+def _key_of(span: Span) -> tuple[object, bool, str]:
+    return span.arguments.get("id"), span.category == "backward", span.name
+
+
+def _shown(op: Op, span: Span) -> Span:
+    shapes = " ".join(text for text in map(text_of, op.outputs) if text)
+    arguments = {**span.arguments, "node": op.index, "outputs": shapes}
+    return Span(span.track, span.name, span.start, span.end, span.category, arguments)
+
+
+def _arrows(timed: Sequence[tuple[Graph, Op, Span]]) -> Iterable[tuple[int, int]]:
+    """Numbers of a forward and a backward execution that belong together.
+
+    Backward operators undo the last execution first, and each execution once.
+    """
+    order = sorted(range(len(timed)), key=lambda number: timed[number][2].start)
+    #: Graph, and index of a forward operator -> its executions.
+    ran: dict[tuple[Graph, int], list[int]] = {}
+    #: Graph, and index of a backward operator -> which of these it has undone.
+    undone: dict[tuple[Graph, int], set[int]] = {}
+    for number in order:
+        graph, op, span = timed[number]
+        if not op.is_backward:
+            ran.setdefault((graph, op.index), []).append(number)
+            continue
+        forward = graph.forward_of(op)
+        if forward is None:
+            continue
+        known = undone.setdefault((graph, op.index), set())
+        for before in reversed(ran.get((graph, forward.index), [])):
+            if before not in known and timed[before][2].end <= span.start:
+                known.add(before)
+                yield before, number
+                break
