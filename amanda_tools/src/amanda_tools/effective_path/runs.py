@@ -184,6 +184,8 @@ class Network:
             raise Unsuited("its weight depends on the input")
         operands = execution.ports(rule.operands)
         if rule.kind not in WEIGHTED:
+            operands = [port for port in operands if port not in self._fixed]
+        if rule.kind in ("add", "shift", "scale"):
             operands = [port for port in operands if not self._is_of_all(port, output)]
         arrays: list[Any] = [self._run.arrays.get(port) for port in operands]
         result = self._run.arrays.get(output)
@@ -233,10 +235,10 @@ class Network:
             self._scaled.add(node.name)
 
     def _is_of_all(self, port: Port, output: Port) -> bool:
-        """Whether a value is the same for all samples: no layer had part in it, or it is noise."""
+        """Whether a value in which no layer had part is the same for all samples, as noise is."""
         value, result = self._run.arrays.get(port), self._run.arrays.get(output)
-        if port in self._fixed or port in self._behind or value is None or result is None:
-            return port in self._fixed
+        if port in self._behind or value is None or result is None:
+            return False
         return bool(value.shape[:1] != result.shape[:1] or value.ndim != result.ndim)
 
     def _is_made(self, port: Port) -> bool:
