@@ -102,6 +102,8 @@ class Program:
         gradients: Whether to run backward.
         twice: Whether to differentiate the gradients too.
         destinations: For `out=`: what the result looks like.
+        repeated: How often it has been run plain to see which facts vary.
+        varying: The names of those that do.
     """
 
     op: Any
@@ -110,6 +112,8 @@ class Program:
     gradients: bool
     twice: bool
     destinations: Any = None
+    repeated: int = 0
+    varying: set[str] = dataclasses.field(default_factory=set)
 
     def inputs(self) -> Any:
         """Fresh arguments of one run: the input, the others, those by name, and `out`."""

@@ -166,23 +166,6 @@ def test_replacement_that_takes_one_of_the_inputs() -> None:
     )
 
 
-@pytest.mark.parametrize("autodiff", [False, True])
-def test_a_value_of_another_shape_is_right_or_refused(autodiff: bool) -> None:
-    # The mean of doubled rows is the same; its gradient has the number of rows built in.
-    def program(x: Any, w: Any) -> Any:
-        return tf.reduce_mean(tf.tanh(tf.matmul(x, w)) ** 2)
-
-    wanted = outside(program, X, W)
-    doubled = Edit("Tanh", "after", lambda y: tf.concat([y, y], 0), None, autodiff)
-    try:
-        with amanda.apply(editing(doubled)):
-            found = outside(tf.function(program), X, W)
-    except (amanda.AmandaError, tf.errors.InvalidArgumentError):
-        pass
-    else:
-        close(found, wanted)
-
-
 # The raw view.
 
 

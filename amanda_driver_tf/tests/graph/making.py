@@ -139,6 +139,7 @@ _RUN: dict[str, Callable[..., Any]] = {
     "MatMul": lambda x, y, name, **a: tf.raw_ops.MatMul(a=x, b=y, name=name, **a),
     "Mul": lambda x, y, name: tf.raw_ops.Mul(x=x, y=y, name=name),
     "AddV2": lambda x, y, name: tf.raw_ops.AddV2(x=x, y=y, name=name),
+    "SelectV2": lambda c, x, y, name: tf.raw_ops.SelectV2(condition=c, t=x, e=y, name=name),
     "Sub": lambda x, y, name: tf.raw_ops.Sub(x=x, y=y, name=name),
     "RealDiv": lambda x, y, name: tf.raw_ops.RealDiv(x=x, y=y, name=name),
     "Maximum": lambda x, y, name: tf.raw_ops.Maximum(x=x, y=y, name=name),

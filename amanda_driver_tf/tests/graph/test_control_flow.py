@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, before, editing, tool
 
+from .looping import VALUES, control_flow, shifted
 from .making import (
     Ops,
     arrays,
@@ -25,31 +24,16 @@ from .making import (
     equal,
     new_session,
     results,
-    serialised,
     staged,
     straight,
     v1,
 )
 
 
-@contextmanager
-def control_flow(new: bool) -> Iterator[None]:
-    was = v1.control_flow_v2_enabled()
-    (v1.enable_control_flow_v2 if new else v1.disable_control_flow_v2)()
-    try:
-        yield
-    finally:
-        (v1.enable_control_flow_v2 if was else v1.disable_control_flow_v2)()
-
-
 @pytest.fixture(params=[True, False], ids=["new", "old"])
 def new(request: pytest.FixtureRequest) -> Iterator[bool]:
     with control_flow(request.param):
         yield request.param
-
-
-def shifted(value: Any) -> Any:
-    return value * 0.5 + 0.25
 
 
 def looping(times: int = 3) -> Callable[..., Any]:
@@ -71,9 +55,6 @@ def looping(times: int = 3) -> Callable[..., Any]:
         return ops("Sum", "loss", ops("Square", "last", h))
 
     return program
-
-
-VALUES = [value * 0.5 for value in arrays((3, 3), (3, 3))]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +85,14 @@ def test_edits_around_a_differentiated_loop(new: bool, edit: Edit) -> None:
         Edit("act", "before", double, 0),
         Edit("inner", "grad_out", shifted, 0),
         Edit("act", "grad_in", shifted, 0),
+        Edit("act", "replace", tf.nn.softplus),
+        Edit("act", "before", tf.sin, 0, True),
+        Edit("inner", "after", tf.sin, 0, True),
     ],
-    ids=lambda e: f"{e.name}-{e.kind}-{e.position}",
+    ids=lambda e: f"{e.name}-{e.kind}-{e.position}-{e.autodiff}",
 )
-def test_edits_in_a_differentiated_loop(edit: Edit) -> None:
-    with control_flow(True):
-        check(looping(), VALUES, [edit])
+def test_edits_in_a_differentiated_loop(new: bool, edit: Edit) -> None:
+    check(looping(), VALUES, [edit])
 
 
 @pytest.mark.parametrize(
@@ -124,19 +107,7 @@ def test_edits_in_a_differentiated_loop(edit: Edit) -> None:
     ids=lambda e: f"{e.name}-{e.kind}-{e.position}",
 )
 def test_edits_of_gradients_in_a_loop(new: bool, edit: Edit) -> None:
-    if new:
-        check(looping(), VALUES, [edit])
-        return
-    built = build(looping(), VALUES)
-    with new_session(built.graph) as session:
-        plain = results(session, built)
-        with (
-            amanda.apply(editing(edit)),
-            pytest.raises(UnsupportedError, match="enable_control_flow_v2") as caught,
-        ):
-            results(session, built)
-        assert f"while/{edit.name}" in str(caught.value)
-        equal(results(session, built), plain)
+    check(looping(), VALUES, [edit])
 
 
 def test_raw_edits_of_gradients_in_a_loop(new: bool) -> None:
@@ -161,32 +132,6 @@ def test_raw_edits_of_gradients_in_a_loop(new: bool) -> None:
     equal(found[0], plain[0])
     # The first product's gradient is behind a tanh, as that of each later one.
     close(found[1:], [np.zeros((3, 3), np.float32)] * 2)
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [
-        Edit("inner", "before", shifted, 1),
-        Edit("act", "after", shifted, 0),
-        Edit("act", "replace", tf.nn.softplus),
-        Edit("act", "before", double, 0, True),
-    ],
-    ids=lambda e: f"{e.name}-{e.kind}",
-)
-def test_edits_in_a_differentiated_old_loop_are_refused(edit: Edit) -> None:
-    with control_flow(False):
-        built = build(looping(), VALUES)
-    shown = serialised(built.graph)
-    with new_session(built.graph) as session:
-        plain = results(session, built)
-        with amanda.apply(editing(edit)):
-            with pytest.raises(UnsupportedError, match="enable_control_flow_v2") as caught:
-                results(session, built)
-            assert edit.name in str(caught.value)
-        equal(results(session, built), plain)
-        with amanda.apply(before("first", double)):
-            results(session, built)
-    assert serialised(built.graph) == shown
 
 
 def test_an_old_loop_is_watched(new: bool) -> None:
@@ -365,18 +310,10 @@ def test_a_loop_over_a_sequence_with_arrays(new: bool) -> None:
         plain = session.run(fetches)
         with amanda.apply(editing(Edit("square", "grad_in", double, 0))):
             close(session.run(fetches), [plain[0], plain[1] * 2])
-        if new:
-            with amanda.apply(before("cell", shifted, 1)):
-                found = session.run(fetches)
-        else:
-            with (
-                amanda.apply(before("cell", shifted, 1)),
-                pytest.raises(UnsupportedError, match="enable_control_flow_v2"),
-            ):
-                session.run(fetches)
+        with amanda.apply(before("cell", shifted, 1)):
+            found = session.run(fetches)
         equal(session.run(fetches), plain)
-    if new:
-        graph, (init, *fetches) = graph_of(shifted)
-        with new_session(graph) as session:
-            session.run(init)
-            close(found, session.run(fetches))
+    graph, (init, *fetches) = graph_of(shifted)
+    with new_session(graph) as session:
+        session.run(init)
+        close(found, session.run(fetches))

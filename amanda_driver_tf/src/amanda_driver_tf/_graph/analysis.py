@@ -26,6 +26,7 @@ __all__ = [
     "Analysis",
     "Labels",
     "OpPlans",
+    "counts_turns",
     "is_accumulation",
     "is_container",
     "is_operator",
@@ -54,6 +55,21 @@ def is_container(op_type: str) -> bool:
 def is_operator(op_type: str) -> bool:
     """Whether tools are asked about ops of a type."""
     return op_type not in _SILENT and not is_container(op_type)
+
+
+# What tf.gradients calls the variables of old loops in which it counts their turns.
+_COUNTERS = re.compile(r"(^|/)[fb]_count(_\d+)?$")
+
+
+def counts_turns(op: Any) -> bool:
+    """Whether an op counts the turns of an old loop for its gradient: wiring of TensorFlow's."""
+    if op.type not in ("Add", "AddV2", "Sub", "GreaterEqual") or op.inputs[0].dtype != dtypes.int32:
+        return False
+    source = op.inputs[0].op
+    for op_type in ("Switch", "Merge"):
+        if source.type == op_type:
+            source = source.inputs[0].op
+    return source.type == "Enter" and _COUNTERS.search(source.name) is not None
 
 
 @functools.cache
@@ -195,7 +211,7 @@ class Analysis:
         if known is not None:
             return known[1]
         plans = None
-        if is_operator(op.type):
+        if is_operator(op.type) and not counts_turns(op):
             if self.is_backward(op):
                 plans = self._backward(op, self.owner(op), analyse)
             else:

@@ -14,7 +14,7 @@ from tensorflow.python.framework import function_def_to_graph, op_def_registry
 
 from amanda_core.errors import UnsupportedError
 
-__all__ = ["Body", "Node", "Value", "is_ref", "outputs_of"]
+__all__ = ["BACK", "Body", "Node", "Value", "is_ref", "outputs_of"]
 
 _REF = 100  # DT_FLOAT_REF is DT_FLOAT + 100, and so on.
 
@@ -33,7 +33,7 @@ class Node:
         op: The `tf.Operation` that it is.
         inputs: Where its data comes from; rewriting changes it.
         attrs: Attributes that rewriting has set, as AttrValues.
-        controls: Names of the nodes that must run before it.
+        controls: The nodes that must run before it: names of the graph's, and new ones.
         dtypes: DataTypes of its outputs.
         is_argument: Whether it is an argument of the function.
     """
@@ -53,7 +53,7 @@ class Node:
         self.name, self.op_type, self.op = name, op_type, op
         self.dtypes = tuple(dtypes)
         self.inputs: list[Value] = []
-        self.controls: list[str] = []
+        self.controls: list[Any] = []
         self.attrs: dict[str, Any] = {}
         self.is_argument = False
 
@@ -75,6 +75,11 @@ class Value(NamedTuple):
     def dtype(self) -> int:
         """Its DataType."""
         return int(self.node.dtypes[self.slot])
+
+    @property
+    def base(self) -> int:
+        """Its DataType; of a reference that of what is referred to."""
+        return self.dtype - _REF if is_ref(self.dtype) else self.dtype
 
 
 class Body:
@@ -235,8 +240,8 @@ def outputs_of(definition: Any) -> tuple[list[str], list[int]]:
     return names, dtypes
 
 
-# The edge of an old while loop that closes the cycle.
-_BACK = "NextIteration"
+#: Op types whose edge closes the cycle of an old while loop.
+BACK = ("NextIteration", "RefNextIteration")
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
@@ -260,6 +265,6 @@ def in_order(nodes: Sequence[Node]) -> list[Node]:
                 for value in reversed(node.inputs)
                 if id(value.node) in mine
                 and id(value.node) not in done
-                and value.node.op_type != _BACK
+                and value.node.op_type not in BACK
             )
     return result

@@ -19,11 +19,12 @@ from tensorflow.python.framework import importer
 from amanda_core import Session
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.fingerprint import fingerprint
+from amanda_driver_tf._graph.frames import ENTERS, Frame, Frames
 from amanda_driver_tf._graph.hiding import hide_consumers, hiding
 from amanda_driver_tf._graph.hosts import HostFunction
 from amanda_driver_tf._graph.kernels import keeps_state, kept_as_they_are, refuse_second
 from amanda_driver_tf._graph.nodes import Inlined, New
-from amanda_driver_tf._graph.write import Names, Written, node_defs
+from amanda_driver_tf._graph.write import Names, Written, name_of, node_defs
 
 __all__ = ["Cloned", "clone", "dirty_nodes", "reached"]
 
@@ -31,7 +32,6 @@ _ATTRIBUTE = "_amanda_clones"
 _NUMBERS = itertools.count(1)
 # Copies of one set of clones that are made without asking whether an owner could go.
 _COPIES = 4
-_FRAMES = ("Enter", "RefEnter")
 
 
 class Cloned:
@@ -80,7 +80,11 @@ def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
             if source is not None:
                 known = followers if keeps_state(node.op_type) else readers
                 known.setdefault(id(source), []).append(node)
-    frames = _frames(body)
+    frame_of = Frames(body).of
+    frames: dict[Frame, list[Node]] = {}
+    for node in body.nodes:
+        if frame := frame_of(node):
+            frames.setdefault(frame, []).append(node)
     dirty: set[int] = set()
     waiting = list(changed)
     spared: list[Node] = []
@@ -93,29 +97,13 @@ def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
             waiting += readers.get(id(node), [])
             spared += followers.get(id(node), [])
             # An old loop's parts run in one frame; a half of them in another would wait for ever.
-            waiting += frames.get(_frame_of(node), [])
+            waiting += frames.get(frame_of(node), [])
         spared = [node for node in spared if id(node) not in dirty]
         staying = set(map(id, kept_as_they_are(body, spared, dirty)))
         waiting = [node for node in spared if id(node) not in staying]
     found = [node for node in body.nodes if id(node) in dirty]
     for node in found:
         refuse_second(node)
-    return found
-
-
-def _frame_of(node: Node) -> Any:
-    flow = node.op._get_control_flow_context()
-    while flow is not None and not flow.IsWhileContext():
-        flow = flow.outer_context
-    return id(flow) if flow is not None else None
-
-
-def _frames(body: Body) -> dict[Any, list[Node]]:
-    found: dict[Any, list[Node]] = {}
-    for node in body.nodes:
-        frame = _frame_of(node)
-        if frame is not None:
-            found.setdefault(frame, []).append(node)
     return found
 
 
@@ -188,17 +176,12 @@ def _definition(
             known.add(function.name.decode())
             graph_def.library.function.add().CopyFrom(function.definition)
     mine = {id(node) for node in dirty}
-    sources: dict[str, Value] = {}
+    sources: dict[Value, str] = {}
 
     def text(value: Value) -> str:
         if not isinstance(value.node, Node) or id(value.node) in mine:
             return f"{value.node.name}:{value.slot}"
-        name = f"amanda_source_{len(sources)}"
-        for known, other in sources.items():
-            if other == value:
-                return f"{known}:0"
-        sources[name] = value
-        return f"{name}:0"
+        return f"{sources.setdefault(value, f'amanda_source_{len(sources)}')}:0"
 
     by_name = {definition.name: definition for definition in additions}
     dirty_names = {node.name for node in dirty}
@@ -210,21 +193,23 @@ def _definition(
         _keep_colocation(definition, dirty_names)
         definition.input.extend(text(value) for value in node.inputs)
         for control in node.controls:
-            target = control if isinstance(control, str) else control.name
+            target = name_of(control)
             if not isinstance(control, str) or target in dirty_names:
                 definition.input.append(f"^{target}")
         for key, value in node.attrs.items():
             definition.attr[key].CopyFrom(value)
-        if node.op_type in _FRAMES:
-            definition.attr["frame_name"].s = b"amanda/" + definition.attr["frame_name"].s
         graph_def.node.append(definition)
     for addition in new:
         definition = by_name[addition.name]
         definition.input.extend(text(value) for value in addition.inputs)
         if isinstance(addition, Inlined):
             definition.input.extend(f"{name}:0" for name in addition.constants)
+        definition.input.extend(f"^{c.name}" for c in addition.controls if not isinstance(c, str))
     graph_def.node.extend(additions)
-    return graph_def, sources
+    for definition in graph_def.node:
+        if definition.op in ENTERS:
+            definition.attr["frame_name"].s = b"amanda/" + definition.attr["frame_name"].s
+    return graph_def, {name: value for value, name in sources.items()}
 
 
 def _keep_colocation(definition: Any, names: set[str]) -> None:
@@ -272,6 +257,7 @@ def _import(
                 [
                     cloned.operations.get(c) or graph._get_operation_by_name(c)
                     for c in addition.controls
+                    if isinstance(c, str)
                 ]
             )
         cloned.kept = [graph._get_operation_by_name(f"{prefix}/{k.name}") for k in kept]

@@ -23,10 +23,11 @@ from amanda_driver_tf._graph.routines import (
     Flat,
     Layout,
     fold,
+    of_gradients,
     replaced_backward,
     vector_jacobian,
 )
-from amanda_driver_tf._graph.staging import trace_gradient
+from amanda_driver_tf._graph.staging import static_shape, trace_gradient
 from amanda_driver_tf._graph.versions import Key, Seen, key_of
 from amanda_driver_tf._signature import signature_of
 
@@ -63,6 +64,18 @@ class Gradients:
         of = self._results.get(value)
         found = self._contributors(value, of) or self._last(self._contributors(value, None))
         return self._agreed(value, found)
+
+    def passed_on(self, op: Any, behind: bool) -> set[int]:
+        """Inputs of an op, or outputs, whose gradients are computed in this body."""
+        found: set[int] = set()
+        for owner in self._records.of_op(op) if self._records is not None else ():
+            for position, gradient in enumerate(owner.out_grads if behind else owner.in_grads):
+                # Slices may be of other rows.
+                if len(parts := components(gradient)) == 1 and self._body.value_of(parts[0]):
+                    found.add(position)
+            if behind:
+                found -= owner.missing
+        return found
 
     def _find_targets(self) -> None:
         """Note which tensors a gradient is the whole gradient of."""
@@ -217,17 +230,18 @@ class Gradients:
 
     def _seen_of(self, owner: Record) -> Seen | None:
         if owner.forward.graph is self._body.graph:
-            return self._weaver.seen(owner.forward)
-        seen = self._weaver.foreign.seen(owner.forward)
+            seen = self._weaver.seen(owner.forward)
+        else:
+            seen = self._weaver.foreign.seen(owner.forward)
         if seen is None or not (seen.before or seen.after or seen.replacement):
             return seen
         brought = Seen(seen.op, seen.inputs, seen.outputs)
-        bring = self._weaver.foreign.bring
-        brought.before = [(f, [bring(v) for v in given], s) for f, given, s in seen.before]
-        brought.after = [(f, [bring(v) for v in given], s) for f, given, s in seen.after]
+        here = self._here
+        brought.before = [(f, [here(owner, v) for v in g], s) for f, g, s in seen.before]
+        brought.after = [(f, [here(owner, v) for v in g], s) for f, g, s in seen.after]
         if seen.replacement is not None:
             flat, given = seen.replacement
-            brought.replacement = (flat, [bring(value) for value in given])
+            brought.replacement = (flat, [here(owner, value) for value in given])
         return brought
 
     def _insert_at_gradients(
@@ -252,6 +266,8 @@ class Gradients:
                 continue
             dtypes = [value.dtype for value in flat_values]
             flat = fold([step], layout, dtypes, [False] * len(dtypes))
+            whole = [len(gradients[index] or ()) == 1 for index, _ in places]
+            flat = of_gradients(flat, step, [at for at, alone in enumerate(whole) if alone])
             made = self._weaver.insert(
                 f"{owner.forward.name}/{where}", flat, flat_values, dtypes, step
             )
@@ -282,7 +298,12 @@ class Gradients:
             self._gradient_lengths(owner, "grad_inputs"), returned, owner, "grad_inputs"
         )
         dtypes = [value.dtype for value in targets]
-        flat = replaced_backward(step, given, made_layout, dtypes)
+        # Slices may be of other rows.
+        shapes = [
+            static_shape(value) if len(returned[index] or ()) == 1 else None
+            for value, (index, _) in zip(targets, places, strict=True)
+        ]
+        flat = replaced_backward(step, given, made_layout, dtypes, shapes)
         made = self._weaver.insert(f"{owner.forward.name}/backward", flat, values, dtypes, step)
         return _placed(len(owner.in_grads), places, made)
 
@@ -325,7 +346,7 @@ class Gradients:
 
     def _here(self, owner: Record, value: Value) -> Value:
         if owner.forward.graph is self._body.graph:
-            return value
+            return self._weaver.loops.bring(value, owner)
         return self._weaver.foreign.bring(value)
 
     def _differentiate(

@@ -16,11 +16,12 @@ from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.nodes import Argument, Plain
 from amanda_driver_tf._graph.records import Records
 from amanda_driver_tf._graph.versions import Foreign, Seen
+from amanda_driver_tf._graph.write import attr_type
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.rewrite import Woven
 
-__all__ = ["Link", "dummy", "empty_list", "pushed"]
+__all__ = ["Link", "any_size", "dummy", "empty_list", "pushed"]
 
 _VARIANT = types_pb2.DT_VARIANT
 
@@ -56,19 +57,19 @@ class Link(Foreign):
         known = self._brought.get(value)
         if known is not None:
             return known
-        dtype = value.dtype - 100 if value.dtype > 100 else value.dtype
+        dtype = value.base
         argument = Argument("version", _VARIANT if self._looped else dtype)
         self._backward.arguments.append(argument)
         self._backward.demands.append(value)
         brought = Value(argument, 0)
         if self._looped:
-            shape = _any_shape("version/shape")
+            shape = any_size("version/shape")
             pop = Plain(
                 "version/pop",
                 "TensorListPopBack",
                 [brought, Value(shape, 0)],
                 [_VARIANT, dtype],
-                {"element_dtype": _type(dtype)},
+                {"element_dtype": attr_type(dtype)},
                 ["output_handle:0", "tensor:0"],
             )
             for node in (shape, pop):
@@ -101,19 +102,16 @@ def _captures(backward: Any, forward: Any) -> dict[tuple[int, int], Any]:
     return found
 
 
-def _type(dtype: int) -> Any:
-    value = attr_value_pb2.AttrValue()
-    value.type = dtype
-    return value
-
-
 def _constant(name: str, dtype: int, content: Any) -> Plain:
     value = attr_value_pb2.AttrValue()
     value.tensor.CopyFrom(content)
-    return Plain(name, "Const", [], [dtype], {"dtype": _type(dtype), "value": value}, ["output:0"])
+    return Plain(
+        name, "Const", [], [dtype], {"dtype": attr_type(dtype), "value": value}, ["output:0"]
+    )
 
 
-def _any_shape(name: str) -> Plain:
+def any_size(name: str) -> Plain:
+    """A node that says of a list or stack, or of what is in it, that its size is not given."""
     content = tensor_pb2.TensorProto(dtype=types_pb2.DT_INT32)
     content.int_val.append(-1)
     return _constant(name, types_pb2.DT_INT32, content)
@@ -121,16 +119,13 @@ def _any_shape(name: str) -> Plain:
 
 def empty_list(dtype: int) -> list[Plain]:
     """Nodes that make a list for values of a dtype; the last one's output is the list."""
-    shape = _any_shape("version/shape")
-    content = tensor_pb2.TensorProto(dtype=types_pb2.DT_INT32)
-    content.int_val.append(-1)
-    length = _constant("version/length", types_pb2.DT_INT32, content)
+    shape, length = any_size("version/shape"), any_size("version/length")
     made = Plain(
         "version/list",
         "EmptyTensorList",
         [Value(shape, 0), Value(length, 0)],
         [_VARIANT],
-        {"element_dtype": _type(dtype), "shape_type": _type(types_pb2.DT_INT32)},
+        {"element_dtype": attr_type(dtype), "shape_type": attr_type(types_pb2.DT_INT32)},
         ["handle:0"],
     )
     return [shape, length, made]
@@ -138,13 +133,13 @@ def empty_list(dtype: int) -> list[Plain]:
 
 def pushed(accumulator: Value, value: Value) -> Plain:
     """A node that adds a value to a list."""
-    dtype = value.dtype - 100 if value.dtype > 100 else value.dtype
+    dtype = value.base
     return Plain(
         "version/push",
         "TensorListPushBack",
         [accumulator, value],
         [_VARIANT],
-        {"element_dtype": _type(dtype)},
+        {"element_dtype": attr_type(dtype)},
         ["output_handle:0"],
     )
 

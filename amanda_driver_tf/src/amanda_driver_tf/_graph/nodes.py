@@ -20,14 +20,14 @@ class New:
         name: Its name once it is written down, made unique there.
         inputs: Where its data comes from.
         dtypes: DataTypes of its outputs.
-        controls: Names of nodes that must run before it.
+        controls: Nodes that must run before it: names of the graph's, and new ones.
     """
 
     def __init__(self, name: str, inputs: Sequence[Value], dtypes: Sequence[int]) -> None:
         self.name = name
         self.inputs = list(inputs)
         self.dtypes = tuple(dtypes)
-        self.controls: list[str] = []
+        self.controls: list[str | New] = []
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -61,6 +61,7 @@ class Inlined(New):
     Attributes:
         function: The AtomicFunction.
         constants: Names of the nodes that hold what it captured, once they are written down.
+        anchor: A new node whose frame these are to be in, if it stands in one.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Inlined(New):
         super().__init__(name, inputs, dtypes)
         self.function = function
         self.constants: list[str] = []
+        self.anchor: New | None = None
 
 
 class Plain(New):

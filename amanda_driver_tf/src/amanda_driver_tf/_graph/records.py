@@ -187,7 +187,12 @@ class Records:
 
     def of_op(self, op: Any) -> list[Record]:
         """The gradients of an op."""
-        return [found for found in self.records if found.forward is op]
+        if self._by_forward_until != len(self.records):
+            self._by_forward_until = len(self.records)
+            self._by_forward = {}
+            for found in self.records:
+                self._by_forward.setdefault(id(found.forward), []).append(found)
+        return self._by_forward.get(id(op), [])
 
     def is_gradient(self, tensor: Any) -> bool:
         """Whether a tensor is what some gradient function returned."""
@@ -211,14 +216,8 @@ class Records:
 
     def is_recomputed(self, op: Any, owner: Record) -> bool:
         """Whether a gradient runs a forward op again, and differentiates it itself."""
-        if self._by_forward_until != len(self.records):
-            self._by_forward_until = len(self.records)
-            self._by_forward = {}
-            for found in self.records:
-                self._by_forward.setdefault(id(found.forward), []).append(found)
         return any(
-            owner.start <= found.start and found.stop <= owner.stop
-            for found in self._by_forward.get(id(op), ())
+            owner.start <= found.start and found.stop <= owner.stop for found in self.of_op(op)
         )
 
     def recomputes(self) -> bool:

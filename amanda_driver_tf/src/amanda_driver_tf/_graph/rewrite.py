@@ -18,7 +18,7 @@ from amanda_driver_tf._graph.analysis import Analysis, runs_functions
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.links import Link, dummy, empty_list, pushed
 from amanda_driver_tf._graph.nodes import Argument
-from amanda_driver_tf._graph.records import Records, differentiated_inside, graph_of
+from amanda_driver_tf._graph.records import Record, Records, differentiated_inside, graph_of
 from amanda_driver_tf._graph.weave import Weaver
 from amanda_driver_tf._graph.write import (
     JITTED,
@@ -117,6 +117,7 @@ class Rewriter:
         looped: bool = False,
         analysis: Analysis | None = None,
         outer: Woven | None = None,
+        differentiated: bool = False,
     ) -> Woven | None:
         """Weave a function and all that it calls; None where it cannot be looked into.
 
@@ -126,6 +127,7 @@ class Rewriter:
             looped: Whether they are bodies of loops.
             analysis: Plans, if not those of the rewriter.
             outer: The function that calls it.
+            differentiated: Whether gradients go through the call.
         """
         if name in self._stack:
             self._blind("recursive functions", f"{name} calls itself")
@@ -141,7 +143,7 @@ class Rewriter:
         woven = Woven(name, body)
         self._stack.append(name)
         try:
-            self.weave_body(woven, forward, looped, analysis, outer)
+            self.weave_body(woven, forward, looped, analysis, outer, differentiated)
         finally:
             self._stack.pop()
         return woven
@@ -153,6 +155,7 @@ class Rewriter:
         looped: bool = False,
         analysis: Analysis | None = None,
         outer: Woven | None = None,
+        differentiated: bool = False,
     ) -> None:
         """Weave a body that has been read."""
         link = Link(forward, woven, looped) if forward is not None else None
@@ -162,7 +165,9 @@ class Rewriter:
 
         unpaired = outer is not None and outer.weaver.unpaired
         inside = self._differentiated_inside(woven.body.graph)
-        woven.weaver = Weaver(woven.body, analysis or self._analysis, link, call, unpaired, inside)
+        woven.weaver = Weaver(
+            woven.body, analysis or self._analysis, link, call, unpaired, inside, differentiated
+        )
         woven.weaver.weave()
 
     def _differentiated_inside(self, outer: Any) -> set[int]:
@@ -202,13 +207,14 @@ class Rewriter:
         names = _function_names(self._attr_of(woven, node), attributes)
         ahead = self._forward_of(woven, node, forward)
         behind = node.op_type in _LOOPS
+        differentiated = woven.weaver.differentiates(node.op)
         inner: list[Woven | None] = []
         for position, name in enumerate(names):
             # The condition of a loop that runs backwards reads no forward value.
             source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
             if behind and position:
                 source = None
-            inner.append(self.weave(name, source, behind, analysis, woven))
+            inner.append(self.weave(name, source, behind, analysis, woven, differentiated))
         woven.calls[id(node.op)] = (node, inner)
         if ahead is not None:
             self._supply(woven, node, inner, ahead, link)
@@ -220,8 +226,8 @@ class Rewriter:
 
     def _forward_of(
         self, woven: Woven, node: Node, forward: Woven | None
-    ) -> tuple[Any, list[Woven | None], Woven] | None:
-        """The op that a gradient's call is the gradient of, its functions, and where it stands."""
+    ) -> tuple[Record, list[Woven | None], Woven] | None:
+        """The gradient that a gradient's call is of, the op's functions, and where it stands."""
         records = Records.of(woven.body.graph)
         owner = records.owner(node.op) if records is not None else None
         if owner is None:
@@ -230,7 +236,7 @@ class Rewriter:
             if place is not None:
                 found = place.functions_of(owner.forward)
                 if found:
-                    return owner.forward, found, place
+                    return owner, found, place
         return None
 
     def _supply(
@@ -238,12 +244,12 @@ class Rewriter:
         woven: Woven,
         node: Node,
         inner: Sequence[Woven | None],
-        ahead: tuple[Any, list[Woven | None], Woven],
+        ahead: tuple[Record, list[Woven | None], Woven],
         link: Link | None,
     ) -> None:
         """Lead the versions that the functions of a gradient's call demand to that call."""
-        op, _, place = ahead
-        forward_node = place.body.node_of(op)
+        owner, _, place = ahead
+        forward_node = place.body.node_of(owner.forward)
         assert forward_node is not None
         own = [list(function.arguments) if function is not None else [] for function in inner]
         for function in inner:
@@ -257,6 +263,8 @@ class Rewriter:
                 if place is not woven:
                     assert link is not None
                     result = link.bring(result)
+                else:
+                    result = woven.weaver.loops.bring(result, owner)
                 node.inputs.append(result)
                 # All functions of one op have the same arguments, in the order of its inputs.
                 for other in inner:
@@ -275,7 +283,7 @@ class Rewriter:
         known = function.led_out.get(value)
         if known is not None:
             return Value(node, known)
-        dtype = value.dtype - 100 if value.dtype > 100 else value.dtype
+        dtype = value.base
         weaver = place.weaver
         if node.op_type in _LOOPS:
             made = empty_list(dtype)

@@ -6,7 +6,7 @@ not fit a graph, in which dtypes are fixed. Knows no nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,12 +22,15 @@ __all__ = [
     "Flat",
     "Layout",
     "fold",
+    "of_gradients",
     "of_shape",
     "only_watching",
     "replaced",
     "replaced_backward",
     "vector_jacobian",
 ]
+
+_HANDLES = (dtypes.resource, dtypes.variant)
 
 #: A function over flat tensors.
 Flat = Callable[[list[Any]], list[Any]]
@@ -144,18 +147,59 @@ def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:
     return run
 
 
-def of_shape(flat: Flat, shapes: Sequence[Any], step: Step) -> Flat:
-    """A fold that keeps shapes, as the gradients of a graph are built for them."""
+def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection[int] = ()) -> Flat:
+    """A fold that keeps shapes, as the gradients of a graph are built for them.
+
+    Args:
+        flat: The fold.
+        shapes: The shapes that the graph was built for; None where it says nothing.
+        step: The step, or the first of several.
+        straight: Which of the values have a gradient that is passed on as that of what was there.
+    """
 
     def run(values: list[Any]) -> list[Any]:
         new = flat(values)
-        for value, old, shape in zip(new, values, shapes, strict=True):
-            if value is not old and shape is not None and not shape.is_compatible_with(value.shape):
+        for index, (value, old, shape) in enumerate(zip(new, values, shapes, strict=True)):
+            if value is old:
+                continue
+            _check_shape(value, shape, step)
+            if index in straight and not old.shape.is_compatible_with(value.shape):
                 raise UnsupportedError(
-                    f"A routine returned a tensor of shape {value.shape} where the graph, and its "
-                    f"gradients, were built for {shape}",
+                    f"A routine returned a tensor of shape {value.shape} for one of shape "
+                    f"{old.shape}, whose gradient is not that of what was returned",
                     where=step.where,
-                    fix="Return a tensor of the same shape",
+                    fix="Return a tensor of the same shape, or insert it under autodiff_enabled()",
+                )
+        return new
+
+    return run
+
+
+def _check_shape(value: Any, shape: Any, step: Step) -> None:
+    # A handle has another shape in a graph than it has alone.
+    if shape is None or value.dtype in _HANDLES or shape.is_compatible_with(value.shape):
+        return
+    raise UnsupportedError(
+        f"A routine returned a tensor of shape {value.shape} where the graph, and its gradients, "
+        f"were built for {shape}",
+        where=step.where,
+        fix="Return a tensor of the same shape",
+    )
+
+
+def of_gradients(flat: Flat, step: Step, dense: Collection[int]) -> Flat:
+    """A fold over gradients that keeps the shapes of the `dense` ones."""
+
+    def run(values: list[Any]) -> list[Any]:
+        new = flat(values)
+        for index in dense:
+            value, old = new[index], values[index]
+            if not old.shape.is_compatible_with(value.shape):
+                raise UnsupportedError(
+                    f"A routine returned a gradient of shape {value.shape} for one of shape "
+                    f"{old.shape}",
+                    where=step.where,
+                    fix="Return a gradient of the same shape",
                 )
         return new
 
@@ -178,8 +222,17 @@ def as_tensor(value: Any, dtype: int, step: Step) -> Any:
         ) from error
 
 
-def replaced(step: Step, layout: Layout, dtypes_of: Sequence[int]) -> Flat:
-    """A replacement of an op: its outputs."""
+def replaced(
+    step: Step, layout: Layout, dtypes_of: Sequence[int], shapes: Sequence[Any] = ()
+) -> Flat:
+    """A replacement of an op: its outputs.
+
+    Args:
+        step: The replacement.
+        layout: Layout of its inputs.
+        dtypes_of: DataTypes of its outputs.
+        shapes: The shapes that gradients were built for, if there are any; None where unknown.
+    """
 
     def run(flat: list[Any]) -> list[Any]:
         result = step.replace(layout.group(flat))
@@ -190,12 +243,17 @@ def replaced(step: Step, layout: Layout, dtypes_of: Sequence[int]) -> Flat:
                 where=step.where,
                 fix="Return what the op would have returned",
             )
-        return [as_tensor(v, dtype, step) for v, dtype in zip(outputs, dtypes_of, strict=True)]
+        made = [as_tensor(v, dtype, step) for v, dtype in zip(outputs, dtypes_of, strict=True)]
+        for value, shape in zip(made, shapes, strict=False):
+            _check_shape(value, shape, step)
+        return made
 
     return run
 
 
-def replaced_backward(step: Step, given: Layout, made: Layout, dtypes_of: Sequence[int]) -> Flat:
+def replaced_backward(
+    step: Step, given: Layout, made: Layout, dtypes_of: Sequence[int], shapes: Sequence[Any]
+) -> Flat:
     """A replacement of the backward of an op: the gradients of its inputs.
 
     Args:
@@ -203,6 +261,7 @@ def replaced_backward(step: Step, given: Layout, made: Layout, dtypes_of: Sequen
         given: Layout of the gradients of the outputs.
         made: Layout of the gradients of the inputs; `present` says which the graph needs.
         dtypes_of: DataTypes of those.
+        shapes: Their shapes; None where unknown.
     """
     needed = made.group([True] * sum(made.present))
 
@@ -225,7 +284,10 @@ def replaced_backward(step: Step, given: Layout, made: Layout, dtypes_of: Sequen
         new = made.flatten(
             [p if n is not None else n for p, n in zip(positions, needed, strict=True)], step
         )
-        return [as_tensor(v, dtype, step) for v, dtype in zip(new, dtypes_of, strict=True)]
+        tensors = [as_tensor(v, dtype, step) for v, dtype in zip(new, dtypes_of, strict=True)]
+        for value, shape in zip(tensors, shapes, strict=True):
+            _check_shape(value, shape, step)
+        return tensors
 
     return run
 

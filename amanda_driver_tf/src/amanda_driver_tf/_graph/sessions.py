@@ -176,7 +176,11 @@ class GraphMode(Mode):
         weaver = woven.weaver
         seen = [weaver.final(_value(body, op, index, fed)) for op, index in fetched]
         names = {op.name for op in runs}
-        kept = [made for made in weaver.kept if names.issuperset(made.controls)]
+        kept = [
+            made
+            for made in weaver.kept
+            if names.issuperset(control for control in made.controls if isinstance(control, str))
+        ]
         live = reached(body, [*(value.node for value in seen), *map(body.node_of, run), *kept])
         changed = [
             node

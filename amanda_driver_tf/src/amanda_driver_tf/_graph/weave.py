@@ -20,10 +20,11 @@ from amanda_driver_tf._graph.analysis import (
     is_operator,
     runs_functions,
 )
-from amanda_driver_tf._graph.body import Body, Node, Value, is_ref
+from amanda_driver_tf._graph.body import BACK, Body, Node, Value, is_ref
 from amanda_driver_tf._graph.gradients import Gradients
 from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
+from amanda_driver_tf._graph.old_loops import OldLoops
 from amanda_driver_tf._graph.records import Record, Records, children_of, components
 from amanda_driver_tf._graph.routines import (
     Flat,
@@ -33,7 +34,7 @@ from amanda_driver_tf._graph.routines import (
     only_watching,
     replaced,
 )
-from amanda_driver_tf._graph.staging import static_shape, trace
+from amanda_driver_tf._graph.staging import trace
 from amanda_driver_tf._graph.versions import Foreign, Seen, key_of, source_of
 from amanda_driver_tf._signature import signature_of
 
@@ -47,7 +48,7 @@ _IMPORT_FIRST = (
 
 _CANNOT_FOLLOW = (
     "A value was edited whose gradient cannot follow: it was built before Amanda listened, or by "
-    "pfor, or is that of a while loop of TensorFlow 1"
+    "pfor"
 )
 _INSIDE = (
     "The gradient of an edited op is computed in a loop, branch or function inside the one that "
@@ -59,7 +60,6 @@ _SECOND_STATE = (
     "sequence of random numbers); the edited op would have a second state"
 )
 _EDIT_OUTPUT = "Edit its output, or replace it"
-_NEW_LOOPS = "Call tf.compat.v1.enable_control_flow_v2() before the graph is built"
 
 
 class Weaver:
@@ -72,6 +72,7 @@ class Weaver:
         call: Called for each node that runs functions, to have these woven.
         unpaired: Whether somebody who calls this computes gradients that nobody has noted.
         inside: Ids of ops whose gradients are computed in functions that this body runs.
+        differentiated: Whether gradients go through the call of this body.
 
     Attributes:
         new: The new nodes.
@@ -87,6 +88,7 @@ class Weaver:
         call: Callable[[Weaver, Node], None] | None = None,
         unpaired: bool = False,
         inside: Collection[int] = (),
+        differentiated: bool = False,
     ) -> None:
         self.body = body
         self.new: list[New] = []
@@ -108,9 +110,15 @@ class Weaver:
         self._visible: dict[Value, Value] = {}
         self._seen: dict[int, Seen] = {}
         self._done: set[int] = set()
-        self._is_differentiated = self.records is not None or bool(children_of(body.graph))
+        self._is_called_differentiated = differentiated
+        self._is_differentiated = (
+            differentiated or self.records is not None or bool(children_of(body.graph))
+        )
         #: Gradients (by identity) whose ops read one tensor of which there are several versions.
         self.ambiguous: set[int] = set()
+        #: New node (by identity) -> the node that it stands at.
+        self._beside: dict[int, Node] = {}
+        self.loops = OldLoops(self)
         self._gradients = Gradients(self)
 
     # Results.
@@ -124,6 +132,7 @@ class Weaver:
             if new != value:
                 self.body.results[name] = new
                 self.changed = True
+        self.loops.settle(self._beside)
 
     def seen(self, op: Any) -> Seen | None:
         """What a forward op saw and made; None if it is not in this body."""
@@ -140,6 +149,12 @@ class Weaver:
     def visible(self, value: Value) -> Value:
         """What an ordinary reader of a value gets."""
         return self._visible.get(value, value)
+
+    def differentiates(self, op: Any) -> bool:
+        """Whether gradients go through an op that runs functions."""
+        graphs = (self.body.graph, *children_of(self.body.graph))
+        noted = [found for found in map(Records.of, graphs) if found is not None]
+        return self._is_called_differentiated or any(found.of_op(op) for found in noted)
 
     def add(self, node: New) -> list[Value]:
         """Put a new node in."""
@@ -163,7 +178,7 @@ class Weaver:
                 if isinstance(value.node, Node)
                 and not value.node.is_argument
                 and id(value.node) not in self._done
-                and value.node.op_type != "NextIteration"
+                and value.node.op_type not in BACK
             ]
             if waiting:
                 stack.extend(waiting)
@@ -180,6 +195,7 @@ class Weaver:
             inputs = self._gradients.accumulated(node)
         else:
             inputs = [self._read(value, owner) for value in node.inputs]
+        self.loops.note(node, inputs)
         if not is_operator(node.op_type):
             self._wire(node, inputs)
             if self._call is not None:
@@ -218,12 +234,15 @@ class Weaver:
         self._wire(node, seen.inputs)
         if plans.before.replacement is not None:
             step = plans.before.replacement
-            flat = replaced(step, layout, node.dtypes)
+            shapes = [t.shape for t in node.op.outputs] if self._is_differentiated else []
+            flat = replaced(step, layout, node.dtypes, shapes)
             seen.replacement = (flat, seen.inputs)
             seen.outputs = self.insert(
                 f"{node.name}/replacement", flat, seen.inputs, node.dtypes, step
             )
             outputs = seen.outputs
+            if outputs:
+                outputs[0].node.controls += node.controls
         after = self._steps(
             f"{node.name}/after",
             plans.after.steps,
@@ -265,16 +284,15 @@ class Weaver:
             frozen = [is_ref(dtype) for dtype in dtypes]
             flat = fold(group, inner, dtypes, frozen)
             if self._is_differentiated:
-                flat = of_shape(flat, [static_shape(value) for value in given], group[0])
+                flat = self._of_shape(flat, group[0], node, selected, behind)
             if not behind and self._keeps_state(node):
                 # Beside the op and not in front of it.
                 flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
                 self.insert(name, flat, given, dtypes, group[0], node, behind=True)
                 continue
-            if differentiated is not None and self.unpaired:
+            named = node.op.name in self._named and self.loops.is_in_frame(node)
+            if differentiated is not None and (self.unpaired or named):
                 flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _IMPORT_FIRST)
-            elif differentiated is not None and self._in_old_loop(node):
-                flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _NEW_LOOPS)
             elif differentiated is not None and node.op._id in self._differentiated_inside:
                 flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
             if differentiated is not None and group[0].action.autodiff:
@@ -290,6 +308,18 @@ class Weaver:
                 else:
                     node.controls.append(made[0].node)
         return values
+
+    def _of_shape(
+        self, flat: Flat, step: Step, node: Node, selected: Sequence[int], behind: bool
+    ) -> Flat:
+        """A fold that keeps the shapes of some of the inputs or outputs of a node."""
+        # Of the graph's own, as what tools put in the place of these has none.
+        tensors = list(node.op.outputs if behind else node.op.inputs)
+        passed: set[int] = set()
+        if not step.action.autodiff:
+            passed = self._gradients.passed_on(node.op, behind)
+        straight = [place for place, index in enumerate(selected) if index in passed]
+        return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
 
     def insert(
         self,
@@ -319,6 +349,8 @@ class Weaver:
         else:
             made = Host(name, flat, inputs, plain)
         values = self.add(made)
+        if node is not None:
+            self._beside[id(made)] = node
         if node is not None and behind and (not inputs or node.op.op_def.is_stateful):
             made.controls.append(node.name)
             self.kept.append(made)
@@ -326,7 +358,7 @@ class Weaver:
             # What the node waits for has happened before anything that runs before it.
             made.controls += node.controls
             if not inputs:
-                node.controls.append(made)  # type: ignore[arg-type]
+                node.controls.append(made)
         return values
 
     def _keeps_state(self, node: Node) -> bool:
@@ -336,13 +368,6 @@ class Weaver:
             and keeps_state(node.op_type)
             and node.op._get_control_flow_context() is None
         )
-
-    def _in_old_loop(self, node: Node) -> bool:
-        """Whether a node stands in a while loop of TensorFlow 1 that is differentiated."""
-        flow = node.op._get_control_flow_context()
-        while flow is not None and not flow.IsWhileContext():
-            flow = flow.outer_context
-        return flow is not None and self.records is not None and bool(self.records.of_op(node.op))
 
     def _refuse_unread(self, node: Node, plans: OpPlans) -> None:
         """Refuse what needs more of a gradient than its ops' names tell."""
@@ -355,12 +380,6 @@ class Weaver:
         )
         if needs_gradient and node.op._id in self._differentiated_inside:
             raise UnsupportedError(_INSIDE, where=plans.context.where, fix=_BESIDE)
-        if needs_gradient and self._in_old_loop(node):
-            raise UnsupportedError(
-                "The gradient of an op in a while loop of TensorFlow 1 cannot be changed",
-                where=plans.context.where,
-                fix=_NEW_LOOPS,
-            )
         named = node.op.name in self._named
         if needs_gradient and (named or self.unpaired):
             raise UnsupportedError(
@@ -390,17 +409,24 @@ class Weaver:
                 if key_of(arriving) == key:
                     arrived = self._gradients.arriving(owner)[position]
                     return arrived[part] if arrived is not None else self.visible(value)
+        led = self.loops.read(value, owner)
+        if led is not None:
+            return led
         if self._owner(value.node.op) is owner:
             return self.visible(value)
+        read = value.node.op.outputs[value.slot]
+        if value.node.is_argument and any(read is made for made in owner.forward.outputs):
+            return self.visible(value)  # It is fed, whatever the op would make.
+        version = self.version(read, owner)
+        return version if version is not None else self.visible(value)
+
+    def version(self, tensor: Any, owner: Record) -> Value | None:
+        """The version of a tensor of this body that the op of a gradient saw, or None."""
         forward = self.body.node_of(owner.forward)
         if forward is not None:
             self.visit(forward)
         seen = self.seen(owner.forward)
-        read = value.node.op.outputs[value.slot]
-        if value.node.is_argument and any(read is made for made in owner.forward.outputs):
-            return self.visible(value)  # It is fed, whatever the op would make.
-        version = self._version(read, owner, seen) if seen else None
-        return version if version is not None else self.visible(value)
+        return self._version(tensor, owner, seen) if seen is not None else None
 
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
         seen = self.foreign.seen(owner.forward)
@@ -432,10 +458,10 @@ class Weaver:
     def carries(self, tensor: Any, wanted: Value) -> bool:
         """Whether an ordinary reader of a tensor gets the version that is wanted."""
         value = self.body.value_of(tensor)
-        return value is not None and self._plain(self.visible(value)) == self._plain(wanted)
+        return value is not None and self.plain(self.visible(value)) == self.plain(wanted)
 
-    def _plain(self, value: Value) -> Value:
-        # TensorFlow, too, takes what an Identity reads for what it is.
+    def plain(self, value: Value) -> Value:
+        """A value without `Identity` ops, which TensorFlow, too, takes for what they read."""
         while (
             isinstance(value.node, Node)
             and value.node.op_type == "Identity"
@@ -455,6 +481,8 @@ class Weaver:
             step = plans.before.replacement
             flat = replaced(step, layout, node.dtypes)
             outputs = self.insert(f"{node.name}/replacement", flat, inputs, node.dtypes, step)
+            if outputs:
+                outputs[0].node.controls += node.controls
         layout = Layout([None] * len(outputs))
         after = self._steps(
             f"{node.name}/after", plans.after.steps, outputs, layout, node, behind=True

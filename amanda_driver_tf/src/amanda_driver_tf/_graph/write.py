@@ -23,7 +23,11 @@ __all__ = [
     "Written",
     "attr_bool",
     "attr_func",
+    "attr_int",
+    "attr_text",
+    "attr_type",
     "attr_types",
+    "name_of",
     "node_defs",
     "unjit",
     "write_function",
@@ -39,6 +43,21 @@ def attr_types(dtypes: Sequence[int]) -> Any:
     value = attr_value_pb2.AttrValue()
     value.list.type.extend(dtypes)
     return value
+
+
+def attr_type(dtype: int) -> Any:
+    """An attribute that is a type."""
+    return attr_value_pb2.AttrValue(type=dtype)
+
+
+def attr_int(number: int) -> Any:
+    """An attribute that is a number."""
+    return attr_value_pb2.AttrValue(i=number)
+
+
+def attr_text(text: str) -> Any:
+    """An attribute that is a string."""
+    return attr_value_pb2.AttrValue(s=text.encode())
 
 
 def attr_bool(flag: bool) -> Any:
@@ -126,6 +145,8 @@ def _call_of_routine(node: Inlined, definition: Any, names: Names) -> list[Any]:
         constant.op = "Const"
         constant.attr["dtype"].type = captured.dtype.as_datatype_enum
         constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(captured.numpy()))
+        if node.anchor is not None:
+            constant.input.append(f"^{node.anchor.name}")
         constants.append(constant)
         dtypes.append(captured.dtype.as_datatype_enum)
     node.constants = [constant.name for constant in constants]
@@ -231,9 +252,7 @@ class _Texts:
     def rewire(self, definition: Any, node: Node) -> None:
         """Give a node its new wiring and attributes."""
         inputs = [self.of(value) for value in node.inputs]
-        inputs += [
-            f"^{control if isinstance(control, str) else control.name}" for control in node.controls
-        ]
+        inputs += [f"^{name_of(control)}" for control in node.controls]
         if list(definition.input) != inputs:
             del definition.input[:]
             definition.input.extend(inputs)
@@ -246,7 +265,12 @@ class _Texts:
         definition.input.extend(self.of(value) for value in node.inputs)
         if isinstance(node, Inlined):
             definition.input.extend(f"{name}:output:0" for name in node.constants)
-        definition.input.extend(f"^{control}" for control in node.controls)
+        definition.input.extend(f"^{name_of(control)}" for control in node.controls)
+
+
+def name_of(control: Any) -> str:
+    """The name of a node that another one waits for."""
+    return control if isinstance(control, str) else str(control.name)
 
 
 def add_function(fdef: Any) -> None:

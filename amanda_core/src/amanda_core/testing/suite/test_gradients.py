@@ -120,7 +120,8 @@ def test_backward_ids_are_stable_and_analysed_once(rig: Rig) -> None:
         built.gradients()
     assert len(once) >= 3
     assert len(set(once)) == len(once)
-    assert executed == once * 2
+    # Of two that do not depend on each other, either may run first.
+    assert Counter(executed) == Counter(once * 2)
     assert set(count.values()) == {1}
 
 

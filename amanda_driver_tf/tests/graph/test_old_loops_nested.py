@@ -1,0 +1,258 @@
+"""Old loops in loops, branches in loops and loops in branches, differentiated where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda import OpContext, Tool
+from amanda_core.testing.tools import Edit, editing
+
+from .looping import VALUES, control_flow, loop, masked, named, recurrent, shifted
+from .making import Ops, build, check, close, equal, new_session, results, staged, v1
+
+
+@pytest.fixture(autouse=True)
+def _old_control_flow() -> Iterator[None]:
+    with control_flow(False):
+        yield
+
+
+def cell(ops: Ops, h: Any, w: Any) -> Any:
+    return ops("Tanh", "act", ops("MatMul", "inner", h, w))
+
+
+def nested(ops: Ops, x: Any, w: Any) -> Any:
+    def outer(turn: Any, h: Any) -> Any:
+        mixed = ops("Mul", "mixed", ops("Sin", "sin", h), w)
+        return ops("Mul", "out", loop(ops, 2, lambda _, h: cell(ops, h, w), mixed), h)
+
+    return ops("Sum", "loss", ops("Square", "last", loop(ops, 3, outer, x)))
+
+
+def of_growing_length(ops: Ops, x: Any, w: Any) -> Any:
+    def outer(turn: Any, h: Any) -> Any:
+        return ops("Mul", "mixed", loop(ops, turn, lambda _, h: cell(ops, h, w), h), h)
+
+    return ops("Sum", "loss", ops("Square", "last", loop(ops, 4, outer, x)))
+
+
+def three_deep(ops: Ops, x: Any, w: Any) -> Any:
+    def second(turn: Any, h: Any) -> Any:
+        return ops("Mul", "mixed", loop(ops, 2, lambda _, h: cell(ops, h, w), h), h)
+
+    def first(turn: Any, h: Any) -> Any:
+        return ops("Sin", "sin", loop(ops, 2, second, h))
+
+    return ops("Sum", "loss", ops("Square", "last", loop(ops, 2, first, x)))
+
+
+def branch_by_value(ops: Ops, x: Any, w: Any) -> Any:
+    def step(turn: Any, h: Any) -> Any:
+        return v1.cond(
+            tf.greater(h[0, 0], 0.0),
+            lambda: ops("Sub", "act", ops("MatMul", "inner", h, w), tf.constant(0.3)),
+            lambda: ops("Mul", "mixed", ops("Exp", "sin", h), w),
+        )
+
+    return ops("Sum", "loss", ops("Square", "last", loop(ops, 5, step, x)))
+
+
+def branches_in_branches(ops: Ops, x: Any, w: Any) -> Any:
+    def step(turn: Any, h: Any) -> Any:
+        def deeper() -> Any:
+            inner = ops("MatMul", "inner", h, w)
+            return v1.cond(
+                tf.less(turn, 2),
+                lambda: ops("Tanh", "act", inner),
+                lambda: ops("Mul", "mixed", inner, h),
+            )
+
+        return v1.cond(tf.equal(turn % 2, 0), deeper, lambda: ops("Sin", "sin", h))
+
+    return ops("Sum", "loss", ops("Square", "last", loop(ops, 4, step, x)))
+
+
+def loop_in_branch(flag: bool) -> Callable[..., Any]:
+    def program(ops: Ops, x: Any, w: Any) -> Any:
+        taken = v1.cond(
+            tf.equal(tf.reduce_sum(x) > -1e6, flag),
+            lambda: ops("Mul", "mixed", loop(ops, 3, lambda _, h: cell(ops, h, w), x), w),
+            lambda: ops("Sin", "sin", x),
+        )
+        return ops("Sum", "loss", ops("Square", "last", taken))
+
+    return program
+
+
+def loop_in_branch_in_loop(ops: Ops, x: Any, w: Any) -> Any:
+    def outer(turn: Any, h: Any) -> Any:
+        return v1.cond(
+            tf.equal(turn % 2, 0),
+            lambda: ops("Mul", "mixed", loop(ops, 2, lambda _, h: cell(ops, h, w), h), h),
+            lambda: ops("Sin", "sin", h),
+        )
+
+    return ops("Sum", "loss", ops("Square", "last", loop(ops, 4, outer, x)))
+
+
+PROGRAMS = {
+    "flat": recurrent(),
+    "nested": nested,
+    "of_growing_length": of_growing_length,
+    "three_deep": three_deep,
+    "branch_by_value": branch_by_value,
+    "branches_in_branches": branches_in_branches,
+    "loop_in_branch": loop_in_branch(True),
+    "loop_in_branch_not_taken": loop_in_branch(False),
+    "loop_in_branch_in_loop": loop_in_branch_in_loop,
+}
+
+EDITS = [
+    Edit("inner", "before", masked, 1),
+    Edit("inner", "before", shifted, 0),
+    Edit("act", "before", shifted, 0),
+    Edit("act", "after", masked, 0),
+    Edit("mixed", "before", shifted, 0),
+    Edit("sin", "before", shifted, 0),
+    Edit("inner", "grad_in", shifted, 1),
+    Edit("act", "grad_out", shifted, 0),
+    Edit("sin", "grad_in", masked, 0),
+    Edit("mixed", "after", tf.sin, 0, True),
+    Edit("inner", "before", tf.sin, 0, True),
+]
+REPLACED = [
+    Edit("sin", "replace", tf.nn.softplus),
+    Edit("act", "backward", lambda gradient: gradient * 3.0),
+]
+
+
+def copies(*values: Any) -> Any:
+    return [value if value is None else tf.identity(value) for value in values]
+
+
+def everywhere(routine: Callable[..., Any]) -> Tool:
+    """A routine at every point of every op, forward and backward."""
+
+    def visit(context: OpContext) -> None:
+        context.insert_before_op(routine)
+        context.insert_after_op(routine)
+        context.insert_before_backward_op(routine)
+        context.insert_after_backward_op(routine)
+
+    def visit_backward(context: OpContext) -> None:
+        context.insert_before_backward_op(routine)
+        context.insert_after_backward_op(routine)
+
+    made = Tool()
+    made.add_inst_for_op(visit)
+    made.add_inst_for_op(visit_backward, backward=True)
+    return made
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_identities_everywhere_change_no_bit(name: str) -> None:
+    built = build(PROGRAMS[name], VALUES)
+    with new_session(built.graph) as session:
+        plain = results(session, built)
+        for routine in (lambda *values: None, copies):
+            with amanda.apply(everywhere(routine)):
+                equal(results(session, built), plain)
+        equal(results(session, built), plain)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_many_edits_together(name: str) -> None:
+    check(PROGRAMS[name], VALUES, EDITS)
+
+
+@pytest.mark.parametrize("edit", [*EDITS, *REPLACED], ids=named)
+def test_one_edit(edit: Edit) -> None:
+    check(loop_in_branch_in_loop, VALUES, [edit])
+
+
+@pytest.mark.parametrize("edit", EDITS[4:6] + EDITS[9:], ids=named)
+def test_one_staged_edit(edit: Edit) -> None:
+    staging = edit._replace(routine=staged(edit.routine))
+    for program in (branch_by_value, of_growing_length):
+        if edit.name != "sin" or program is branch_by_value:
+            check(program, VALUES, [staging])
+
+
+# Differentiated in another place than at the end.
+
+
+def around(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of a part of the program in each turn of a loop."""
+
+    def differentiating(ops: Ops, x: Any, w: Any) -> Any:
+        def step(turn: Any, h: Any) -> Any:
+            (gradient,) = v1.gradients(program(ops, h, w), [h])
+            return ops("AddV2", "sum", h, gradient)
+
+        return tf.reduce_sum(loop(ops, 3, step, x))
+
+    return differentiating
+
+
+def inside(program: Callable[..., Any], branch: bool) -> Callable[..., Any]:
+    """The gradient of what was computed outside, in each turn of a loop or in a branch."""
+
+    def differentiating(ops: Ops, x: Any, w: Any) -> Any:
+        y = program(ops, x, w)
+
+        def step(turn: Any, h: Any) -> Any:
+            return ops("AddV2", "sum", h, v1.gradients(y, [x])[0])
+
+        if branch:
+            positive = tf.greater(tf.reduce_sum(x), -1e6)
+            return tf.reduce_sum(v1.cond(positive, lambda: step(0, x), lambda: x * 1.0))
+        return tf.reduce_sum(loop(ops, 2, step, x))
+
+    return differentiating
+
+
+def straight(ops: Ops, x: Any, w: Any) -> Any:
+    return ops("Sum", "loss", ops("Square", "last", cell(ops, x, w)))
+
+
+def looped(ops: Ops, x: Any, w: Any) -> Any:
+    h = loop(ops, 2, lambda _, h: cell(ops, h, w), x)
+    return ops("Sum", "loss", ops("Square", "last", h))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        around(straight),
+        around(looped),
+        inside(straight, branch=False),
+        inside(straight, branch=True),
+        inside(looped, branch=True),
+    ],
+    ids=["body", "loop in a body", "from a body", "from a branch", "loop from a branch"],
+)
+def test_differentiated_within(program: Callable[..., Any]) -> None:
+    def result(edits: list[Edit] | None, tools: Tool) -> Any:
+        graph = tf.Graph()
+        with graph.as_default():
+            inputs = [v1.placeholder(tf.float32, [3, 3]) for _ in VALUES]
+            fetch = program(Ops(edits), *inputs)
+        with new_session(graph) as session, amanda.apply(tools):
+            return session.run(fetch, dict(zip(inputs, VALUES, strict=True)))
+
+    plain = result([], Tool())
+    for edit in (
+        Edit("inner", "before", shifted, 1),
+        Edit("act", "before", shifted, 0),
+        Edit("act", "before", tf.sin, 0, True),
+        Edit("act", "grad_out", shifted, 0),
+        Edit("act", "replace", tf.nn.softplus),
+    ):
+        wanted = result([edit], Tool())
+        assert plain != wanted
+        close(result(None, editing(edit)), wanted)
