@@ -111,8 +111,17 @@ TORCH = Framework(
 def _tensorflow_state() -> Fingerprint:
     from amanda_driver_tf._state import STATE
 
+    context: Any = importlib.import_module("tensorflow.python.eager.context")
+    ops: Any = importlib.import_module("tensorflow.python.framework.ops")
     names = ("attachment", "quiet", "running", "eager", "first_run", "handed")
-    return {"of the driver": [repr(getattr(STATE, name)) for name in names]}
+    return {
+        "of the driver": [repr(getattr(STATE, name)) for name in names],
+        "gradient registry": {
+            name: id(entry["type"]) for name, entry in ops.gradient_registry._registry.items()
+        },
+        "graphs that are built": [id(graph) for graph in ops._default_graph_stack.stack],
+        "callbacks of ops": list(context.context().op_callbacks),
+    }
 
 
 def _tensorflow_program() -> Program:
@@ -174,7 +183,12 @@ def _tensorflow_graph() -> Program:
         session = v1.Session(graph=graph)
         session.run(v1.global_variables_initializer())
     values = {given: [[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]]}
-    return lambda: [array.tobytes() for array in session.run(fetches, values)]
+
+    def program() -> Any:
+        found = [array.tobytes() for array in session.run(fetches, values)]
+        return [*found, graph.as_graph_def().SerializeToString(deterministic=True)]
+
+    return program
 
 
 FRAMEWORKS = {

@@ -114,3 +114,21 @@ def test_a_trace() -> None:
     assert len(found.table().rows) == len(found.ops)
     with pytest.raises(ValueError, match="limit must not be negative"):
         Trace(limit=-1)
+
+
+def test_results_have_all_forms() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    model, x = network(), torch.ones(1, 3, 8, 8)
+    trace, pruning = Trace(limit=1), Prune(0.5)
+    with amanda.apply(trace, pruning):
+        model(x)
+    traced, pruned = trace.result(), pruning.result()
+    for result, rows in ((traced, traced.ops), (pruned, pruned.weights)):
+        frame = result.to_dataframe()
+        assert isinstance(frame, pandas.DataFrame)
+        assert list(frame["source"]) == [row.source for row in rows]
+        html = result._repr_html_()
+        assert all(cell in html for cells in result.table().text() for cell in cells)
+    title = traced.table().title
+    assert title.startswith("5 operators, 5 executions; the order of 4 is left out; tracing took ")
+    assert 0 < traced.tool_seconds < traced.wall_seconds

@@ -298,6 +298,26 @@ def test_options_without_sense(options: Any) -> None:
         EffectivePath(**options)
 
 
+def test_what_stands_in_front_of_the_first_layer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    x = torch.randn(2, 3, 4)
+    found = extracted(model, x)
+    assert [layer.name for layer in found.layers] == ["input", "0/flatten", "1/linear"]
+    noisy = extracted(nn.Sequential(Noisy(), model), x)
+    assert [layer.name for layer in noisy.layers][-2:] == ["1.0/flatten", "1.1/linear"]
+    for path, other in zip(found.paths, noisy.paths, strict=True):
+        assert path.points["input"].tolist() == other.points["input"].tolist()
+
+
+class Noisy(nn.Module):
+    """Adds one number and one row to all samples, which does not choose among the inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum."""
+        return x + torch.zeros(()) + torch.rand(4) * 0
+
+
 def test_the_forms_of_the_result(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tool = EffectivePath()

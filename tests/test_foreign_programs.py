@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: By name, as in sweeps/foreign_programs.py.
+#: By name, as in sweeps/foreign_programs.
 FAST = [
     "lightning: fit, validate, checkpoint",
     "accelerate: prepare, accumulate, clip, save",

@@ -152,7 +152,48 @@ def test_the_times_of_a_step_add_up() -> None:
         assert step.tool == 2 * step.calls
         assert step.wall == step.ops + step.tool + step.rest
         assert 24 <= step.rest <= 24 + step.calls + 1
+    assert sum(found.between.values()) == sum(step.rest for step in found.steps)
     assert round(found.tool_seconds * 1e9) == 2 * sum(step.calls for step in found.steps)
+
+
+def test_the_times_of_modules_add_up() -> None:
+    """Each stretch between two operators is the module's that holds both."""
+    clock = FakeClock()
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 2
+            clock.sleep(3 * MS)  # Between two operators of this module.
+            x = x + 1
+            clock.sleep(5 * MS)  # Between one of it, and one of a module inside.
+            hidden: torch.Tensor = self.inner(x)
+            return hidden
+
+    model: Any = nn.Sequential(Slow())
+    model[0].inner[1].register_forward_hook(lambda *_: clock.sleep(7 * MS))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.ones(2, 4)
+    tool = latency_by(clock)
+    with amanda.apply(tool):
+        for _ in range(2):
+            loss = model(x).sum()
+            clock.sleep(11 * MS)
+            loss.backward()
+            clock.sleep(13 * MS)
+            optimizer.step()
+    found = tool.result()
+    between = {module: time for module, time in found.between.items() if time}
+    assert between == {"": 2 * 24 * MS, "0": 2 * 8 * MS, "0.inner": 2 * 7 * MS}
+    assert sum(between.values()) == sum(step.rest for step in found.steps)
+    modules = found.by_module()
+    assert [modules[name].between for name in ("", "0", "0.inner")] == [78 * MS, 30 * MS, 14 * MS]
+    rows = {row[0]: row for row in found.table("module").rows}
+    assert (rows["(all)"][-2], rows["0"][-2], rows["(no module)"][-2]) == (78, 30, 48)
+    assert rows["0"][-1] == "38.5%"
 
 
 def test_modules_and_zones() -> None:
@@ -485,7 +526,11 @@ def test_the_result_has_all_forms(tmp_path: Path) -> None:
     assert read["format"] == "amanda.latency/1"
     assert [TimedOp(**op) for op in read["ops"]] == found.ops
     assert read["total"]["forward"] == found.total.forward
-    assert [row[0] for row in found.table("module", depth=1).rows] == ["(all)", *"012"]
+    assert [row[0] for row in found.table("module", depth=1).rows] == [
+        "(all)",
+        *"012",
+        "(no module)",
+    ]
     rows: Any = {row[0]: row for row in found.table("type").rows}
     assert rows["linear"][1] == found.by_type()["linear"].calls == 6
     assert len(found.table("op").rows) == len(found.ops)

@@ -221,6 +221,12 @@ def test_nothing_is_kept_alive() -> None:
     assert tool.result().live == 0
 
 
+def test_a_view_that_autograd_forbids() -> None:
+    # Reading `grad_fn` of a view that was made and written without gradients raises.
+    found = follow(lambda: nn.Embedding(10, 5, padding_idx=0))
+    assert found.allocated == 4 * 50
+
+
 def test_what_has_no_storage_is_named() -> None:
     found = follow(lambda: torch.eye(10).to_sparse())
     assert any("sparse" in note for note in found.notes)

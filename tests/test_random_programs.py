@@ -1,7 +1,8 @@
 """Random programs under random edits equal the same programs with the edits written in by hand.
 
 The twin applies each edit as an autograd function of its own around the operator, so nothing of
-what is compared comes from the driver. A sample of fixed seeds; `AMANDA_PROGRAMS=2000` runs more.
+what is compared comes from the driver. Hypothesis makes the programs, the same in each run, and
+names the smallest that differs; `AMANDA_PROGRAMS=2000` runs more.
 """
 
 # mypy: allow-untyped-calls
@@ -10,13 +11,13 @@ what is compared comes from the driver. A sample of fixed seeds; `AMANDA_PROGRAM
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import amanda
 
@@ -123,20 +124,29 @@ WHERE = {
 }
 
 
-def random_program(seed: int) -> list[Line]:
+@st.composite
+def programs(draw: Any) -> list[Line]:
     """Up to eight lines, each with up to two edits."""
-    chance = random.Random(seed)
     lines = []
-    for number in range(chance.randrange(2, 9)):
-        kind = chance.choice(list(KINDS))
-        places = WHERE[KINDS[kind][2]]
-        edits = tuple(
-            Edit(chance.choice(places), chance.choice([0.5, 2.0, -1.0]))
-            for _ in range(chance.randrange(3))
+    for number in range(draw(st.integers(2, 8))):
+        kind = draw(st.sampled_from(list(KINDS)))
+        edit = st.builds(
+            Edit, st.sampled_from(WHERE[KINDS[kind][2]]), st.sampled_from([0.5, 2.0, -1.0])
         )
-        left, right = chance.randrange(number + 1), chance.randrange(number + 1)
-        lines.append(Line(kind, left, right, edits))
+        left, right = draw(st.integers(0, number)), draw(st.integers(0, number))
+        lines.append(Line(kind, left, right, tuple(draw(st.lists(edit, max_size=2)))))
     return lines
+
+
+def sampled(count: int) -> settings:
+    """So many programs, the same in each run."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 
 
 def run(lines: list[Line], x: torch.Tensor, w: torch.Tensor, call: Call) -> torch.Tensor:
@@ -231,9 +241,11 @@ class Program(torch.nn.Module):
         return run(self.lines, x, w, call)
 
 
-@pytest.mark.parametrize("seed", range(0, PROGRAMS, 4))
-def test_the_order_of_tools_that_edit_different_lines_does_not_matter(seed: int) -> None:
-    lines = random_program(seed)
+@sampled(max(PROGRAMS // 4, 1))
+@given(programs(), st.integers(0, 1000))
+def test_the_order_of_tools_that_edit_different_lines_does_not_matter(
+    lines: list[Line], seed: int
+) -> None:
     torch.manual_seed(seed)
     start = torch.randn(4, 4, dtype=torch.double), torch.rand(4, 4, dtype=torch.double)
     tools = [
@@ -258,9 +270,9 @@ def test_the_order_of_tools_that_edit_different_lines_does_not_matter(seed: int)
     torch.testing.assert_close(one, expected, rtol=1e-10, atol=1e-12, msg=str(lines))
 
 
-@pytest.mark.parametrize("seed", range(PROGRAMS))
-def test_edited_program_equals_its_hand_written_twin(seed: int) -> None:
-    lines = random_program(seed)
+@sampled(PROGRAMS)
+@given(programs(), st.integers(0, 1000))
+def test_edited_program_equals_its_hand_written_twin(lines: list[Line], seed: int) -> None:
     torch.manual_seed(seed)
     start = torch.randn(4, 4, dtype=torch.double), torch.rand(4, 4, dtype=torch.double)
     program, tool = Program(lines), Editing(lines)

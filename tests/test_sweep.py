@@ -165,6 +165,18 @@ activation._Stack.close = forgetful
 """
 
 
+LEAVES_A_GRADIENT = """
+import amanda_core.activation as activation
+import itertools
+import tensorflow as tf
+close, numbers = activation._Stack.close, itertools.count()
+def forgetful(self):
+    close(self)
+    tf.RegisterGradient(f"Left{next(numbers)}")(lambda op, gradient: gradient)
+activation._Stack.close = forgetful
+"""
+
+
 def test_it_notices_a_changed_bit(tmp_path: Path) -> None:
     status, output, found = sweep(
         tmp_path, "operators", "--only", "tanh float32", "--inputs", "1", code=CHANGES
@@ -186,3 +198,12 @@ def test_it_notices_what_is_left(tmp_path: Path) -> None:
     status, output, found = sweep(tmp_path, "faults", "--only", "garbage", code=LEAVES)
     assert status == 1, output
     assert "left: torch.nn.functional.silu" in found["failures"][0]["what"]
+
+
+def test_it_notices_a_gradient_that_is_left_in_tensorflow(tmp_path: Path) -> None:
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("tensorflow is not installed")
+    what = ["faults", "--framework", "tensorflow", "--only", "garbage"]
+    status, output, found = sweep(tmp_path, *what, code=LEAVES_A_GRADIENT)
+    assert status == 1, output
+    assert "left: gradient registry" in found["failures"][0]["what"]

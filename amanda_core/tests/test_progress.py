@@ -24,6 +24,14 @@ def test_steps_are_told_now_and_then() -> None:
     assert said == ["2 steps in 11 s", "5 steps in 22 s"]
 
 
+def test_a_slow_first_step() -> None:
+    said: list[str] = []
+    times: Iterator[float] = iter([0.0, 14.0])
+    with amanda.apply(Progress(said.append, interval=10, clock=lambda: next(times))):
+        amanda.step()
+    assert said == ["1 step in 14 s"]
+
+
 def test_a_short_program_is_told_nothing_of() -> None:
     said: list[str] = []
     with amanda.apply(Progress(said.append)):

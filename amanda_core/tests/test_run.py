@@ -405,6 +405,35 @@ def test_selection_by_flags(site: Site, out: Path) -> None:
         assert calls(Path(folder)) == expected
 
 
+@pytest.mark.parametrize(
+    ("program", "flags", "told"),
+    [
+        ("print(1)", [], "no framework of those that `amanda drivers` lists"),
+        ("import toyframe", [], "ran none of toy in the thread"),
+        (
+            "import toymodel\ntoymodel.model()",
+            ["--ops", "conv*"],
+            "select(op=('conv*',)) has none of those that ran (encoder/relu). Widen --ops",
+        ),
+        (
+            "import toymodel\ntoymodel.model()",
+            ["--steps", "9:"],
+            "select(steps=slice(9, None, None)) has none",
+        ),
+        ("import toymodel\ntoymodel.model()", [], ""),
+    ],
+    ids=["no framework", "no operator", "an op that never runs", "a step too late", "all is well"],
+)
+def test_a_tool_without_operators_is_named(
+    site: Site, out: Path, program: str, flags: list[str], told: str
+) -> None:
+    site.write("train.py", program)
+    done = site.amanda("run", "-t", "count", *flags, "-o", str(out), "train.py")
+    assert done.returncode == 0, done.stderr
+    assert ("amanda: warning: count was given no operator: " in done.stderr) == bool(told)
+    assert told in done.stderr
+
+
 def test_a_driver_that_is_not_asked_for_does_not_attach(site: Site, out: Path) -> None:
     site.write("train.py", "import toymodel\ntoymodel.model()\n")
     done = site.amanda("run", "-t", "count", "--drivers", "tay", "-o", str(out), "train.py")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,54 +42,78 @@ class Detection:
         fooled: Share of the adversarial images that are taken for another digit.
         clean: Similarity of each honest image to the path of its class.
         adversarial: The same of each adversarial image.
-        auc_mean: Area under the curve of that similarity alone.
+        auc: Area under the curve of that similarity alone.
+        auc_layers: That of the mean of the layers' similarities.
         auc_forest: That of a random forest on the similarities of all layers.
+        auc_fooled: Like `auc_layers`, of the adversarial images that are taken for another digit.
     """
 
     accuracy: float
     fooled: float
     clean: list[float]
     adversarial: list[float]
-    auc_mean: float
+    auc: float
+    auc_layers: float
     auc_forest: float
+    auc_fooled: float
 
 
-def detect(epochs: int = 4, training: int = CLASS_PATHS, tested: int = 400) -> Detection:
+def detect(
+    epochs: int = 4,
+    training: int = CLASS_PATHS,
+    tested: int = 400,
+    theta: float = THETA,
+    make: Callable[[], nn.Module] | None = None,
+) -> Detection:
     """Train, attack, and detect.
 
     Args:
         epochs: Passes over the training images.
         training: Number of training images whose paths make those of the classes.
         tested: Number of other images that are attacked; half of them train the forest.
+        theta: Share of each sum that the paths keep.
+        make: Makes the network; `network` if left out.
     """
     torch.manual_seed(0)
     images, labels = digits()
     seen, unseen = slice(0, TRAINING), slice(TRAINING, None)
-    model = network()
+    model = (make or network)()
     train(model, images[seen], labels[seen], epochs)
     with torch.no_grad():
         right = model(images[unseen]).argmax(1) == labels[unseen]
     honest, truth = images[unseen][right][:tested], labels[unseen][right][:tested]
     attacked = fgsm(model, honest, truth)
 
-    known = paths(model, images[:training])
+    known = paths(model, images[:training], theta)
     classes = known.class_paths(labels[:training].tolist())
-    clean, adversarial = (similarities(paths(model, x), classes) for x in (honest, attacked))
+    clean, adversarial = (similarities(paths(model, x, theta), classes) for x in (honest, attacked))
     half = tested // 2
     forest = RandomForestClassifier(200, random_state=0)
     forest.fit(np.concatenate([clean[:half], adversarial[:half]]), [0] * half + [1] * half)
-    held_out = np.concatenate([clean[half:], adversarial[half:]])
-    answers = [0] * (len(clean) - half) + [1] * (len(adversarial) - half)
     with torch.no_grad():
-        fooled = (model(attacked).argmax(1) != truth).float().mean()
+        fooled = (model(attacked).argmax(1) != truth).numpy()
+
+    def auc(score: Callable[[np.ndarray], np.ndarray], among: np.ndarray) -> float:
+        scores = [score(clean[half:]), score(among)]
+        return float(roc_auc_score([0] * len(scores[0]) + [1] * len(among), np.concatenate(scores)))
+
+    held_out = adversarial[half:]
     return Detection(
         float(right.float().mean()),
-        float(fooled),
+        float(fooled.mean()),
         clean[:, 0].tolist(),
         adversarial[:, 0].tolist(),
-        float(roc_auc_score(answers, -held_out[:, 0])),
-        float(roc_auc_score(answers, forest.predict_proba(held_out)[:, 1])),
+        auc(lambda found: -found[:, 0], held_out),
+        auc(of_layers, held_out),
+        auc(lambda found: forest.predict_proba(found)[:, 1], held_out),
+        auc(of_layers, held_out[fooled[half:]]),
     )
+
+
+def of_layers(found: np.ndarray) -> np.ndarray:
+    """How unlike those of its class an image's paths are, by the mean of the layers."""
+    unlike: np.ndarray = 1 - found[:, 1:].mean(axis=1)
+    return unlike
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,6 +140,24 @@ def network() -> nn.Module:
     )
 
 
+def lenet() -> nn.Module:
+    """LeNet-5, with rectifiers and maximum pooling."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 5 * 5, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+
+
 def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> None:
     """Train a network."""
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
@@ -134,9 +176,9 @@ def fgsm(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.
     return (images + EPSILON * gradient.sign()).clamp(0, 1)
 
 
-def paths(model: nn.Module, images: torch.Tensor) -> EffectivePathResult:
+def paths(model: nn.Module, images: torch.Tensor, theta: float) -> EffectivePathResult:
     """The effective path of each image."""
-    tool = EffectivePath(THETA, edges=False)
+    tool = EffectivePath(theta, edges=False)
     with amanda.apply(tool), torch.no_grad():
         for batch in images.split(BATCH):
             model(batch)
@@ -168,16 +210,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the example."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="file of the picture")
+    parser.add_argument("--theta", type=float, default=THETA, help="share of each sum that is kept")
+    parser.add_argument(
+        "--class-paths", type=int, default=CLASS_PATHS, help="images that make those of the classes"
+    )
+    parser.add_argument("--lenet", action="store_true", help="LeNet-5 instead of the small network")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     start = time.perf_counter()
-    found = detect()
+    make = lenet if options.lenet else network
+    found = detect(training=options.class_paths, theta=options.theta, make=make)
     print(f"accuracy {found.accuracy:.3f}; FGSM of {EPSILON} fools {found.fooled:.0%}")
     print(
         f"similarity {np.mean(found.clean):.3f} of honest images, "
         f"{np.mean(found.adversarial):.3f} of adversarial ones"
     )
-    print(f"AUC {found.auc_mean:.3f} by the similarity, {found.auc_forest:.3f} by a random forest")
+    print(
+        f"AUC {found.auc:.3f} by the similarity, {found.auc_layers:.3f} by the mean of the layers, "
+        f"{found.auc_forest:.3f} by a random forest"
+    )
+    print(f"AUC {found.auc_fooled:.3f} by the mean of the layers, of those that fool the network")
     print(f"{time.perf_counter() - start:.0f} s")
     if options.output is not None:
         draw(found, options.output)

@@ -315,6 +315,7 @@ class Session:
         old = tool._amanda.logs.get(self._store, {}).pop(key, ())
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
+        tool._amanda.analysed = True
         try:
             for routine in tuple(tool._amanda.routines[i_point]):
                 self._call(routine, tool, context, i_point)

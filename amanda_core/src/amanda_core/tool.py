@@ -35,6 +35,7 @@ class _Registrations:
 
     __slots__ = (
         "after_rules",
+        "analysed",
         "before_rules",
         "dependencies",
         "generation",
@@ -56,6 +57,8 @@ class _Registrations:
         #: Counts the changes after which no plan made with this tool holds any more.
         self.generation = 0
         self.routines: dict[IPoint, list[Analysis]] = {point: [] for point in IPoint}
+        #: Whether one of them was ever called.
+        self.analysed = False
         self.before_rules: list[Analysis] = []
         self.after_rules: list[Analysis] = []
         self.step: list[tuple[StepListener | None, StepListener | None]] = []

@@ -14,6 +14,7 @@ from typing import Any
 from amanda_core import OpContext, Tool
 from amanda_core.action import staged
 from amanda_core.results import Table
+from amanda_tools.common.rendering import dataframe, html_of
 from amanda_tools.mapping import MappingTool
 
 __all__ = ["Prune", "PruneResult", "PrunedWeight"]
@@ -77,6 +78,13 @@ class PruneResult:
     def to_json(self) -> str:
         """All of it."""
         return json.dumps({"format": "amanda.prune/1", **asdict(self)}, indent=1)
+
+    def to_dataframe(self) -> Any:
+        """One row for each weight, as a `pandas.DataFrame`; needs pandas."""
+        return dataframe(PrunedWeight, self.weights)
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
 
 
 @staged

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
+from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import OpFacts
+from amanda_tools.common.rendering import dataframe, html_of, shares
 from amanda_tools.common.sizes import described
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
@@ -42,11 +45,15 @@ class TraceResult:
         ops: The operators in the order of their first execution.
         sequence: Indices into `ops`, one for each execution.
         left_out: Executions that came after the limit of the sequence; `calls` counts them.
+        tool_seconds: Time that the tracing itself took.
+        wall_seconds: Time from its first work to its last.
     """
 
     ops: list[TracedOp] = field(default_factory=list)
     sequence: list[int] = field(default_factory=list)
     left_out: int = 0
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
 
     def table(self) -> Table:
         """One row for each operator."""
@@ -62,11 +69,23 @@ class TraceResult:
             )
             for op in self.ops
         ]
-        return Table("", columns, rows)
+        executions = sum(op.calls for op in self.ops)
+        told = [f"{len(self.ops)} operators, {executions} executions"]
+        if self.left_out:
+            told.append(f"the order of {self.left_out} is left out")
+        told += shares("tracing", self.tool_seconds, self.wall_seconds)
+        return Table("; ".join(told), columns, rows)
 
     def to_json(self) -> str:
         """All of it."""
         return json.dumps({"format": "amanda.trace/1", **asdict(self)}, indent=1)
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator, as a `pandas.DataFrame`; needs pandas."""
+        return dataframe(TracedOp, self.ops)
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
 
 
 class Trace(Tool):
@@ -95,6 +114,7 @@ class Trace(Tool):
         self._left_out = 0
         # Graphs run routines on threads of the framework's.
         self._lock = threading.Lock()
+        self._clock = Clock()
         self.add_inst_for_op(self.analyse, require_outputs=True)
 
     def analyse(self, context: OpContext) -> None:
@@ -102,7 +122,7 @@ class Trace(Tool):
         if context.zone != "model" and not self.everything:
             return
         key = (context.namespace, context.get_op_id())
-        with self._lock:
+        with self._lock, self._clock:
             index = self._known.setdefault(key, len(self._ops))
             if index == len(self._ops):
                 self._ops.append(
@@ -116,7 +136,7 @@ class Trace(Tool):
 
     def record(self, index: int) -> None:
         """Note one execution."""
-        with self._lock:
+        with self._lock, self._clock:
             self._ops[index].calls += 1
             if len(self._sequence) < self.limit:
                 self._sequence.append(index)
@@ -127,4 +147,10 @@ class Trace(Tool):
         """What was traced so far."""
         with self._lock:
             ops = [TracedOp(**asdict(op)) for op in self._ops]
-            return TraceResult(ops, list(self._sequence), self._left_out)
+            return TraceResult(
+                ops,
+                list(self._sequence),
+                self._left_out,
+                tool_seconds=self._clock.spent / 1e9,
+                wall_seconds=self._clock.wall / 1e9,
+            )

@@ -37,4 +37,5 @@ class Progress(Tool):
         now = self._clock()
         if now - self._said >= self._interval:
             self._said = now
-            self._say(f"{step + 1} steps in {now - self._begin:.0f} s")
+            ended = f"{step + 1} step{'s' if step else ''}"
+            self._say(f"{ended} in {now - self._begin:.0f} s")

@@ -28,6 +28,8 @@ __all__ = ["Run"]
 _ROWS = 20
 #: Values that several tools changed, of which each is named.
 _CONFLICTS = 5
+#: Operators that are named where none was selected.
+_NAMED = 5
 
 
 @dataclass
@@ -147,13 +149,14 @@ class Run:
             return 0
         self._finished = True
         failed = False
+        idle = list(self._idle())
         try:
             self._handle.remove()
         except BaseException as error:  # Of a routine, which could not be raised where it arose.
             report(error)
             failed = True
         if not self.quiet:
-            self._warn()
+            self._warn(idle)
         try:
             for name, tool in self.tools.items():
                 failed = not self._write(name, tool) or failed
@@ -162,8 +165,39 @@ class Run:
             failed = True
         return int(failed)
 
-    def _warn(self) -> None:
-        """Name values that several tools changed, and what the program put before its framework."""
+    def _idle(self) -> Iterator[str]:
+        """The tools that no operator was given to, and what is to be done; asked before the end."""
+        for name, tool in self.tools.items():
+            known = tool._amanda
+            if known.analysed or not any(known.routines.values()):
+                continue
+            session, frameworks = self._handle.session, [*self._handle.coverage()]
+            forward = [c for c in session.contexts() if not c._backward] if session else []
+            # Those of initialisation come first, and are rarely meant.
+            ran = [c.name for c in sorted(forward, key=lambda c: c.zone != "model")]
+            if not frameworks:
+                why = "the program loaded no framework of those that `amanda drivers` lists"
+            elif known.selection is None or not ran:
+                why = (
+                    f"the program ran none of {', '.join(frameworks)} in the thread in which it "
+                    "began"
+                )
+            else:
+                some = ", ".join([*ran[:_NAMED], *(["..."] if len(ran) > _NAMED else [])])
+                why = (
+                    f"{known.selection} has none of those that ran ({some}). Widen --ops, "
+                    "--modules, --steps or `select`"
+                )
+            yield f"{name} was given no operator: {why}"
+
+    def _warn(self, idle: Sequence[str]) -> None:
+        """Say what makes results empty or wrong.
+
+        Tools without operators, values that several tools changed, and what the program put before
+        its framework.
+        """
+        for text in idle:
+            self._say(f"warning: {text}")
         conflicts = self._handle.conflicts()
         for conflict in conflicts[:_CONFLICTS]:
             self._say(f"warning: {conflict}")

@@ -16,6 +16,8 @@ __all__ = [
     "TensorType",
     "described",
     "dtype_name",
+    "is_dense",
+    "is_tensor",
     "position_of",
     "size_of",
     "text_of",
@@ -90,15 +92,34 @@ def dtype_name(tensor: Any) -> str:
     return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
 
 
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor of some framework."""
+    try:
+        return hasattr(value, "dtype") and hasattr(value, "shape")
+    except RuntimeError:
+        return True  # PyTorch's nested tensors have no shape, and say so by this error.
+
+
+def is_dense(value: Any) -> bool:
+    """Whether a tensor has one shape, and a number at each place.
+
+    None that is sparse, nested, quantized or without data has.
+    """
+    if any(
+        getattr(value, name, False) is True for name in ("is_nested", "is_quantized", "is_meta")
+    ):
+        return False
+    return "strided" in str(getattr(value, "layout", "strided"))
+
+
 def type_of(value: Any) -> TensorType | None:
     """Type and shape of a tensor, None for what is none."""
-    shape = getattr(value, "shape", None)
-    if shape is None or getattr(value, "dtype", None) is None:
+    if not is_tensor(value) or value.dtype is None:
         return None
     try:
-        sizes = tuple(None if size is None else int(size) for size in shape)
-    except (TypeError, ValueError):
-        sizes = None  # Not even the number of dimensions is known.
+        sizes = tuple(None if size is None else int(size) for size in value.shape)
+    except (RuntimeError, TypeError, ValueError):
+        sizes = None  # Not even the number of dimensions is known, or there is none.
     return TensorType(dtype_name(value), sizes)
 
 

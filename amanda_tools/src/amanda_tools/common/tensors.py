@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amanda_tools.common.sizes import dtype_name
+from amanda_tools.common.sizes import dtype_name, is_tensor
 
 __all__ = [
     "HostTensor",
@@ -70,7 +70,7 @@ def tensors_in(values: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:
     []
     """
     for position, value in enumerate(values or ()):
-        if hasattr(value, "dtype") and hasattr(value, "shape"):
+        if is_tensor(value):
             yield str(position), value
         elif isinstance(value, (list, tuple)):
             for inner, tensor in tensors_in(value):

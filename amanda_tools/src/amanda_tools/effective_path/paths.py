@@ -59,10 +59,10 @@ def extract(nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: 
     """
     import numpy as np
 
-    if how.variant == "FwAB":
-        return _forward(nodes, values, how)
     if not len(values[logits]):
         return Path({}, {})
+    if how.variant == "FwAB":
+        return _forward(_leading_to(logits, nodes), values, how)
     last = next((node.name for node in nodes if node.output == logits), "")
     threshold = None if how.variant == "cumulative" else how.output_threshold(last)
     chosen = {logits: seeds_of(values[logits], threshold)}
@@ -83,6 +83,16 @@ def extract(nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: 
                 mask = chosen[number] | mask
             chosen[number], signs[number] = mask, flips
     return Path(chosen, {node.name: layers[node.name] for node in nodes if node.name in layers})
+
+
+def _leading_to(logits: int, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that the logits depend on, in order: no others, such as those of gradients."""
+    needed, found = {logits}, []
+    for node in reversed(nodes):
+        if node.output in needed:
+            needed.update(node.inputs)
+            found.append(node)
+    return found[::-1]
 
 
 def _forward(nodes: Sequence[Node], values: Mapping[int, Any], how: Extraction) -> Path:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from amanda_tools.common.sizes import is_dense, is_tensor
 from amanda_tools.effective_path.layers import LayerRule, Unsuited
 from amanda_tools.effective_path.model import WEIGHTED, Node, PathEnd
 from amanda_tools.graph.values import Port
@@ -19,10 +20,13 @@ __all__ = ["Execution", "Network", "Run", "array_of"]
 
 
 def array_of(value: Any) -> Any:
-    """A tensor's values as a NumPy array, which may share its memory; anything else as it is."""
+    """A tensor's values as a NumPy array, which may share its memory; anything else as it is.
+
+    As it is stays what has no values in one array, too, which is no operand of a rule.
+    """
     import numpy as np
 
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+    if not is_tensor(value) or not is_dense(value):
         return value
     if hasattr(value, "detach"):
         value = value.detach().cpu()
@@ -181,6 +185,8 @@ class Network:
         operands = execution.ports(rule.operands)
         if rule.kind not in WEIGHTED:
             operands = [port for port in operands if port not in self._fixed]
+        if rule.kind in ("add", "shift", "scale"):
+            operands = [port for port in operands if not self._is_of_all(port, output)]
         arrays: list[Any] = [self._run.arrays.get(port) for port in operands]
         result = self._run.arrays.get(output)
         if result is None or any(array is None for array in arrays) or not arrays:
@@ -199,9 +205,12 @@ class Network:
         else:
             arguments = rule.arguments(execution.given, arrays, result)
             if rule.weight is not None:
-                if execution.weight is None or np.ndim(execution.weight) < 2:
+                weight = execution.weight
+                if not isinstance(weight, np.ndarray) or weight.ndim != len(arguments["layout"]):
                     raise Unsuited("its weight is no matrix")
-                arguments["weight"] = np.asarray(execution.weight, float)
+                arguments["weight"] = np.asarray(weight, float)
+        if any(array.shape[:1] != result.shape[:1] for array in arrays) or not result.ndim:
+            raise Unsuited("one of its inputs has other samples than its output")
         numbers = tuple(self._number(port) for port in operands)
         for number, array in zip(numbers, arrays, strict=True):
             self.values[number] = np.asarray(array, float)
@@ -224,6 +233,13 @@ class Network:
         self.values[number] = np.asarray(result, float)
         if kind in ("shift", "scale"):
             self._scaled.add(node.name)
+
+    def _is_of_all(self, port: Port, output: Port) -> bool:
+        """Whether a value in which no layer had part is the same for all samples, as noise is."""
+        value, result = self._run.arrays.get(port), self._run.arrays.get(output)
+        if port in self._behind or value is None or result is None:
+            return False
+        return bool(value.shape[:1] != result.shape[:1] or value.ndim != result.ndim)
 
     def _is_made(self, port: Port) -> bool:
         return self._numbers.get(port) in self._makers

@@ -17,6 +17,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import load
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
+from amanda_tools.common.sizes import is_dense, is_tensor
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
 from amanda_tools.effective_path.layers import LAYER, LayerRule, rules
@@ -273,8 +274,7 @@ def _is_gradient(context: OpContext) -> bool:
 
 def _is_tensor(value: Any) -> bool:
     # What is made of an array, or of numbers, comes from nowhere.
-    is_array = type(value).__module__ == "numpy"
-    return hasattr(value, "dtype") and hasattr(value, "shape") and not is_array
+    return is_tensor(value) and is_dense(value) and type(value).__module__ != "numpy"
 
 
 def _is_floating(value: Any) -> bool:

@@ -89,7 +89,6 @@ class Flops(Tool):
                 op.known = ()
             if self.backward and not context.get(APART):
                 inputs = context.get_inputs() or ()
-                context.insert_before_backward_op(self.arrival, grad_outputs=[0], op=op)
                 for position in formula.operands or range(len(inputs)):
                     if _is_floating(inputs[position]):
                         # One by one: asked for together, all of them would be computed.
@@ -112,6 +111,8 @@ class Flops(Tool):
                     with self._lock:
                         del self._ops[key_of(context)]
                 return
+            if outputs and self.backward and not context.get(APART):
+                context.insert_before_backward_op(self.arrival, grad_outputs=[0], op=op)
             fixed = None
             if op.known is not None and "/eager" not in context.namespace:
                 fixed = _sizes(outputs, range(len(outputs)))

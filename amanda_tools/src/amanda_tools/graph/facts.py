@@ -6,16 +6,11 @@ import re
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_tools.common.sizes import type_of
+from amanda_tools.common.sizes import is_tensor, type_of
 
-__all__ = ["arguments_of", "is_tensor", "items_of", "program_of"]
+__all__ = ["arguments_of", "items_of", "program_of"]
 
 _PLAIN = frozenset({type(None), type(...), bool, int, float, complex, str, bytes})
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of some framework."""
-    return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
 def items_of(value: Any) -> list[tuple[int | None, Any]]:

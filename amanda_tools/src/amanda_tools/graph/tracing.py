@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from amanda_core import OpContext, Tool
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
-from amanda_tools.common.sizes import position_of
-from amanda_tools.graph.facts import arguments_of, is_tensor, items_of, program_of
+from amanda_tools.common.sizes import is_tensor, position_of
+from amanda_tools.graph.facts import arguments_of, items_of, program_of
 from amanda_tools.graph.model import Edge, Graph, Op
 from amanda_tools.graph.result import Format, GraphResult, check
 from amanda_tools.graph.sources import Sources

@@ -1,6 +1,6 @@
 """Which stretch of time belongs to which execution: nested on a thread, overlapping in a graph.
 
-Owns the accounts of time: total, self and tool time.
+Owns the accounts of time: total, self and tool time, and what passes between executions.
 Reads no clock: times are given, in nanoseconds.
 """
 
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Interval", "Overlapping", "Stack"]
+from amanda_tools.common.facts import with_parents
+
+__all__ = ["Between", "Interval", "Overlapping", "Stack"]
 
 T = TypeVar("T")
 
@@ -114,15 +117,17 @@ class Overlapping(Generic[T]):
     Attributes:
         busy: Time in which at least one of them was running, as far as it is settled.
         total: Their times added up.
+        running: How many are running.
     """
 
     def __init__(self) -> None:
-        self.busy = self.total = 0
+        self.busy = self.total = self.running = 0
         self._open: dict[int, deque[Interval[T]]] = {}
         self._ended: list[tuple[int, int]] = []
 
     def enter(self, what: T, start: int) -> None:
         """Begin an execution."""
+        self.running += 1
         self._open.setdefault(id(what), deque()).append(Interval(what, start, start))
 
     def leave(self, what: T, end: int) -> Interval[T] | None:
@@ -133,6 +138,7 @@ class Overlapping(Generic[T]):
         waiting = self._open.get(id(what))
         if not waiting:
             return None
+        self.running -= 1
         interval = waiting.popleft()
         interval.end = end
         self.total += interval.total
@@ -153,4 +159,38 @@ class Overlapping(Generic[T]):
         given_up = [interval.what for waiting in self._open.values() for interval in waiting]
         self._open.clear()
         self._ended.clear()
+        self.running = 0
         return busy, given_up
+
+
+class Between:
+    """Time in which nothing runs, by the innermost module that holds what runs before and behind.
+
+    Attributes:
+        times: Module path -> time, without that of the modules inside.
+    """
+
+    def __init__(self) -> None:
+        self.times: dict[str, int] = {}
+        self._since: int | None = None
+        self._module = ""
+
+    def begin(self, time: int, module: str | None) -> None:
+        """The last execution ended, in a module; None for what is in the one before."""
+        self._since = time
+        if module is not None:
+            self._module = module
+
+    def end(self, time: int, module: str | None) -> None:
+        """An execution begins; where another one is running, nothing comes to an end."""
+        if self._since is not None:
+            place = _around(self._module, self._module if module is None else module)
+            self.times[place] = self.times.get(place, 0) + time - self._since
+            self._since = None
+
+
+@lru_cache(maxsize=4096)
+def _around(one: str, other: str) -> str:
+    """The innermost module that holds both."""
+    others = with_parents(other)
+    return next(path for path in reversed(with_parents(one)) if path in others)

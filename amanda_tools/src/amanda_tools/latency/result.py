@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.common.chrome import Span, TraceFile
-from amanda_tools.common.facts import EitherWayOp
+from amanda_tools.common.facts import EitherWayOp, with_parents
 from amanda_tools.common.rendering import dataframe, html_of, share, shares
 from amanda_tools.common.summing import Summed
 from amanda_tools.latency.kernels import Kernel
@@ -76,6 +76,7 @@ class Times:
         forward: Their self time.
         backward_calls: Executions of backward operators.
         backward: Their self time.
+        between: Time between the operators, of modules alone: Python, the driver, other tools.
         device: Self time on the device, both ways.
         kernel_time: Time of the kernels, both ways.
     """
@@ -84,6 +85,7 @@ class Times:
     forward: int = 0
     backward_calls: int = 0
     backward: int = 0
+    between: int = 0
     device: int = 0
     kernel_time: int = 0
 
@@ -91,6 +93,11 @@ class Times:
     def self(self) -> int:
         """Self time, both ways."""
         return self.forward + self.backward
+
+    @property
+    def time(self) -> int:
+        """Self time, and that between the operators."""
+        return self.self + self.between
 
     def add(self, op: TimedOp) -> None:
         """Add one operator."""
@@ -164,6 +171,9 @@ class LatencyResult(Summed[Times]):
         wall_seconds: Time from the first to the last operator that was looked at.
         spans: What the trace file shows.
         kernels: The kernels, where they were looked for; `Kernel.op` is an index into `ops`.
+        between: Module path -> nanoseconds in which no operator was running, without those of the
+            modules inside: what passes between two operators is that of the innermost module that
+            holds both, by ``""`` if there is none.
     """
 
     ops: list[TimedOp] = field(default_factory=list)
@@ -177,11 +187,24 @@ class LatencyResult(Summed[Times]):
     wall_seconds: float = 0.0
     spans: list[Span] = field(default_factory=list, repr=False)
     kernels: list[Kernel] = field(default_factory=list, repr=False)
+    between: dict[str, int] = field(default_factory=dict)
 
     _sum = Times
 
     def _order(self, found: Times) -> int:
         return -found.self
+
+    def by_module(self) -> dict[str, Times]:
+        """Module path -> times of what runs in it and in modules inside; the whole by ``""``.
+
+        With the time between operators, so that the whole is the time of the steps without the
+        profiler's own.
+        """
+        sums = super().by_module()
+        for module, time in self.between.items():
+            for path in with_parents(module):
+                sums.setdefault(path, Times()).between += time
+        return sums
 
     def table(self, by: By = "type", depth: int | None = 3) -> Table:
         """A table for people, in milliseconds.
@@ -213,7 +236,7 @@ class LatencyResult(Summed[Times]):
             return Table(self._title(), ("kernel", "op", "device", "ms"), self._kernel_rows())
         whole = self.total.self
         if by == "op":
-            heads = ("op", "phase", "calls", "self ms", "share", "mean ms", "min ms", "max ms")
+            of_op = ("op", "phase", "calls", "self ms", "share", "mean ms", "min ms", "max ms")
             ops = [
                 (
                     op.name,
@@ -226,24 +249,28 @@ class LatencyResult(Summed[Times]):
                 )
                 for op in sorted(self.ops, key=lambda op: -op.self)
             ]
-            return Table(self._title(), (*heads, *self._device_columns()), ops)
+            return Table(self._title(), (*of_op, *self._device_columns()), ops)
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
-        columns = (by, "calls", "forward ms", "backward calls", "backward ms", "self ms", "share")
+        times = ["self ms"]
+        if by == "module":
+            times, whole = ["between ms", "time ms"], sums[""].time
+            sums = self._with_outside(sums)
+        heads = (by, "calls", "forward ms", "backward calls", "backward ms", *times, "share")
         rows = [
             (
                 name or "(all)",
                 found.calls,
                 *_ms(found.forward),
                 found.backward_calls,
-                *_ms(found.backward, found.self),
-                share(found.self, whole),
+                *_ms(found.backward, *([found.between] if by == "module" else []), found.time),
+                share(found.time, whole),
                 *self._on_device(found.device, found.kernel_time),
             )
             for name, found in sums.items()
         ]
-        return Table(self._title(), (*columns, *self._device_columns()), rows)
+        return Table(self._title(), (*heads, *self._device_columns()), rows)
 
     def to_json(self) -> str:
         """All of it but the single executions, which are in the trace file."""
@@ -307,8 +334,17 @@ class LatencyResult(Summed[Times]):
         if wall:
             ops = sum(step.ops for step in steps)
             parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {len(steps)} steps")
+            parts.append(f"{sum(step.rest for step in steps) / wall:.1%} between operators")
         parts += shares("timing", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
+
+    def _with_outside(self, sums: dict[str, Times]) -> dict[str, Times]:
+        """Sums by module, and that of what is in none, such as an optimizer."""
+        if len(sums) == 1:
+            return sums
+        outside = self._sum_of([op for op in self.ops if not op.module])
+        outside.between = self.between.get("", 0)
+        return {**sums, "(no module)": outside}
 
     def _device_columns(self) -> tuple[str, ...]:
         timed = ["device ms"] if any(op.device for op in self.ops) else []

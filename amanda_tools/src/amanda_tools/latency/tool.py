@@ -18,7 +18,7 @@ from amanda_tools.common.chrome import Span
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
-from amanda_tools.latency.intervals import Interval, Overlapping, Stack
+from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult, StepTime, ThreadTime, TimedOp
 
@@ -68,6 +68,7 @@ class Latency(Tool):
         self._last = 0
         self._threads: dict[int, _Thread] = {}
         self._graph: Overlapping[_Op] = Overlapping()
+        self._between = Between()
         self._executions: list[_Execution] = []
         self._left_out = 0
         #: Names of operators of graphs whose begin cannot be told.
@@ -114,6 +115,7 @@ class Latency(Tool):
             thread = self._thread()
             if not self._last:
                 self._step_begin = arrived
+            self._between.end(arrived, op.module)
             if op.is_graph:
                 start = self.now()
                 self._graph.enter(op, start)
@@ -128,6 +130,7 @@ class Latency(Tool):
         end = self.now()
         with self._lock:
             thread = self._thread()
+            self._between.end(end, op.module)
             if op.is_graph:
                 interval = self._graph.leave(op, end)
             else:
@@ -139,19 +142,24 @@ class Latency(Tool):
             done = self.now()
             thread.stack.spent(done - end)
             self._spent(end, done)
+            if not self._is_running:
+                self._between.begin(done, op.module)
 
     def begin_step(self, number: int) -> None:
         """Note the begin of a step."""
         with self._lock:
             self._step_begin = self.now()
             self._steps.append(StepTime(number))
+            if self._last:
+                self._between.begin(self._step_begin, "")
 
     def end_step(self, number: int) -> None:
         """Note the end of a step."""
         with self._lock:
             if self._steps:
-                step = self._steps[-1]
-                step.wall, step.ended = self.now() - self._step_begin, True
+                step, now = self._steps[-1], self.now()
+                step.wall, step.ended = now - self._step_begin, True
+                self._between.end(now, "")
             self._clear()
 
     def result(self) -> LatencyResult:
@@ -189,6 +197,7 @@ class Latency(Tool):
                 self._clock.wall / 1e9,
                 [execution.span() for execution in self._executions],
                 kernels,
+                dict(self._between.times),
             )
 
     def _is_wanted(self, context: OpContext) -> bool:
@@ -265,6 +274,12 @@ class Latency(Tool):
             self._left_out += 1
 
     @property
+    def _is_running(self) -> bool:
+        """Whether some operator is, on any thread."""
+        stacks = (thread.stack.innermost for thread in self._threads.values())
+        return bool(self._graph.running) or any(stack is not None for stack in stacks)
+
+    @property
     def _step(self) -> int:
         return self._steps[-1].number if self._steps else 0
 
@@ -320,6 +335,8 @@ class _Op:
         self.facts, self.number = facts, number
         self.is_graph = "/eager" not in facts.namespace
         self.is_torch = facts.namespace.startswith("pytorch/")
+        #: None where backward adds up a gradient: that is part of what came before.
+        self.module = facts.module if facts.phase == "forward" or facts.forward else None
         self.device: str | None = None
 
     def awaited(self, values: Sequence[Any]) -> list[int]:

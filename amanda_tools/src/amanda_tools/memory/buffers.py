@@ -112,7 +112,7 @@ def kept(outputs: Any, start: int) -> list[Any]:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return []
     found: list[Any] = []
-    nodes = [tensor.grad_fn for tensor in _tensors(outputs, torch.Tensor)]
+    nodes = [_node(tensor) for tensor in _tensors(outputs, torch.Tensor)]
     seen: set[Any] = {None}
     while nodes:
         node = nodes.pop()
@@ -127,6 +127,13 @@ def kept(outputs: Any, start: int) -> list[Any]:
                 except RuntimeError:
                     continue  # Written since, or freed: nothing that autograd still keeps.
     return found
+
+
+def _node(tensor: Any) -> Any:
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None  # A view that was made and written without gradients: it has no node to ask.
 
 
 def _tensors(value: Any, kind: type) -> Iterator[Any]:

@@ -8,22 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from amanda_tools.common.sizes import type_of
 from amanda_tools.graph.model import Graph, Op
 from amanda_tools.rewriting.patterns import Place, Site
 from amanda_tools.rewriting.result import Rewritten
 from amanda_tools.rewriting.rules import Rule, Taken
 
-__all__ = [
-    "Inside",
-    "Match",
-    "Role",
-    "flat",
-    "is_tensor",
-    "kind_of",
-    "stand_in_like",
-    "value_at",
-    "write",
-]
+__all__ = ["Inside", "Match", "Role", "flat", "kind_of", "stand_in_like", "value_at", "write"]
 
 
 class Match:
@@ -94,11 +85,6 @@ def _records_gradients() -> bool:
     return torch.is_grad_enabled()
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor."""
-    return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
 def value_at(inputs: Sequence[Any], place: Place) -> Any:
     """The value at a place of an operator's inputs."""
     return inputs[place[0]][place[1]] if isinstance(place, tuple) else inputs[place]
@@ -114,10 +100,7 @@ def flat(values: Sequence[Any]) -> list[Any]:
 
 def kind_of(inputs: Sequence[Any]) -> Any:
     """What the shape of an operator's output follows from."""
-    return tuple(
-        (tuple(value.shape), str(value.dtype)) if is_tensor(value) else repr(value)
-        for value in flat(inputs)
-    )
+    return tuple(type_of(value) or repr(value) for value in flat(inputs))
 
 
 def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:

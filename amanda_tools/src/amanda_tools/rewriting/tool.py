@@ -17,6 +17,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.selection import select
 from amanda_core.threads import original as op_itself
 from amanda_tools.common.clock import Clock
+from amanda_tools.common.sizes import is_tensor
 from amanda_tools.graph.model import Graph
 from amanda_tools.graph.tracing import GraphTracing
 from amanda_tools.rewriting import graphs
@@ -25,7 +26,6 @@ from amanda_tools.rewriting.matches import (
     Match,
     Role,
     flat,
-    is_tensor,
     kind_of,
     stand_in_like,
     value_at,

@@ -81,6 +81,8 @@ class Sparsity(Tool):
         self._lock = threading.Lock()
         self._clock = Clock()
         self.add_inst_for_op(self.analyse)
+        if gradients:
+            self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
 
     def analyse(self, context: OpContext) -> None:
         """Have the tensors of an op measured."""
@@ -94,8 +96,18 @@ class Sparsity(Tool):
             if positions:
                 context.insert_before_op(self.enter, inputs=positions, op=op, positions=positions)
             context.insert_after_op(self.leave, op=op)
-            if self.gradients:
-                context.insert_before_backward_op(self.arrive, op=op)
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Have the gradients of an op's outputs measured."""
+        op = self._ops.get(key_of(context))
+        if op is None:
+            return
+        for position, value in enumerate(context.get_outputs() or ()):
+            if _is_floating(value):
+                # One by one, as they need not arrive together; others have none.
+                context.insert_before_backward_op(
+                    self.arrive, grad_outputs=[position], op=op, position=position
+                )
 
     def enter(self, *inputs: Any, op: _Op, positions: Sequence[int]) -> None:
         """Measure the inputs of one execution."""
@@ -117,11 +129,10 @@ class Sparsity(Tool):
             if op.formula is not None and sizes is not None:
                 self._multiply(op, given, sizes, outputs)
 
-    def arrive(self, *gradients: Any, op: _Op) -> None:
-        """Measure the gradients of the outputs of one execution."""
+    def arrive(self, gradient: Any, op: _Op, position: int) -> None:
+        """Measure the gradient of an output of one execution."""
         with self._clock, self._lock:
-            for position, value in enumerate(gradients):
-                self._measure(op, ("gradient", position), value)
+            self._measure(op, ("gradient", position), gradient)
 
     def result(self) -> SparsityResult:
         """What was measured so far."""
@@ -153,10 +164,10 @@ class Sparsity(Tool):
                 self._measure(op, which, item)
             return None
         arrays = arrays_of(value)
-        if arrays is None or not all(int(length) for length in value.shape):
-            return None
         if isinstance(arrays, str):
             self._problems.setdefault(f"not measured: {arrays}")
+            return None
+        if arrays is None or not all(int(length) for length in value.shape):
             return None
         tensor = op.tensors.get(which)
         if tensor is None:

@@ -1,0 +1,42 @@
+"""Every tool that only watches, with the options under which it looks at most."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from amanda_tools.dump import Dump
+from amanda_tools.effective_path import EffectivePath
+from amanda_tools.flops import Flops
+from amanda_tools.graph import GraphTracing
+from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
+from amanda_tools.nonfinite import NonFinite
+from amanda_tools.rewriting import Rewrite
+from amanda_tools.sparsity import Sparsity
+from amanda_tools.trace import Trace
+
+__all__ = ["TOOLS", "checked"]
+
+TOOLS: dict[str, Callable[[], Any]] = {
+    "dump": lambda: Dump(values=["inputs", "weights", "outputs", "gradients"], everything=True),
+    "effective_path": EffectivePath,
+    "effective_path FwAB": lambda: EffectivePath(variant="FwAB"),
+    "flops": lambda: Flops(include=["matmul", "norm", "elementwise"], everything=True),
+    "graph": lambda: GraphTracing(everything=True),
+    "latency": lambda: Latency(kernels=True),
+    "memory": Memory,
+    "nonfinite": lambda: NonFinite(everything=True),
+    "rewrite": lambda: Rewrite(rules=["conv_bn", "sdpa"]),
+    "sparsity": lambda: Sparsity(gradients=True, everything=True),
+    "trace": lambda: Trace(everything=True),
+}
+
+
+def checked(name: str, tool: Any) -> None:
+    """Make sure that a tool has a result in all forms."""
+    result = tool.result()
+    assert json.loads(result.to_json())["format"] == f"amanda.{name.split()[0]}/1"
+    assert result.table().title
+    assert result._repr_html_()

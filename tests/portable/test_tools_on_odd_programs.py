@@ -1,0 +1,72 @@
+"""Every tool on odd programs of TensorFlow: none may end in the tool, or be changed by it."""
+
+# mypy: allow-untyped-calls
+# TensorFlow has no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tests.every_tool import TOOLS, checked
+
+import amanda
+
+Hidden = Callable[[Any, Any], Any]
+
+
+def assigned(x: Any, first: Any) -> Any:
+    first.assign_add(first * 0)
+    return x @ first
+
+
+def looped(x: Any, first: Any) -> Any:
+    start = (tf.constant(0), x @ first)
+    return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.nn.relu(h)), start)[1]
+
+
+#: What a network does between its two layers, with four samples.
+PROGRAMS: dict[str, Hidden] = {
+    "a number drawn for all": lambda x, w: x @ w + tf.random.stateless_uniform((), (1, 2)),
+    "the first sample for all": lambda x, w: x @ w + (x @ w)[:1],
+    "no samples": lambda x, w: x[:0] @ w,
+    "sparse": lambda x, w: tf.sparse.sparse_dense_matmul(tf.sparse.from_dense(tf.eye(4)), x @ w),
+    "ragged": lambda x, w: tf.RaggedTensor.from_tensor(x @ w).to_tensor(),
+    "strings": lambda x, w: x @ w + tf.strings.to_number(tf.strings.as_string(tf.range(8))),
+    "complex": lambda x, w: tf.abs(tf.signal.fft(tf.cast(x @ w, tf.complex64))),
+    "a variable written": assigned,
+    "a loop": looped,
+}
+
+
+def run(hidden: Hidden, graph: bool) -> list[bytes]:
+    """The results of two steps, byte by byte."""
+    first, second = (
+        tf.Variable(np.random.default_rng(seed).normal(size=size).astype(np.float32))
+        for seed, size in enumerate([(6, 8), (8, 3)])
+    )
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            result = hidden(x, first) @ second
+            loss = tf.reduce_sum(result**2)
+        return [result, *tape.gradient(loss, [first, second])]
+
+    x = tf.constant(np.random.default_rng(2).normal(size=(4, 6)).astype(np.float32))
+    ready = tf.function(step) if graph else step
+    return [tf.convert_to_tensor(value).numpy().tobytes() for _ in range(2) for value in ready(x)]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_program_runs_as_without_them(program: str, mode: str) -> None:
+    expected = run(PROGRAMS[program], mode == "function")
+    for name, make in TOOLS.items():
+        tool = make()
+        with amanda.apply(tool):
+            found = run(PROGRAMS[program], mode == "function")
+        assert found == expected, name
+        checked(name, tool)

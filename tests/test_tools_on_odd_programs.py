@@ -1,0 +1,100 @@
+"""Every tool on programs of odd kinds: none of them may end in the tool, or be changed by it."""
+
+# mypy: allow-untyped-calls
+# torch leaves much untyped.
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import amanda
+
+from .every_tool import TOOLS, checked
+
+Hidden = Callable[[torch.Tensor, nn.Module], Any]
+
+
+def no_grad_view(x: torch.Tensor, first: nn.Module) -> Any:
+    # PyTorch forbids to ask for the node of such a view.
+    table = nn.Embedding(6, 8, padding_idx=0)
+    return first(x) + table(torch.arange(4))
+
+
+def nested(x: torch.Tensor, first: nn.Module) -> Any:
+    parts = torch.nested.nested_tensor([first(x)[:1], first(x)[:3]])
+    return torch.nested.to_padded_tensor(parts * 2, 0.0).sum(0)
+
+
+#: What a network does between its two layers, with four samples.
+PROGRAMS: dict[str, Hidden] = {
+    "a number drawn for all": lambda x, first: first(x) + torch.rand(()),
+    "a row drawn for all": lambda x, first: first(x) + torch.randn(8),
+    "a column drawn": lambda x, first: first(x) * torch.randn(4, 1),
+    "the first sample for all": lambda x, first: first(x) + first(x)[:1],
+    "a maximum of all": lambda x, first: first(x) / first(x).max(),
+    "no samples": lambda x, first: first(x[:0]),
+    "no axis of samples": lambda x, first: first(x[0]),
+    "a product of stacks": lambda x, first: torch.bmm(first(x)[None], torch.randn(1, 8, 8))[0],
+    "sparse": lambda x, first: torch.sparse.mm(torch.eye(4).to_sparse(), first(x)),
+    "sparse with sparse": lambda x, first: torch.mm(x.to_sparse(), torch.randn(6, 8)) + first(x),
+    "nested": nested,
+    "quantized": lambda x, first: torch.quantize_per_tensor(first(x), 0.1, 0, torch.qint8),
+    "complex": lambda x, first: torch.fft.fft(first(x)).abs(),
+    "halves": lambda x, first: first(x).bfloat16().relu().float(),
+    "without data": lambda x, first: F.linear(
+        first(x).to("meta"), torch.empty(8, 8, device="meta")
+    ),
+    "a view made without gradients": no_grad_view,
+    "written in place": lambda x, first: first(x).add_(1).relu_(),
+    "lists": lambda x, first: torch.cat(torch.stack([first(x), first(x)]).unbind()[:1]),
+}
+
+
+class Network(nn.Module):
+    """Two layers with something in between."""
+
+    def __init__(self, hidden: Hidden) -> None:
+        super().__init__()
+        self.first, self.second, self.hidden = nn.Linear(6, 8), nn.Linear(8, 3), hidden
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """The logits."""
+        hidden = self.hidden(x, self.first)
+        if hidden.is_quantized:
+            hidden = hidden.dequantize()
+        return hidden if hidden.is_meta else self.second(hidden)
+
+
+def run(hidden: Hidden) -> list[bytes]:
+    """The results of two steps, byte by byte."""
+    torch.manual_seed(0)
+    model, found = Network(hidden), []
+    for _ in range(2):
+        result = model(torch.randn(4, 6))
+        if not result.is_meta:
+            if result.requires_grad:
+                result.square().sum().backward()
+            gradients = [parameter.grad for parameter in model.parameters()]
+            tensors = [result.detach(), *(grad for grad in gradients if grad is not None)]
+            found += [tensor.numpy().tobytes() for tensor in tensors]
+    return found
+
+
+@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_program_runs_as_without_it(program: str, name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of prototypes in PyTorch.
+        expected = run(PROGRAMS[program])
+        tool = TOOLS[name]()
+        with amanda.apply(tool):
+            found = run(PROGRAMS[program])
+    assert found == expected
+    checked(name, tool)
