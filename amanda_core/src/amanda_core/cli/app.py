@@ -18,6 +18,7 @@ from amanda_core.cli.doctor import doctor
 from amanda_core.cli.drivers import drivers
 from amanda_core.cli.new import new
 from amanda_core.cli.run import run
+from amanda_core.cli.show import show
 from amanda_core.cli.tools import tools
 from amanda_core.errors import AmandaError
 from amanda_core.results import printable
@@ -31,7 +32,7 @@ def amanda() -> None:
     """Instrumentation of neural networks: look at and change every operator of any model."""
 
 
-for _command in (run, diff, tools, drivers, doctor, new):
+for _command in (run, show, diff, tools, drivers, doctor, new):
     amanda.add_command(_command)
 
 
