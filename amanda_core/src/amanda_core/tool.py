@@ -33,22 +33,6 @@ _COPIED = ("routines", "before_rules", "after_rules", "step", "scope", "dependen
 class _Registrations:
     """What one tool registered, and the memory of the sessions that it took part in."""
 
-    __slots__ = (
-        "after_rules",
-        "analysed",
-        "before_rules",
-        "dependencies",
-        "generation",
-        "listeners",
-        "logs",
-        "routines",
-        "scope",
-        "selection",
-        "serial",
-        "step",
-        "stores",
-    )
-
     _serials = itertools.count()
 
     def __init__(self) -> None:
