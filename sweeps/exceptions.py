@@ -59,6 +59,10 @@ TRANSPOSED = (
     "V is a transposed view of a result that nobody else holds; behind the identity where the "
     "gradients of the three outputs meet it is a tensor of its own"
 )
+FOLDED = (
+    "torch.matmul chooses how it multiplies by whether its inputs require gradients, which copies "
+    "made without gradients do not; plain matmul of detached inputs gives the same bits"
+)
 UNINITIALISED = "its result is memory that nobody has written"
 
 #: In the order in which they are tried.
@@ -68,6 +72,7 @@ EXCEPTED: tuple[Excepted, ...] = (
         for op in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty*")
     ),
     Excepted("nn.functional.normalize", frozenset({"value"}), NOISE, prefix="second-order"),
+    Excepted("matmul", frozenset({"value"}), FOLDED, frozenset({"clones"}), frozenset({"out"})),
     Excepted("svd", frozenset({"view"}), TRANSPOSED, frozenset({"none", "same"})),
 )
 
