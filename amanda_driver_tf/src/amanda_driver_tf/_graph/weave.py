@@ -234,8 +234,7 @@ class Weaver:
         self._wire(node, seen.inputs)
         if plans.before.replacement is not None:
             step = plans.before.replacement
-            shapes = [t.shape for t in node.op.outputs] if self._is_differentiated else []
-            flat = replaced(step, layout, node.dtypes, shapes)
+            flat = replaced(step, layout, node.dtypes, self._shapes_wanted(node))
             seen.replacement = (flat, seen.inputs)
             seen.outputs = self.insert(
                 f"{node.name}/replacement", flat, seen.inputs, node.dtypes, step
@@ -256,6 +255,31 @@ class Weaver:
             if new != original:
                 self._visible[original] = new
         self._seen[id(node.op)] = seen
+
+    def _shapes_wanted(self, node: Node) -> list[Any]:
+        """Shapes that the outputs of a replacement must have; None for any."""
+        if not self._is_differentiated:
+            return []
+        return [None if self._is_handed_on(tensor) else tensor.shape for tensor in node.op.outputs]
+
+    def _is_handed_on(self, tensor: Any) -> bool:
+        """Whether only replaced ops read a tensor: these are differentiated as they stand.
+
+        That a function returns it as well is most often for the sake of its gradient's function.
+        """
+        readers = [
+            op if owner is None else owner.forward
+            for op in tensor.consumers()
+            for owner in [self._owner(op)]
+            if owner is None or owner.forward is not tensor.op
+        ]
+        return bool(readers) and all(map(self._is_replaced, readers))
+
+    def _is_replaced(self, op: Any) -> bool:
+        if self.body.node_of(op) is None or not is_operator(op.type):
+            return False
+        plans = self.analysis.plans_of(op)
+        return plans is not None and plans.before.replacement is not None
 
     def _layout(self, node: Node) -> Layout:
         signature = signature_of(node.op_type)
