@@ -1,4 +1,7 @@
-"""Edits in loops of TensorFlow 1 and in their gradients; the twin is the loop unrolled."""
+"""Edits in loops of TensorFlow 1 and in their gradients; the twin is the loop unrolled.
+
+Long, since it is a list of programs and edits.
+"""
 
 from __future__ import annotations
 
