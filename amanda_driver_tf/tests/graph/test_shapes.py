@@ -22,7 +22,7 @@ def cropped(value: Any) -> Any:
     return value[:2]
 
 
-def program(shape: list[int | None]) -> tuple[Any, list[Any], Any]:
+def program(shape: list[int | None] | None) -> tuple[Any, list[Any], Any]:
     graph = tf.Graph()
     with graph.as_default():
         x = v1.placeholder(tf.float32, shape)
@@ -32,7 +32,7 @@ def program(shape: list[int | None]) -> tuple[Any, list[Any], Any]:
         return graph, [loss, *v1.gradients(loss, [x, w])], {x: X}
 
 
-def refused(shape: list[int | None], *edits: Edit) -> str:
+def refused(shape: list[int | None] | None, *edits: Edit) -> str:
     graph, fetches, feed = program(shape)
     with new_session(graph) as session:
         plain = session.run(fetches, feed)

@@ -368,9 +368,10 @@ class Weaver:
         """A fold that keeps the shapes of some of the inputs or outputs of a node."""
         # Of the graph's own, as what tools put in the place of these has none.
         tensors = list(node.op.outputs if behind else node.op.inputs)
-        passed: set[int] = set()
+        passed: Collection[int] = ()
         if not step.action.autodiff:
-            passed = self._gradients.passed_on(node.op, behind)
+            known = node.op.name not in self._named
+            passed = self._gradients.passed_on(node.op, behind) if known else range(len(tensors))
         straight = [place for place, index in enumerate(selected) if index in passed]
         return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
 
@@ -425,19 +426,22 @@ class Weaver:
     def _refuse_unread(self, node: Node, plans: OpPlans) -> None:
         """Refuse what needs more of a gradient than its ops' names tell."""
         steps = [*plans.before.steps, *plans.after.steps]
-        needs_gradient = (
-            plans.aligned_before
-            or plans.aligned_after
-            or plans.before.replacement
-            or any(step.action.autodiff for step in steps)
-        )
-        if needs_gradient and node.op._id in self._differentiated_inside:
-            raise UnsupportedError(_INSIDE, where=plans.context.where, fix=_BESIDE)
-        named = node.op.name in self._named
-        if needs_gradient and (named or self.unpaired):
+        needing = [
+            plans.before.replacement,
+            plans.aligned_before.replacement,
+            *plans.aligned_before.steps,
+            *plans.aligned_after.steps,
+            *(step for step in steps if step.action.autodiff),
+        ]
+        step = next((step for step in needing if step is not None), None)
+        if step is None:
+            return
+        if node.op._id in self._differentiated_inside:
+            raise UnsupportedError(_INSIDE, where=step.where, fix=_BESIDE)
+        if node.op.name in self._named or self.unpaired:
             raise UnsupportedError(
                 "The gradient of this op was built before Amanda was imported, or read from a file",
-                where=plans.context.where,
+                where=step.where,
                 fix=_IMPORT_FIRST,
             )
 
