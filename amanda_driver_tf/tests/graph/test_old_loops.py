@@ -5,7 +5,7 @@ Long, since it is a list of programs and edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .looping import VALUES, captured, control_flow, loop, masked, named, recurrent, shifted
+from .looping import VALUES, captured, loop, masked, named, recurrent, shifted
 from .making import (
     Ops,
     analysing,
@@ -32,11 +32,7 @@ from .making import (
     v1,
 )
 
-
-@pytest.fixture(autouse=True)
-def _old_control_flow() -> Iterator[None]:
-    with control_flow(False):
-        yield
+pytestmark = pytest.mark.usefixtures("old_control_flow")
 
 
 EDITS = [
