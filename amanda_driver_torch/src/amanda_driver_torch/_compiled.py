@@ -14,6 +14,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_driver_torch._build import native
+from amanda_driver_torch._edits import OfAliasing
 from amanda_driver_torch._nodes import BackwardOp, new_nodes, next_sequence, route
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._taps import asked
@@ -77,6 +78,11 @@ def compiled(
     steps_after = [_parts(step, _MANY) for step in after.steps]
     if None in steps or None in steps_after:
         return None
+    if run.operator.aliases:
+        steps, steps_after = (
+            [(*parts[:-1], OfAliasing(parts[-1])) for parts in of_point]
+            for of_point in (steps, steps_after)
+        )
     args, kwargs = bound.given
     names = tuple(kwargs)
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)

@@ -252,7 +252,7 @@ class Run:
                 if position in self.mutated:
                     self._write(old, new, step)
                 else:
-                    self.values[position] = edited(old, new, step)
+                    self.values[position] = edited(old, new, step, node=self.operator.aliases)
 
     def _write(self, old: Any, new: Any, step: Step) -> None:
         """Edit an argument that the op writes: the op must still find the original storage."""
@@ -379,7 +379,7 @@ class Run:
                     check_tensor(old, new, step, same_dtype=True)
                     old.data.copy_(new)
                 else:
-                    outputs[position] = edited(old, new, step)
+                    outputs[position] = edited(old, new, step, node=self.operator.aliases)
         return outputs
 
     def _is_new_leaf(self, output: Any) -> bool:
