@@ -104,6 +104,8 @@ def compiled(
                 return None
             tapped.append((function, arguments))
         met = _meetings(run, sources, operands, taps, returned)
+        if taps is not None and taps.one_node and met is None:
+            return None
         if met is not None:
             assert taps is not None
             # Without identities, the op makes fewer nodes.
@@ -149,6 +151,9 @@ def _meetings(
         return None
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     if any(type(t) not in _PLAIN or t.layout != torch.strided for t in tensors):
+        return None
+    if any(t.requires_grad and t.dtype != returned.dtype for t in tensors):
+        # The engine may convert what the op gives.
         return None
     met = taps.meetings(returned)
     if not met:

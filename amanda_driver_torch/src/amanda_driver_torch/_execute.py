@@ -209,14 +209,16 @@ class Run:
         # none now: the op may run with them later.
         settled = not (before or after or _taps.asked(context))
         tracked = True
+        results = outputs
         if taps is not None:
+            results = taps.outputs(outputs)
             if session.wants_backward:
                 tracked = self.execution._track(record, context, self.bound, outputs, self.start)
                 if not tracked:
                     record.hooks = node_plans(self.attachment, record, outputs, self.start)
-            outputs = taps.after(outputs, self.start)
+            taps.after(outputs, self.start)
         if after.steps:
-            outputs = self._edit_outputs(after, outputs)
+            results = self._edit_outputs(after, results)
         nodes = made if taps is not None else 0
         if settled and session.caching:
             # Backward ops that have not run yet are hooked in each execution, and that is all.
@@ -228,7 +230,7 @@ class Run:
                 self, context, before, after, nodes if known else -1, taps, returned
             )
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
-        return None if returned is None else restructure(returned, outputs)
+        return None if returned is None else restructure(returned, results)
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         if self.session.due(context, i_point):

@@ -36,14 +36,18 @@ class Result(NamedTuple):
     number: int
     way: str
 
-    def given(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor | None:
-        """The gradient of an input of `shape`, out of this result of the node."""
-        if value is None or (not self.way and (value.is_nested or value.shape == shape)):
+    def given(
+        self, value: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """The gradient of an input of `shape` and `dtype`, out of this result of the node."""
+        if value is None or value.is_nested:
             return value
-        if not self.way:
-            # A node may leave it to the engine to sum what was broadcast.
-            return value.sum_to_size(shape)
-        return value.t() if self.way == "t" else value.reshape(shape)
+        if self.way:
+            value = value.t() if self.way == "t" else value.reshape(shape)
+        elif value.shape != shape:
+            # A node may leave it to the engine to sum what was broadcast, and to convert it.
+            value = value.sum_to_size(shape)
+        return value if value.dtype == dtype else value.to(dtype)
 
     def back(self, gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
         """What stands for `value`, this result of the node, so that the input gets `gradient`."""

@@ -27,7 +27,7 @@ from amanda_driver_torch._gradient_hooks import (
     with_shapes,
 )
 from amanda_driver_torch._lifetime import Token
-from amanda_driver_torch._meetings import Result, meeting
+from amanda_driver_torch._meetings import Meeting, Result, meeting
 from amanda_driver_torch._modes import changes_of
 from amanda_driver_torch._nodes import (
     Edge,
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from amanda_driver_torch._execute import Run
 
 __all__ = ["Taps", "asked"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def asked(context: OpContext) -> bool:
@@ -81,8 +83,13 @@ class Taps:
         self._edges: dict[Slot, Edge] = {}
         #: Shapes before the op ran: `squeeze_` and its like change that of their own input.
         self._shapes: dict[Slot, torch.Size] = {}
+        self._dtypes: dict[Slot, torch.dtype] = {}
         #: Groups of inputs that have identities in front of them, and what maps their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
+        #: Groups of inputs whose gradients are read at a node instead, and where.
+        self._read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting]] = []
+        #: Whether the op makes one node, so that no identities are needed.
+        self.one_node = False
         #: Those groups, the plan that they run, and its token.
         self._groups: list[frozenset[int]] = []
         self._front: tuple[Plan, Token] | None = None
@@ -105,14 +112,30 @@ class Taps:
         if self._run.called and self._run.tapped:
             self._done = True
             return values
-        if self._run.operator.aliases or self._run.mutated or self._run.called:
-            # An identity in front of these would cut what the result shares with the input.
+        # Then identities are not needed, and would regroup sums of second-order gradients.
+        self.one_node = self._makes_one_node()
+        if self._run.operator.aliases or self._run.mutated or self._run.called or self.one_node:
+            # An identity in front would also cut what the result shares with the input.
             self._found(slots)
             return values
         self._done = True
         if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
             self._found(slots)
         return self._tap_inputs(after, values, slots)
+
+    def _makes_one_node(self) -> bool:
+        """Whether the op is known to make one node, before it has run."""
+        points = (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
+        return (
+            self._run.bound.signature.one_node
+            and all(self._context.plan(point).replacement is None for point in points)
+            # Conversions would be nodes in front of it.
+            and not torch._C._is_any_autocast_enabled()
+            and all(
+                type(tensor) in _PLAIN and tensor.layout == torch.strided
+                for tensor in tensors_in(self._run.values)
+            )
+        )
 
     def _found(self, slots: dict[Slot, torch.Tensor]) -> None:
         self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
@@ -121,12 +144,14 @@ class Taps:
             slot: torch.Size() if tensor.is_nested else tensor.shape
             for slot, tensor in slots.items()
         }
+        self._dtypes = {slot: tensor.dtype for slot, tensor in slots.items()}
 
     def _tap_inputs(
         self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
     ) -> list[Any]:
         token = self._backward.keep(plan)
         self._front = plan, token
+        self._dtypes = {slot: tensor.dtype for slot, tensor in slots.items()}
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
@@ -143,15 +168,18 @@ class Taps:
         return values
 
     def meetings(self, returned: Any) -> list[Met] | None:
-        """Where gradients meet that had identities in front of inputs; None where some do not.
+        """Where the gradients of inputs that routines want together meet; None where some do not.
 
         Args:
             returned: What the op returned.
         """
         nodes, _ = new_nodes([returned], self.begin)
-        found = []
+        read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting | None]] = [*self._read]
         for chosen, function in self._fronts:
-            met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
+            edges = {slot: self._edges[slot] for slot in chosen}
+            read.append((chosen, function, meeting(nodes, edges)))
+        found = []
+        for chosen, function, met in read:
             way = route(returned, met.node, self.begin) if met is not None else None
             if met is None or way is None:
                 return None
@@ -161,7 +189,8 @@ class Taps:
             steps = [
                 s for s in plan.steps if not {p for p, _ in chosen}.isdisjoint(_selected(s, count))
             ]
-            hook = posthook(function, results, [None] * len(results))
+            dtypes = [self._dtypes[slot] for slot in chosen]
+            hook = posthook(function, results, [None] * len(results), dtypes)
             found.append(Met(hook, steps, way, [position for position, _ in chosen], results))
         return found
 
@@ -217,6 +246,7 @@ class Taps:
         self._backward.renew(token, Plan())
         # They say nothing of further executions, where identities stand as the whole plan wants.
         self._fronts.clear()
+        self._read.clear()
 
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int) -> None:
         """Hook the one node whose results are the gradients wanted."""
@@ -248,7 +278,9 @@ class Taps:
                 continue
             at = {id(node) for slot in chosen for node, _ in places[slot]}
             node = places[chosen[0]][0][0]
-            results = [Result(places[slot][0][1], "") for slot in chosen]
+            met: Meeting | None = Meeting(
+                node, {slot: Result(places[slot][0][1], "") for slot in chosen}
+            )
             if len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen):
                 met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
                 if met is None:
@@ -258,12 +290,14 @@ class Taps:
                         fix="Ask before the op runs (require_outputs=False), one input at a time; "
                         "for an op whose results are views of its input, take its raw backward ops",
                     )
-                node, results = met.node, [met.results[slot] for slot in chosen]
+            assert met is not None
+            results = [met.results[slot] for slot in chosen]
             windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
             function = self._function(token, group, chosen, count, self._run.values)
-            hook = posthook(function, results, windows)
-            node.register_hook(with_shapes(hook, shapes))
+            hook = posthook(function, results, windows, [self._dtypes[slot] for slot in chosen])
+            met.node.register_hook(with_shapes(hook, shapes))
+            self._read.append((chosen, function, met))
 
     def _window(self) -> Window | None:
         """Where the op wrote a view in place, its place in the base."""
@@ -274,17 +308,22 @@ class Taps:
 
     # Gradients of outputs.
 
-    def after(self, outputs: list[Any], start: int) -> list[Any]:
-        """Attach the routines to what the op made; returns the outputs to go on with."""
+    def after(self, outputs: list[Any], start: int) -> None:
+        """Attach the routines for gradients of inputs to what the op made."""
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if after and not self._done:
             self._tap_nodes(after, outputs, start)
         elif self._front is not None and after is not self._front[0]:
             self._join(after, outputs, self._front[1])
-        before = self._context.plan(IPoint.BEFORE_BACKWARD)
-        return self._tap_outputs(before, outputs) if before.steps else outputs
 
-    def _tap_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
+    def outputs(self, outputs: list[Any]) -> list[Any]:
+        """Attach the routines for gradients of outputs; returns the outputs to go on with.
+
+        Before the op's nodes are hooked: what arrives at the op as a whole comes first.
+        """
+        plan = self._context.plan(IPoint.BEFORE_BACKWARD)
+        if not plan.steps:
+            return outputs
         token = self._backward.keep(plan)
         inputs = {id(t) for t in tensors_in([*self._run.bound.values, *self._run.values])}
         in_place = self._run.bound.signature.in_place
@@ -310,13 +349,14 @@ class Taps:
             if len(chosen) == 1:
                 slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
-            views = [slots[slot] for slot in chosen]
-            if any(view._is_view() for view in views) and len({v.grad_fn for v in views}) == 1:
-                # Behind an identity they would be views no more, and could be written unnoticed.
-                node: Any = views[0].grad_fn
-                node.register_prehook(outputs_prehook(function, [v.output_nr for v in views]))
+            arriving = [slots[slot] for slot in chosen]
+            if len({t.grad_fn for t in arriving}) == 1:
+                # An identity would regroup sums of second-order gradients; and behind it, views
+                # would be views no more, and could be written unnoticed.
+                node: Any = arriving[0].grad_fn
+                node.register_prehook(outputs_prehook(function, [t.output_nr for t in arriving]))
                 continue
-            if any(view._base is not None and _root(view) in roots for view in views):
+            if any(t._base is not None and _root(t) in roots for t in arriving):
                 raise UnsupportedError(
                     "The gradients of these outputs go to several backward ops of this op",
                     where=f"insert_before_backward_op, {self._context.where}",
