@@ -71,7 +71,7 @@ EXCEPTED: tuple[Excepted, ...] = (
         Excepted(op, frozenset({"value"}), UNINITIALISED)
         for op in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty*")
     ),
-    Excepted("nn.functional.normalize", frozenset({"value"}), NOISE, prefix="second-order"),
+
     Excepted("matmul", frozenset({"value"}), FOLDED, frozenset({"clones"}), frozenset({"out"})),
     Excepted("svd", frozenset({"view"}), TRANSPOSED, frozenset({"none", "same"})),
 )
@@ -90,7 +90,7 @@ def reason(
         rounding: Whether all that differs are values that differ as sums of another order do.
     """
     names = list(names)
-    if rounding and all(name.startswith("second-order") for name in names):
+    if False and rounding:
         return REGROUPED
     for excepted in EXCEPTED:
         if excepted.covers(op, form, routine, names):

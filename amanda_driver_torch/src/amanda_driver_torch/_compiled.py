@@ -104,7 +104,7 @@ def compiled(
                 return None
             tapped.append((function, arguments))
         met = _meetings(run, sources, operands, taps, returned)
-        if taps is not None and taps.one_node and met is None:
+        if taps is not None and taps.readable and met is None:
             return None
         if met is not None:
             assert taps is not None

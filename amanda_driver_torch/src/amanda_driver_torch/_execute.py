@@ -192,12 +192,13 @@ class Run:
             self._edit_inputs(before)
             context.fill(inputs=self.values)
         taps = None
+        if torch.is_grad_enabled():
+            taps = _taps.Taps(self.execution.backward, context, self)
         # Before anything looks at the inputs' nodes: looking at a view whose base was written
         # makes its node, which then is this op's.
         self.start = self.start or next_sequence()
-        if torch.is_grad_enabled():
-            taps = _taps.Taps(self.execution.backward, context, self)
-            self.values = taps.before(self.values)
+        if taps is not None:
+            self.values = taps.before(self.values, self.start)
         returned = self._call(before, context)
         outputs = self.outputs_of(returned)
         if taps is not None:

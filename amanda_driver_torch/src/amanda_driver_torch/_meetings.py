@@ -6,22 +6,26 @@ of the inputs. Registers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from amanda_driver_torch._nodes import Edge, Slot, name_of
 
-__all__ = ["Meeting", "Result", "meeting"]
+__all__ = ["Meeting", "Result", "meeting", "readings"]
 
 #: Nodes that only change the shape of a gradient, and how a result of the node before them is to
-#: be changed likewise.
+#: be changed likewise; empty where it is the same.
 _RESHAPING = {
     "ViewBackward0": "reshape",
     "UnsafeViewBackward0": "reshape",
     "ReshapeAliasBackward0": "reshape",
+    "UnsqueezeBackward0": "reshape",
+    "SqueezeBackward0": "reshape",
+    "SqueezeBackward1": "reshape",
     "TBackward0": "t",
+    "CloneBackward0": "",
 }
 
 
@@ -75,21 +79,80 @@ def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
         nodes: The nodes that an op made.
         edges: Slot of an input -> where its gradient goes.
     """
-    found: dict[Slot, dict[Any, Result]] = {}
-    for slot, edge in edges.items():
-        origins = _leading_to(nodes, *edge)
-        if len(origins) != 1:
-            return None
-        (node, index) = origins[0]
-        found[slot] = {node: Result(index, "")}
-        way = _RESHAPING.get(name_of(node))
-        origins = _leading_to(nodes, node, 0) if way is not None else []
-        if way is not None and len(origins) == 1:
-            found[slot][origins[0][0]] = Result(origins[0][1], way)
+    found = {slot: _origins(nodes, edge) for slot, edge in edges.items()}
     for node in nodes:
         if all(node in results for results in found.values()):
             return Meeting(node, {slot: results[node] for slot, results in found.items()})
     return None
+
+
+def _origins(nodes: Sequence[Any], edge: Edge) -> dict[Any, Result]:
+    """The nodes whose results become the gradient of an edge, and how."""
+    found: dict[Any, Result] = {}
+    way = ""
+    while True:
+        origins = _leading_to(nodes, *edge)
+        if len(origins) != 1:
+            return found
+        ((node, number),) = origins
+        found[node] = Result(number, way)
+        change = _change(node)
+        if change is None or (way and change and way + change != "reshapereshape"):
+            return found
+        way, edge = way or change, (node, 0)
+
+
+def _change(node: Any) -> str | None:
+    """How a node changes the shape of a gradient; None where it does more to it."""
+    name = name_of(node)
+    if name == "ExpandBackward0":
+        # To the shape that was there: nothing is summed.
+        (given,) = getattr(node, "_input_metadata", None) or (None,)
+        same = given is not None and tuple(given.shape) == tuple(node._saved_self_sym_sizes)
+        return "" if same else None
+    return _RESHAPING.get(name)
+
+
+def readings(
+    nodes: Sequence[Any],
+    edges: Mapping[Slot, Edge],
+    groups: Iterable[frozenset[int]],
+    base: Any = None,
+) -> Iterator[tuple[frozenset[int], list[Slot], Meeting | None]]:
+    """Where to read the gradients of inputs that are wanted together.
+
+    Args:
+        nodes: The nodes that an op made.
+        edges: Slot of an input -> where its gradient goes.
+        groups: Positions whose gradients are wanted together.
+        base: The node whose first result is the gradient of what input 0 is a view of, if so.
+
+    Yields:
+        For each group, its inputs that get gradients, if any, and the node; None where there is
+        no such node.
+    """
+    places: dict[Slot, list[tuple[Any, int]]] = {}
+    taken: dict[Any, int] = {}
+    for slot, edge in edges.items():
+        found = _leading_to(nodes, *edge)
+        if len(found) == sum(other == edge for other in edges.values()):
+            # The same tensor at several positions: results come in the order of arguments.
+            place = taken.get(edge, 0)
+            taken[edge] = place + 1
+            found = [found[place]]
+        places[slot] = found
+    if base is not None:
+        places[0, None] = [(base, 0)]
+    for group in groups:
+        chosen = [slot for slot in places if slot[0] in group and places[slot]]
+        if not chosen:
+            continue
+        node = places[chosen[0]][0][0]
+        if all(len(places[slot]) == 1 and places[slot][0][0] is node for slot in chosen):
+            results = {slot: Result(places[slot][0][1], "") for slot in chosen}
+            yield group, chosen, Meeting(node, results)
+        else:
+            yield group, chosen, meeting(nodes, {slot: edges[slot] for slot in chosen})
 
 
 def _leading_to(nodes: Sequence[Any], node: Any, number: int) -> list[tuple[Any, int]]:

@@ -27,7 +27,7 @@ from amanda_driver_torch._gradient_hooks import (
     with_shapes,
 )
 from amanda_driver_torch._lifetime import Token
-from amanda_driver_torch._meetings import Meeting, Result, meeting
+from amanda_driver_torch._meetings import Meeting, Result, meeting, readings
 from amanda_driver_torch._modes import changes_of
 from amanda_driver_torch._nodes import (
     Edge,
@@ -39,14 +39,13 @@ from amanda_driver_torch._nodes import (
     route,
     tensors_in,
 )
+from amanda_driver_torch._rehearsal import readable
 from amanda_driver_torch._windows import Window
 
 if TYPE_CHECKING:
     from amanda_driver_torch._execute import Run
 
 __all__ = ["Taps", "asked"]
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def asked(context: OpContext) -> bool:
@@ -88,18 +87,28 @@ class Taps:
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
         #: Groups of inputs whose gradients are read at a node instead, and where.
         self._read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting]] = []
-        #: Whether the op makes one node, so that no identities are needed.
-        self.one_node = False
         #: Those groups, the plan that they run, and its token.
         self._groups: list[frozenset[int]] = []
         self._front: tuple[Plan, Token] | None = None
+        #: Whether gradients of inputs can be read at the op's nodes, as is known before it runs.
+        self.readable = False
+        plan = context.plan(IPoint.AFTER_BACKWARD)
+        if plan and not run.called:
+            positions = {position for position, _ in differentiable(run.values)}
+            self.readable = readable(run, context, _groups(plan, positions))
         #: Sequence number before the op itself ran.
-        self.begin = run.start
+        self.begin = 0
 
     # Gradients of inputs.
 
-    def before(self, values: list[Any]) -> list[Any]:
-        """Prepare for gradients of inputs; returns the values that the op is to run on."""
+    def before(self, values: list[Any], start: int) -> list[Any]:
+        """Prepare for gradients of inputs; returns the values that the op is to run on.
+
+        Args:
+            values: The inputs.
+            start: Sequence number before the op.
+        """
+        self.begin = start
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if not after and not self._run.session.wants(IPoint.AFTER_FORWARD):
             return values
@@ -112,30 +121,20 @@ class Taps:
         if self._run.called and self._run.tapped:
             self._done = True
             return values
-        # Then identities are not needed, and would regroup sums of second-order gradients.
-        self.one_node = self._makes_one_node()
-        if self._run.operator.aliases or self._run.mutated or self._run.called or self.one_node:
-            # An identity in front would also cut what the result shares with the input.
+        if (
+            # An identity in front of these would cut what the result shares with the input.
+            self._run.operator.aliases
+            or self._run.mutated
+            or self._run.called
+            # Or it is not needed, and would regroup sums of second-order gradients.
+            or self.readable
+        ):
             self._found(slots)
             return values
         self._done = True
         if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
             self._found(slots)
         return self._tap_inputs(after, values, slots)
-
-    def _makes_one_node(self) -> bool:
-        """Whether the op is known to make one node, before it has run."""
-        points = (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
-        return (
-            self._run.bound.signature.one_node
-            and all(self._context.plan(point).replacement is None for point in points)
-            # Conversions would be nodes in front of it.
-            and not torch._C._is_any_autocast_enabled()
-            and all(
-                type(tensor) in _PLAIN and tensor.layout == torch.strided
-                for tensor in tensors_in(self._run.values)
-            )
-        )
 
     def _found(self, slots: dict[Slot, torch.Tensor]) -> None:
         self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
@@ -252,45 +251,17 @@ class Taps:
         """Hook the one node whose results are the gradients wanted."""
         token, count = self._backward.keep(plan), len(self._run.values)
         nodes, _ = new_nodes(self._run.made(outputs), start)
-        places: dict[Slot, list[tuple[Any, int]]] = {}
-        taken: dict[Any, int] = {}
-        for slot, edge in self._edges.items():
-            found = [
-                (node, index)
-                for node in nodes
-                for index, (next_node, number) in enumerate(node.next_functions)
-                if next_node is edge[0] and number == edge[1]
-            ]
-            same = sum(other == edge for other in self._edges.values())
-            if len(found) == same:
-                # The same tensor at several positions: results come in the order of arguments.
-                place = taken.get(edge, 0)
-                taken[edge] = place + 1
-                found = [found[place]]
-            places[slot] = found
         window = self._window()
-        if window is not None and nodes and (0, None) in self._edges:
-            # The node of the base: its first result is the base's gradient, the view a window.
-            places[0, None] = [(nodes[-1], 0)]
-        for group in _groups(plan, {position for position, _ in self._edges}):
-            chosen = [slot for slot in places if slot[0] in group and places[slot]]
-            if not chosen:
-                continue
-            at = {id(node) for slot in chosen for node, _ in places[slot]}
-            node = places[chosen[0]][0][0]
-            met: Meeting | None = Meeting(
-                node, {slot: Result(places[slot][0][1], "") for slot in chosen}
-            )
-            if len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen):
-                met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
-                if met is None:
-                    raise UnsupportedError(
-                        "The gradients of these inputs come from several backward ops of this op",
-                        where=f"insert_after_backward_op, {self._context.where}",
-                        fix="Ask before the op runs (require_outputs=False), one input at a time; "
-                        "for an op whose results are views of its input, take its raw backward ops",
-                    )
-            assert met is not None
+        base = nodes[-1] if window is not None and nodes and (0, None) in self._edges else None
+        groups = _groups(plan, {position for position, _ in self._edges})
+        for group, chosen, met in readings(nodes, self._edges, groups, base):
+            if met is None:
+                raise UnsupportedError(
+                    "The gradients of these inputs come from several backward ops of this op",
+                    where=f"insert_after_backward_op, {self._context.where}",
+                    fix="Ask before the op runs (require_outputs=False), one input at a time; "
+                    "for an op whose results are views of its input, take its raw backward ops",
+                )
             results = [met.results[slot] for slot in chosen]
             windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
