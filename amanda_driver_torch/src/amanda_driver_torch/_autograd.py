@@ -148,16 +148,15 @@ def pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) ->
         # An inference tensor cannot be saved for backward; a clone outside is an ordinary one.
         new = new.clone()
     # In forward-mode differentiation the tangent passes, too, whatever requires a gradient.
-    if forward_ad._current_level < 0 and not (old.requires_grad and torch.is_grad_enabled()):
+    differentiated = forward_ad._current_level >= 0
+    differentiable = new.is_floating_point() or new.is_complex()
+    if not differentiated and not (old.requires_grad and torch.is_grad_enabled()):
+        if old.requires_grad and differentiable and not node:
+            # Torch chooses kernels by this, also where there are no gradients.
+            return new if new.requires_grad else new.detach().requires_grad_()
         return new.detach() if new.requires_grad else new
-    if (
-        not node
-        and _save is not None
-        and forward_ad._current_level < 0
-        and type(old) in _PLAIN
-        and type(new) in _PLAIN
-        and (new.is_floating_point() or new.is_complex())
-    ):
+    plain = type(old) in _PLAIN and type(new) in _PLAIN
+    if not (node or differentiated or _save is None) and plain and differentiable:
         return _stand_in(old, new)
     edited: torch.Tensor = _apply(AmandaEdit, old, new)
     _prioritise(edited)

@@ -17,7 +17,7 @@ from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
 from amanda_driver_torch import _taps
-from amanda_driver_torch._autograd import keep_saved, pass_straight
+from amanda_driver_torch._autograd import keep_saved
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._compiled import compiled, node_plans
 from amanda_driver_torch._edits import check_tensor, edited
@@ -410,9 +410,9 @@ class Run:
                 fix="Edit the input of the op that uses it",
             )
         check_tensor(old, new, step, same_dtype=True)
-        if step.action.autodiff or not (old.requires_grad and torch.is_grad_enabled()):
-            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
-                old.copy_(new)
-            return
-        # The gradient goes around the edit to what the op computed.
-        old.copy_(pass_straight(old.clone(), new))
+        if step.action.autodiff and torch.is_grad_enabled():
+            old.copy_(new)
+        else:
+            # The graph stays as it is: what the op saved is no longer in this storage, and what
+            # others saved of it is outdated since the op wrote it.
+            old.data.copy_(new)
