@@ -146,15 +146,16 @@ def _meetings(
     run: Run, sources: tuple[int, ...], operands: tuple[Any, ...], taps: Taps | None, returned: Any
 ) -> Any:
     """How gradients of inputs are hooked where they meet; None where identities are needed."""
-    if taps is None or type(returned) is not torch.Tensor or _autocast():
+    output = returned[0] if isinstance(returned, tuple) and returned else returned
+    if taps is None or type(output) is not torch.Tensor or _autocast():
         return None
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     if any(type(t) not in _PLAIN or t.layout != torch.strided for t in tensors):
         return None
-    if any(t.requires_grad and t.dtype != returned.dtype for t in tensors):
+    if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
         # The engine may convert what the op gives.
         return None
-    met = taps.meetings(returned)
+    met = taps.meetings(output)
     if not met:
         return None
     hooks = []

@@ -6,8 +6,9 @@ of the inputs. Registers nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -27,6 +28,10 @@ _RESHAPING = {
     "TBackward0": "t",
     "CloneBackward0": "",
 }
+
+
+#: Edge -> the nodes that lead there, and the numbers of their results.
+_Leading: TypeAlias = "dict[Edge, list[tuple[Any, int]]]"
 
 
 class Result(NamedTuple):
@@ -79,19 +84,20 @@ def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
         nodes: The nodes that an op made.
         edges: Slot of an input -> where its gradient goes.
     """
-    found = {slot: _origins(nodes, edge) for slot, edge in edges.items()}
+    leading = _leading(nodes)
+    found = {slot: _origins(leading, edge) for slot, edge in edges.items()}
     for node in nodes:
         if all(node in results for results in found.values()):
             return Meeting(node, {slot: results[node] for slot, results in found.items()})
     return None
 
 
-def _origins(nodes: Sequence[Any], edge: Edge) -> dict[Any, Result]:
+def _origins(leading: _Leading, edge: Edge) -> dict[Any, Result]:
     """The nodes whose results become the gradient of an edge, and how."""
     found: dict[Any, Result] = {}
     way = ""
     while True:
-        origins = _leading_to(nodes, *edge)
+        origins = leading.get(edge, [])
         if len(origins) != 1:
             return found
         ((node, number),) = origins
@@ -133,9 +139,10 @@ def readings(
     """
     places: dict[Slot, list[tuple[Any, int]]] = {}
     taken: dict[Any, int] = {}
+    leading, times = _leading(nodes), Counter(edges.values())
     for slot, edge in edges.items():
-        found = _leading_to(nodes, *edge)
-        if len(found) == sum(other == edge for other in edges.values()):
+        found = leading.get(edge, [])
+        if len(found) == times[edge]:
             # The same tensor at several positions: results come in the order of arguments.
             place = taken.get(edge, 0)
             taken[edge] = place + 1
@@ -155,10 +162,9 @@ def readings(
             yield group, chosen, meeting(nodes, {slot: edges[slot] for slot in chosen})
 
 
-def _leading_to(nodes: Sequence[Any], node: Any, number: int) -> list[tuple[Any, int]]:
-    return [
-        (other, index)
-        for other in nodes
-        for index, (following, at) in enumerate(other.next_functions)
-        if following is node and at == number
-    ]
+def _leading(nodes: Sequence[Any]) -> _Leading:
+    found: _Leading = {}
+    for node in nodes:
+        for index, edge in enumerate(node.next_functions):
+            found.setdefault(edge, []).append((node, index))
+    return found

@@ -130,6 +130,8 @@ class Taps:
             or self.readable
         ):
             self._found(slots)
+            # To look at edges takes numbers.
+            self.begin = next_sequence()
             return values
         self._done = True
         if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
