@@ -28,8 +28,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 #: Parts of the names of composite ops that are made of others on another device or with other
 #: libraries, or that draw random numbers.
-_OTHERWISE = ("attention", "batch_norm", "ctc_loss", "dropout", "gru", "instance_norm", "lstm")
-_OTHERWISE += ("linear_cross_entropy", "rms_norm", "rnn", "rrelu")
+_OTHERWISE = (
+    *("attention", "batch_norm", "ctc_loss", "dropout", "gru", "instance_norm"),
+    *("linear_cross_entropy", "lstm", "rms_norm", "rnn", "rrelu"),
+)
 #: Layout of a call -> what its rehearsal found.
 _found: dict[Any, bool] = {}
 _MANY = 1024
