@@ -24,7 +24,7 @@ __all__ = ["OWN_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
 _TOP = 2**62
 _serial = itertools.count(1)
 
-#: Makes what torch saves of a tensor for backward; before torch 2.10 Python cannot.
+#: Makes what torch saves of a tensor for backward; None where torch does not offer that to Python.
 _save: Callable[[torch.Tensor, bool], Any] | None = getattr(
     torch._C._autograd, "_make_saved_tensor", None
 )
