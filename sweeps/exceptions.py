@@ -43,25 +43,15 @@ class Excepted:
         )
 
 
-#: Amanda's own, and no more than rounding: see the limits in docs/internals/pytorch.md.
-REGROUPED = (
-    "gradients of gradients: where the gradients of an op's inputs are wanted, or its values are "
-    "replaced, an identity stands at the op, and this op's contributions of second order are added "
-    "up there before those of others: a + (b + c) for (a + b) + c; the difference is of rounding"
-)
-NOISE = (
-    "gradients of gradients that are zero but for rounding: a direction has no derivative along "
-    "itself; otherwise as the regrouped sums of other operators"
-)
 #: Found by running plain once more, many times.
 UNSTABLE = "plain PyTorch does not repeat itself here: other plain runs differ from one another"
 TRANSPOSED = (
     "V is a transposed view of a result that nobody else holds; behind the identity where the "
     "gradients of the three outputs meet it is a tensor of its own"
 )
-FOLDED = (
-    "torch.matmul chooses how it multiplies by whether its inputs require gradients, which copies "
-    "made without gradients do not; plain matmul of detached inputs gives the same bits"
+HANDED_BACK = (
+    "`conj` hands a real tensor back, and the users of both add up their gradients in one place; "
+    "copied, the result has a sum of its own, as after `y = y.clone()` in the program"
 )
 UNINITIALISED = "its result is memory that nobody has written"
 
@@ -71,15 +61,18 @@ EXCEPTED: tuple[Excepted, ...] = (
         Excepted(op, frozenset({"value"}), UNINITIALISED)
         for op in ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty*")
     ),
-    Excepted("nn.functional.normalize", frozenset({"value"}), NOISE, prefix="second-order"),
-    Excepted("matmul", frozenset({"value"}), FOLDED, frozenset({"clones"}), frozenset({"out"})),
+    Excepted(
+        "masked.std",
+        frozenset({"value"}),
+        HANDED_BACK,
+        frozenset({"clones"}),
+        prefix="second-order",
+    ),
     Excepted("svd", frozenset({"view"}), TRANSPOSED, frozenset({"none", "same"})),
 )
 
 
-def reason(
-    op: str, form: str, routine: str, names: Iterable[str], *, rounding: bool = False
-) -> str:
+def reason(op: str, form: str, routine: str, names: Iterable[str]) -> str:
     """Why these facts may differ; empty where nothing explains it.
 
     Args:
@@ -87,11 +80,8 @@ def reason(
         form: The form of the call.
         routine: The routine.
         names: The facts that differ.
-        rounding: Whether all that differs are values that differ as sums of another order do.
     """
     names = list(names)
-    if rounding and all(name.startswith("second-order") for name in names):
-        return REGROUPED
     for excepted in EXCEPTED:
         if excepted.covers(op, form, routine, names):
             return excepted.reason

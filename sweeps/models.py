@@ -61,12 +61,6 @@ LEFT_ALONE = dict.fromkeys(
 EXPLAINED = {
     "__getitem__": "the program writes into `x[i]`, and a copied view is no view of its base any "
     "more, as after `y = y.clone()` in the program; with `x[i]` left alone nothing differs",
-    "add_": "the edited result of `x += b` goes into `x` by a copy, by which the gradient comes in "
-    "another layout, and its sums over the dimensions that `b` has not round otherwise; with "
-    "`add_` left alone nothing differs",
-    "linear": "a weight that is edited under no_grad requires no gradient, and torch may choose "
-    "another kernel for it, which rounds otherwise, as for `weight.detach()`; with `linear` left "
-    "alone nothing differs",
 }
 #: Nodes that torch makes anew, without the hooks of those before, and why that is no fault.
 VIEWS = frozenset({"AsStridedBackward0"})

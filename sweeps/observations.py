@@ -121,26 +121,3 @@ def different(plain: Facts, other: Facts, *, results_only: bool) -> list[str]:
         if (not results_only or kind(name) in OF_RESULTS)
         and plain.get(name, missing) != other.get(name, missing)
     ]
-
-
-#: How many units in the last place sums of another order may differ by, of the largest element.
-UNITS = 64
-
-
-def rounded(plain: Facts, other: Facts, names: Iterable[str]) -> bool:
-    """Whether values that differ do so as sums of another order do."""
-    for name in names:
-        one, two = plain.get(name), other.get(name)
-        if kind(name) != "value" or one is None or two is None or one[:3] != two[:3]:
-            return False
-        if not isinstance(one[3], bytes):
-            return False
-        dtype = getattr(torch, one[1].removeprefix("torch."))
-        first, second = (torch.frombuffer(bytearray(v[3]), dtype=dtype) for v in (one, two))
-        if not (dtype.is_floating_point or dtype.is_complex):
-            return False
-        bound = UNITS * torch.finfo(dtype).eps * first.abs().nan_to_num().max()
-        apart = torch.where(first.isnan() & second.isnan(), 0, (first - second).abs())
-        if not bool((apart <= bound).all()):
-            return False
-    return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import random
@@ -22,7 +21,7 @@ import amanda
 
 from . import exceptions
 from .identity import ROUTINES, Identity
-from .observations import Facts, different, kind, rounded
+from .observations import Facts, different, kind
 from .programs import Program, Ran, programs
 from .results import Failure, Part, versions
 
@@ -183,40 +182,6 @@ def _unstable(program: Program, plain: Facts, names: list[str]) -> bool:
     return program.varying.issuperset(names)
 
 
-#: What is left in double precision of a difference of rounding, of the largest element: far more
-#: than its own rounding, and far less than a contribution that is missing.
-_LEFT_IN_DOUBLE = 1e-9
-_DOUBLE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-
-
-def _vanishes_in_double(
-    program: Program, routine: str, refused: set[tuple[str, str]], names: list[str]
-) -> bool:
-    """Whether what differs between second-order gradients is rounding that the op enlarges.
-
-    The gradients of a decomposition enlarge rounding beyond any bound, but in double precision, the
-    same difference is smaller by as much as its rounding is.
-    """
-    if not all(name.startswith("second-order") and kind(name) == "value" for name in names):
-        return False
-    sample = program.sample.transform(_doubled)
-    double = dataclasses.replace(program, sample=sample)
-    plain = double.run(double.inputs())
-    with amanda.apply(Identity(ROUTINES[routine], refused)):
-        ran = double.run(double.inputs())
-    return not plain.error and all(
-        bool((one.grad - two.grad).abs().max() <= _LEFT_IN_DOUBLE * one.grad.abs().max())
-        for one, two in zip(plain.leaves(), ran.leaves(), strict=True)
-        if one.grad is not None and two.grad is not None
-    )
-
-
-def _doubled(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dtype not in _DOUBLE:
-        return value
-    return value.detach().to(_DOUBLE[value.dtype]).requires_grad_(value.requires_grad)
-
-
 def _destinations(program: Program) -> Any:
     once = Program(program.op, program.sample, "function", False, False)
     result = once.run(once.inputs()).result
@@ -254,14 +219,7 @@ def _instrumented(
             # How far a backward pass gets that torch ends with an error depends on its order.
             names = [name for name in names if not name.startswith(("second-order", "accumulated"))]
         if names:
-            why = exceptions.reason(
-                program.op.name,
-                program.form,
-                routine,
-                names,
-                rounding=rounded(plain, facts, names)
-                or _vanishes_in_double(program, routine, refused, names),
-            )
+            why = exceptions.reason(program.op.name, program.form, routine, names)
             if not why and _unstable(program, plain, names):
                 why = exceptions.UNSTABLE
             if "error" in names:

@@ -18,7 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Ops whose gradients, views or layouts once differed.
-ONCE_WRONG = ["squeeze float32", "atleast_2d complex64", "split.list_args float32"]
+ONCE_WRONG = [
+    *("squeeze float32", "atleast_2d complex64", "split.list_args float32"),
+    *("nn.functional.softsign complex64", "pca_lowrank float32"),
+]
 
 
 def sweep(folder: Path, *arguments: str, code: str = "") -> tuple[int, str, dict[str, Any]]:
@@ -185,7 +188,7 @@ def test_it_notices_a_changed_bit(tmp_path: Path) -> None:
     assert {failure["how"].split(", ")[2][:4] for failure in found["failures"]} == {"none"}
 
 
-def test_it_notices_a_second_order_gradient_that_is_no_rounding(tmp_path: Path) -> None:
+def test_it_notices_a_second_order_gradient(tmp_path: Path) -> None:
     what = ("operators", "--only", "svd_lowrank complex64", "--inputs", "1")
     status, output, found = sweep(tmp_path, *what, code=MISSES)
     assert status == 1, output

@@ -19,7 +19,7 @@ from amanda_core.errors import is_annotated
 from amanda_driver_torch import _interceptor, _tracing
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._checkpoint import is_foreign_rerun
-from amanda_driver_torch._edits import edited
+from amanda_driver_torch._edits import OfAliasing, edited
 from amanda_driver_torch._execute import Execution
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import in_users_modes, laid_aside
@@ -175,12 +175,14 @@ class TorchAttachment:
         """Go on with a call that the native interceptor began; see `Execution.resume`."""
         return self._execution.resume(record, operator, call, args, kwargs, *done)
 
-    def edit(self, step: Step, values: list[Any], result: Any) -> None:
+    def edit(self, step: Step | OfAliasing, values: list[Any], result: Any) -> None:
         """Let what a routine returned take effect in `values`; for the native interceptor."""
+        aliasing = isinstance(step, OfAliasing)
+        step = step.step if isinstance(step, OfAliasing) else step
         changes = step.changes(values, result)
         self.edits += len(changes)
         for position, new in changes:
-            values[position] = edited(values[position], new, step)
+            values[position] = edited(values[position], new, step, node=aliasing)
 
     @property
     def settle(self) -> Callable[..., Any]:

@@ -1,8 +1,9 @@
-"""The autograd nodes that the driver itself puts into graphs, all invisible as operators.
+"""Edited values in autograd graphs, and the nodes that the driver itself puts there.
 
-Owns the identity that carries an edited value while the gradient passes straight through, the tap
-on gradients, and the operator whose backward is replaced. Each passes gradients at once, before
-any node of the user's, so that sums of gradients keep their order.
+Owns the stand-in that carries an edited value in the place of another, the identity that does so
+where a node is needed, the tap on gradients, and the operator whose backward is replaced. The nodes
+are invisible as operators and pass gradients at once, before any node of the user's, so that sums
+of gradients keep their order.
 """
 
 from __future__ import annotations
@@ -22,6 +23,12 @@ __all__ = ["OWN_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
 # AccumulateGrad at 2**64 - 1; operators count up from 0.
 _TOP = 2**62
 _serial = itertools.count(1)
+
+#: Makes what torch saves of a tensor for backward; None where torch does not offer that to Python.
+_save: Callable[[torch.Tensor, bool], Any] | None = getattr(
+    torch._C._autograd, "_make_saved_tensor", None
+)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _apply(function: type[Function], *args: Any) -> Any:
@@ -95,14 +102,62 @@ class AmandaReplaced(Function):
 OWN_NODES = tuple(f._backward_cls for f in (AmandaEdit, AmandaTap, AmandaReplaced))
 
 
-def pass_straight(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """`new` as an autograd-neutral edit of `old`."""
+def _stand_in(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """A tensor with the values of `new` that has the place of `old` in the graph.
+
+    What torch saves for backward is put together anew from the values and the place in the graph,
+    and hooks may supply the values. So there is no node at which sums of gradients would be grouped
+    otherwise than without the edit.
+    """
+    assert _save is not None
+
+    def values(_: None) -> torch.Tensor:
+        return new
+
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        saved = _save(old, False)
+        saved.register_hooks(_nothing, values)
+    else:
+        # The user's hooks are not to hear of it.
+        torch._C._autograd._push_saved_tensors_default_hooks(_nothing, values)
+        try:
+            saved = _save(old, False)
+        finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+    value: torch.Tensor = saved.unpack()
+    if value.is_leaf:
+        # It refers to where the gradients of `old` are accumulated, but does not hold it.
+        value._amanda_place = saved  # type: ignore[attr-defined]
+    return value
+
+
+def _nothing(_: torch.Tensor) -> None:
+    """Save no values."""
+
+
+def pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) -> torch.Tensor:
+    """`new` as an autograd-neutral edit of `old`.
+
+    Args:
+        old: The value.
+        new: What stands for it from now on.
+        node: Whether it must have a node of its own: where the program may come to hold both, each
+            has its own hooks and retains its own gradient.
+    """
     if new.is_inference() and not torch.is_inference_mode_enabled():
         # An inference tensor cannot be saved for backward; a clone outside is an ordinary one.
         new = new.clone()
     # In forward-mode differentiation the tangent passes, too, whatever requires a gradient.
-    if forward_ad._current_level < 0 and not (old.requires_grad and torch.is_grad_enabled()):
+    differentiated = forward_ad._current_level >= 0
+    differentiable = new.is_floating_point() or new.is_complex()
+    if not differentiated and not (old.requires_grad and torch.is_grad_enabled()):
+        if old.requires_grad and differentiable and not node:
+            # Torch chooses kernels by this, also where there are no gradients.
+            return new if new.requires_grad else new.detach().requires_grad_()
         return new.detach() if new.requires_grad else new
+    plain = type(old) in _PLAIN and type(new) in _PLAIN
+    if not (node or differentiated or _save is None) and plain and differentiable:
+        return _stand_in(old, new)
     edited: torch.Tensor = _apply(AmandaEdit, old, new)
     _prioritise(edited)
     return edited

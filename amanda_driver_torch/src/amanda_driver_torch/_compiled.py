@@ -14,6 +14,7 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_driver_torch._build import native
+from amanda_driver_torch._edits import OfAliasing
 from amanda_driver_torch._nodes import BackwardOp, new_nodes, next_sequence, route
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._taps import asked
@@ -77,6 +78,11 @@ def compiled(
     steps_after = [_parts(step, _MANY) for step in after.steps]
     if None in steps or None in steps_after:
         return None
+    if run.operator.aliases:
+        steps, steps_after = (
+            [(*parts[:-1], OfAliasing(parts[-1])) for parts in of_point]
+            for of_point in (steps, steps_after)
+        )
     args, kwargs = bound.given
     names = tuple(kwargs)
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)
@@ -98,6 +104,8 @@ def compiled(
                 return None
             tapped.append((function, arguments))
         met = _meetings(run, sources, operands, taps, returned)
+        if taps is not None and taps.readable and met is None:
+            return None
         if met is not None:
             assert taps is not None
             # Without identities, the op makes fewer nodes.
@@ -138,12 +146,16 @@ def _meetings(
     run: Run, sources: tuple[int, ...], operands: tuple[Any, ...], taps: Taps | None, returned: Any
 ) -> Any:
     """How gradients of inputs are hooked where they meet; None where identities are needed."""
-    if taps is None or type(returned) is not torch.Tensor or _autocast():
+    output = returned[0] if isinstance(returned, tuple) and returned else returned
+    if taps is None or type(output) is not torch.Tensor or _autocast():
         return None
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     if any(type(t) not in _PLAIN or t.layout != torch.strided for t in tensors):
         return None
-    met = taps.meetings(returned)
+    if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
+        # The engine may convert what the op gives.
+        return None
+    met = taps.meetings(output)
     if not met:
         return None
     hooks = []

@@ -6,7 +6,7 @@ an edited value goes, `_execute`, `_taps` and `_backward` say.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from amanda_core.errors import EditError
 from amanda_driver_torch._autograd import pass_straight
 
 __all__ = [
+    "OfAliasing",
     "check_gradient",
     "check_gradient_shape",
     "check_tensor",
@@ -23,14 +24,38 @@ __all__ = [
 ]
 
 
-def edited(old: Any, new: Any, step: Step) -> Any:
-    """What stands for `old` from now on: `new`, autograd-neutral unless asked otherwise."""
+class OfAliasing(NamedTuple):
+    """A step of an op that may hand on its inputs, or views of them.
+
+    Attributes:
+        step: The step.
+    """
+
+    step: Step
+
+    @property
+    def where(self) -> str:
+        """Tool, routine and op, for messages."""
+        return self.step.where
+
+
+def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
+    """What stands for `old` from now on: `new`, autograd-neutral unless asked otherwise.
+
+    Args:
+        old: A value of an op.
+        new: What a routine has returned for it.
+        step: The routine's step.
+        node: Whether the op may hand on its inputs or views of them; see `pass_straight`.
+    """
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         if len(old) != len(new):
             raise EditError(
                 f"A list of {len(new)} values cannot stand for one of {len(old)}", where=step.where
             )
-        items = [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
+        items = [
+            o if n is o else edited(o, n, step, node=node) for o, n in zip(old, new, strict=True)
+        ]
         return tuple(items) if isinstance(old, tuple) else items
     if not isinstance(old, torch.Tensor):
         return new
@@ -42,7 +67,7 @@ def edited(old: Any, new: Any, step: Step) -> Any:
         return new
     if old.requires_grad and torch.is_grad_enabled():
         check_tensor(old, new, step)
-    return pass_straight(old, new)
+    return pass_straight(old, new, node=node)
 
 
 def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
@@ -82,7 +107,7 @@ def edited_gradient(old: Any, new: Any, step: Step) -> Any:
     check_gradient(old, new, step.where)
     if new is None or step.action.autodiff or not torch.is_grad_enabled():
         return new
-    return pass_straight(old, new)
+    return pass_straight(old, new, node=False)
 
 
 def check_gradient(old: Any, new: Any, where: str) -> None:

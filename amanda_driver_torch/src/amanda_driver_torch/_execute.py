@@ -17,7 +17,7 @@ from amanda_core import IPoint, OpContext, Plan, Session, Step
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
 from amanda_driver_torch import _taps
-from amanda_driver_torch._autograd import keep_saved, pass_straight
+from amanda_driver_torch._autograd import keep_saved
 from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._compiled import compiled, node_plans
 from amanda_driver_torch._edits import check_tensor, edited
@@ -192,12 +192,13 @@ class Run:
             self._edit_inputs(before)
             context.fill(inputs=self.values)
         taps = None
+        if torch.is_grad_enabled():
+            taps = _taps.Taps(self.execution.backward, context, self)
         # Before anything looks at the inputs' nodes: looking at a view whose base was written
         # makes its node, which then is this op's.
         self.start = self.start or next_sequence()
-        if torch.is_grad_enabled():
-            taps = _taps.Taps(self.execution.backward, context, self)
-            self.values = taps.before(self.values)
+        if taps is not None:
+            self.values = taps.before(self.values, self.start)
         returned = self._call(before, context)
         outputs = self.outputs_of(returned)
         if taps is not None:
@@ -209,14 +210,16 @@ class Run:
         # none now: the op may run with them later.
         settled = not (before or after or _taps.asked(context))
         tracked = True
+        results = outputs
         if taps is not None:
+            results = taps.outputs(outputs)
             if session.wants_backward:
                 tracked = self.execution._track(record, context, self.bound, outputs, self.start)
                 if not tracked:
                     record.hooks = node_plans(self.attachment, record, outputs, self.start)
-            outputs = taps.after(outputs, self.start)
+            taps.after(outputs, self.start)
         if after.steps:
-            outputs = self._edit_outputs(after, outputs)
+            results = self._edit_outputs(after, results)
         nodes = made if taps is not None else 0
         if settled and session.caching:
             # Backward ops that have not run yet are hooked in each execution, and that is all.
@@ -228,7 +231,7 @@ class Run:
                 self, context, before, after, nodes if known else -1, taps, returned
             )
         # An op that returns nothing (`x[i] = v`) has its written argument as output.
-        return None if returned is None else restructure(returned, outputs)
+        return None if returned is None else restructure(returned, results)
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         if self.session.due(context, i_point):
@@ -252,7 +255,7 @@ class Run:
                 if position in self.mutated:
                     self._write(old, new, step)
                 else:
-                    self.values[position] = edited(old, new, step)
+                    self.values[position] = edited(old, new, step, node=self.operator.aliases)
 
     def _write(self, old: Any, new: Any, step: Step) -> None:
         """Edit an argument that the op writes: the op must still find the original storage."""
@@ -379,7 +382,7 @@ class Run:
                     check_tensor(old, new, step, same_dtype=True)
                     old.data.copy_(new)
                 else:
-                    outputs[position] = edited(old, new, step)
+                    outputs[position] = edited(old, new, step, node=self.operator.aliases)
         return outputs
 
     def _is_new_leaf(self, output: Any) -> bool:
@@ -407,9 +410,9 @@ class Run:
                 fix="Edit the input of the op that uses it",
             )
         check_tensor(old, new, step, same_dtype=True)
-        if step.action.autodiff or not (old.requires_grad and torch.is_grad_enabled()):
-            with torch.set_grad_enabled(step.action.autodiff and torch.is_grad_enabled()):
-                old.copy_(new)
-            return
-        # The gradient goes around the edit to what the op computed.
-        old.copy_(pass_straight(old.clone(), new))
+        if step.action.autodiff and torch.is_grad_enabled():
+            old.copy_(new)
+        else:
+            # The graph stays as it is: what the op saved is no longer in this storage, and what
+            # others saved of it is outdated since the op wrote it.
+            old.data.copy_(new)

@@ -62,8 +62,9 @@ def posthook(
     function: Callable[..., Sequence[Any]],
     places: Sequence[Result],
     windows: Sequence[Window | None],
+    dtypes: Sequence[torch.dtype],
 ) -> Callable[..., Any]:
-    """A hook on a node, some of whose results are gradients of an op's inputs.
+    """A hook on a node, some of whose results are gradients of an op's inputs, of these dtypes.
 
     It takes the results, the gradients before the node, the shapes of the inputs, and what routines
     have returned that have been called already.
@@ -76,10 +77,10 @@ def posthook(
         done: tuple[Any, ...] = (),
     ) -> Any:
         grads = [
-            place.given(results[place.number], shape)
+            place.given(results[place.number], shape, dtype)
             if window is None or results[place.number] is None
             else window.read(results[place.number])
-            for place, shape, window in zip(places, shapes, windows, strict=True)
+            for place, shape, window, dtype in zip(places, shapes, windows, dtypes, strict=True)
         ]
         new = function(grads, done)
         if all(after is before for before, after in zip(grads, new, strict=True)):

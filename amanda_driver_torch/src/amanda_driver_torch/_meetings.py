@@ -6,23 +6,32 @@ of the inputs. Registers nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from amanda_driver_torch._nodes import Edge, Slot, name_of
 
-__all__ = ["Meeting", "Result", "meeting"]
+__all__ = ["Meeting", "Result", "meeting", "readings"]
 
 #: Nodes that only change the shape of a gradient, and how a result of the node before them is to
-#: be changed likewise.
+#: be changed likewise; empty where it is the same.
 _RESHAPING = {
     "ViewBackward0": "reshape",
     "UnsafeViewBackward0": "reshape",
     "ReshapeAliasBackward0": "reshape",
+    "UnsqueezeBackward0": "reshape",
+    "SqueezeBackward0": "reshape",
+    "SqueezeBackward1": "reshape",
     "TBackward0": "t",
+    "CloneBackward0": "",
 }
+
+
+#: Edge -> the nodes that lead there, and the numbers of their results.
+_Leading: TypeAlias = "dict[Edge, list[tuple[Any, int]]]"
 
 
 class Result(NamedTuple):
@@ -36,14 +45,18 @@ class Result(NamedTuple):
     number: int
     way: str
 
-    def given(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor | None:
-        """The gradient of an input of `shape`, out of this result of the node."""
-        if value is None or (not self.way and (value.is_nested or value.shape == shape)):
+    def given(
+        self, value: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """The gradient of an input of `shape` and `dtype`, out of this result of the node."""
+        if value is None or value.is_nested:
             return value
-        if not self.way:
-            # A node may leave it to the engine to sum what was broadcast.
-            return value.sum_to_size(shape)
-        return value.t() if self.way == "t" else value.reshape(shape)
+        if self.way:
+            value = value.t() if self.way == "t" else value.reshape(shape)
+        elif value.shape != shape:
+            # A node may leave it to the engine to sum what was broadcast, and to convert it.
+            value = value.sum_to_size(shape)
+        return value if value.dtype == dtype else value.to(dtype)
 
     def back(self, gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
         """What stands for `value`, this result of the node, so that the input gets `gradient`."""
@@ -71,27 +84,87 @@ def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
         nodes: The nodes that an op made.
         edges: Slot of an input -> where its gradient goes.
     """
-    found: dict[Slot, dict[Any, Result]] = {}
-    for slot, edge in edges.items():
-        origins = _leading_to(nodes, *edge)
-        if len(origins) != 1:
-            return None
-        (node, index) = origins[0]
-        found[slot] = {node: Result(index, "")}
-        way = _RESHAPING.get(name_of(node))
-        origins = _leading_to(nodes, node, 0) if way is not None else []
-        if way is not None and len(origins) == 1:
-            found[slot][origins[0][0]] = Result(origins[0][1], way)
+    leading = _leading(nodes)
+    found = {slot: _origins(leading, edge) for slot, edge in edges.items()}
     for node in nodes:
         if all(node in results for results in found.values()):
             return Meeting(node, {slot: results[node] for slot, results in found.items()})
     return None
 
 
-def _leading_to(nodes: Sequence[Any], node: Any, number: int) -> list[tuple[Any, int]]:
-    return [
-        (other, index)
-        for other in nodes
-        for index, (following, at) in enumerate(other.next_functions)
-        if following is node and at == number
-    ]
+def _origins(leading: _Leading, edge: Edge) -> dict[Any, Result]:
+    """The nodes whose results become the gradient of an edge, and how."""
+    found: dict[Any, Result] = {}
+    way = ""
+    while True:
+        origins = leading.get(edge, [])
+        if len(origins) != 1:
+            return found
+        ((node, number),) = origins
+        found[node] = Result(number, way)
+        change = _change(node)
+        if change is None or (way and change and way + change != "reshapereshape"):
+            return found
+        way, edge = way or change, (node, 0)
+
+
+def _change(node: Any) -> str | None:
+    """How a node changes the shape of a gradient; None where it does more to it."""
+    name = name_of(node)
+    if name == "ExpandBackward0":
+        # To the shape that was there: nothing is summed.
+        (given,) = getattr(node, "_input_metadata", None) or (None,)
+        same = given is not None and tuple(given.shape) == tuple(node._saved_self_sym_sizes)
+        return "" if same else None
+    return _RESHAPING.get(name)
+
+
+def readings(
+    nodes: Sequence[Any],
+    edges: Mapping[Slot, Edge],
+    groups: Iterable[frozenset[int]],
+    base: Any = None,
+) -> Iterator[tuple[frozenset[int], list[Slot], Meeting | None]]:
+    """Where to read the gradients of inputs that are wanted together.
+
+    Args:
+        nodes: The nodes that an op made.
+        edges: Slot of an input -> where its gradient goes.
+        groups: Positions whose gradients are wanted together.
+        base: The node whose first result is the gradient of what input 0 is a view of, if so.
+
+    Yields:
+        For each group, its inputs that get gradients, if any, and the node; None where there is
+        no such node.
+    """
+    places: dict[Slot, list[tuple[Any, int]]] = {}
+    taken: dict[Any, int] = {}
+    leading, times = _leading(nodes), Counter(edges.values())
+    for slot, edge in edges.items():
+        found = leading.get(edge, [])
+        if len(found) == times[edge]:
+            # The same tensor at several positions: results come in the order of arguments.
+            place = taken.get(edge, 0)
+            taken[edge] = place + 1
+            found = [found[place]]
+        places[slot] = found
+    if base is not None:
+        places[0, None] = [(base, 0)]
+    for group in groups:
+        chosen = [slot for slot in places if slot[0] in group and places[slot]]
+        if not chosen:
+            continue
+        node = places[chosen[0]][0][0]
+        if all(len(places[slot]) == 1 and places[slot][0][0] is node for slot in chosen):
+            results = {slot: Result(places[slot][0][1], "") for slot in chosen}
+            yield group, chosen, Meeting(node, results)
+        else:
+            yield group, chosen, meeting(nodes, {slot: edges[slot] for slot in chosen})
+
+
+def _leading(nodes: Sequence[Any]) -> _Leading:
+    found: _Leading = {}
+    for node in nodes:
+        for index, edge in enumerate(node.next_functions):
+            found.setdefault(edge, []).append((node, index))
+    return found

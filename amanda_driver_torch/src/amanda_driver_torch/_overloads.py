@@ -77,11 +77,13 @@ class Signature:
         names: A name for each position; `input` for what schemas call `self`.
         mutated: The positions that the op may write; `out=` is none.
         in_place: Whether the op writes its position 0 (`add_`, `__setitem__`).
+        one_node: Whether the op makes one backward node, which gives the gradients of all inputs.
     """
 
     names: tuple[str, ...]
     mutated: frozenset[int]
     in_place: bool
+    one_node: bool = False
 
 
 class Plan(NamedTuple):
@@ -218,6 +220,7 @@ def _overloads_of(schema: torch._C.FunctionSchema, is_method: bool) -> Iterator[
         names=tuple("input" if name == "self" else name for name in names),
         mutated=mutated,
         in_place=0 in mutated,
+        one_node=_makes_one_node(schema),
     )
     parameters = tuple(
         _Parameter(
@@ -235,6 +238,22 @@ def _overloads_of(schema: torch._C.FunctionSchema, is_method: bool) -> Iterator[
         order.sort(key=lambda j: names[j] != "self")
     for cost, variant in ((0, order), *_deprecated(names, order, is_method)):
         yield _Overload(signature, parameters, tuple(variant), riders, outs, cost)
+
+
+def _makes_one_node(schema: torch._C.FunctionSchema) -> bool:
+    """Whether torch's generated autograd code runs an op of this schema as a whole.
+
+    A composite op is differentiated through the ops that it is made of.
+    """
+    if not schema.name.startswith("aten::") or schema.name.startswith("aten::_foreach_"):
+        return False
+    name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+    if any(result.alias_info is not None for result in schema.returns):
+        return False
+    try:
+        return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    except RuntimeError:
+        return False  # It is not in the dispatcher.
 
 
 def _deprecated(

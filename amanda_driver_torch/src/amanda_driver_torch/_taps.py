@@ -27,7 +27,7 @@ from amanda_driver_torch._gradient_hooks import (
     with_shapes,
 )
 from amanda_driver_torch._lifetime import Token
-from amanda_driver_torch._meetings import Result, meeting
+from amanda_driver_torch._meetings import Meeting, Result, meeting, readings
 from amanda_driver_torch._modes import changes_of
 from amanda_driver_torch._nodes import (
     Edge,
@@ -39,6 +39,7 @@ from amanda_driver_torch._nodes import (
     route,
     tensors_in,
 )
+from amanda_driver_torch._rehearsal import readable
 from amanda_driver_torch._windows import Window
 
 if TYPE_CHECKING:
@@ -81,18 +82,33 @@ class Taps:
         self._edges: dict[Slot, Edge] = {}
         #: Shapes before the op ran: `squeeze_` and its like change that of their own input.
         self._shapes: dict[Slot, torch.Size] = {}
+        self._dtypes: dict[Slot, torch.dtype] = {}
         #: Groups of inputs that have identities in front of them, and what maps their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
+        #: Groups of inputs whose gradients are read at a node instead, and where.
+        self._read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting]] = []
         #: Those groups, the plan that they run, and its token.
         self._groups: list[frozenset[int]] = []
         self._front: tuple[Plan, Token] | None = None
+        #: Whether gradients of inputs can be read at the op's nodes, as is known before it runs.
+        self.readable = False
+        plan = context.plan(IPoint.AFTER_BACKWARD)
+        if plan and not run.called:
+            positions = {position for position, _ in differentiable(run.values)}
+            self.readable = readable(run, context, _groups(plan, positions))
         #: Sequence number before the op itself ran.
-        self.begin = run.start
+        self.begin = 0
 
     # Gradients of inputs.
 
-    def before(self, values: list[Any]) -> list[Any]:
-        """Prepare for gradients of inputs; returns the values that the op is to run on."""
+    def before(self, values: list[Any], start: int) -> list[Any]:
+        """Prepare for gradients of inputs; returns the values that the op is to run on.
+
+        Args:
+            values: The inputs.
+            start: Sequence number before the op.
+        """
+        self.begin = start
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if not after and not self._run.session.wants(IPoint.AFTER_FORWARD):
             return values
@@ -105,9 +121,17 @@ class Taps:
         if self._run.called and self._run.tapped:
             self._done = True
             return values
-        if self._run.operator.aliases or self._run.mutated or self._run.called:
+        if (
             # An identity in front of these would cut what the result shares with the input.
+            self._run.operator.aliases
+            or self._run.mutated
+            or self._run.called
+            # Or it is not needed, and would regroup sums of second-order gradients.
+            or self.readable
+        ):
             self._found(slots)
+            # To look at edges takes numbers.
+            self.begin = next_sequence()
             return values
         self._done = True
         if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
@@ -121,12 +145,14 @@ class Taps:
             slot: torch.Size() if tensor.is_nested else tensor.shape
             for slot, tensor in slots.items()
         }
+        self._dtypes = {slot: tensor.dtype for slot, tensor in slots.items()}
 
     def _tap_inputs(
         self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
     ) -> list[Any]:
         token = self._backward.keep(plan)
         self._front = plan, token
+        self._dtypes = {slot: tensor.dtype for slot, tensor in slots.items()}
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
@@ -143,15 +169,18 @@ class Taps:
         return values
 
     def meetings(self, returned: Any) -> list[Met] | None:
-        """Where gradients meet that had identities in front of inputs; None where some do not.
+        """Where the gradients of inputs that routines want together meet; None where some do not.
 
         Args:
             returned: What the op returned.
         """
         nodes, _ = new_nodes([returned], self.begin)
-        found = []
+        read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting | None]] = [*self._read]
         for chosen, function in self._fronts:
-            met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
+            edges = {slot: self._edges[slot] for slot in chosen}
+            read.append((chosen, function, meeting(nodes, edges)))
+        found = []
+        for chosen, function, met in read:
             way = route(returned, met.node, self.begin) if met is not None else None
             if met is None or way is None:
                 return None
@@ -161,7 +190,8 @@ class Taps:
             steps = [
                 s for s in plan.steps if not {p for p, _ in chosen}.isdisjoint(_selected(s, count))
             ]
-            hook = posthook(function, results, [None] * len(results))
+            dtypes = [self._dtypes[slot] for slot in chosen]
+            hook = posthook(function, results, [None] * len(results), dtypes)
             found.append(Met(hook, steps, way, [position for position, _ in chosen], results))
         return found
 
@@ -217,53 +247,30 @@ class Taps:
         self._backward.renew(token, Plan())
         # They say nothing of further executions, where identities stand as the whole plan wants.
         self._fronts.clear()
+        self._read.clear()
 
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int) -> None:
         """Hook the one node whose results are the gradients wanted."""
         token, count = self._backward.keep(plan), len(self._run.values)
         nodes, _ = new_nodes(self._run.made(outputs), start)
-        places: dict[Slot, list[tuple[Any, int]]] = {}
-        taken: dict[Any, int] = {}
-        for slot, edge in self._edges.items():
-            found = [
-                (node, index)
-                for node in nodes
-                for index, (next_node, number) in enumerate(node.next_functions)
-                if next_node is edge[0] and number == edge[1]
-            ]
-            same = sum(other == edge for other in self._edges.values())
-            if len(found) == same:
-                # The same tensor at several positions: results come in the order of arguments.
-                place = taken.get(edge, 0)
-                taken[edge] = place + 1
-                found = [found[place]]
-            places[slot] = found
         window = self._window()
-        if window is not None and nodes and (0, None) in self._edges:
-            # The node of the base: its first result is the base's gradient, the view a window.
-            places[0, None] = [(nodes[-1], 0)]
-        for group in _groups(plan, {position for position, _ in self._edges}):
-            chosen = [slot for slot in places if slot[0] in group and places[slot]]
-            if not chosen:
-                continue
-            at = {id(node) for slot in chosen for node, _ in places[slot]}
-            node = places[chosen[0]][0][0]
-            results = [Result(places[slot][0][1], "") for slot in chosen]
-            if len(at) != 1 or any(len(places[slot]) != 1 for slot in chosen):
-                met = meeting(nodes, {slot: self._edges[slot] for slot in chosen})
-                if met is None:
-                    raise UnsupportedError(
-                        "The gradients of these inputs come from several backward ops of this op",
-                        where=f"insert_after_backward_op, {self._context.where}",
-                        fix="Ask before the op runs (require_outputs=False), one input at a time; "
-                        "for an op whose results are views of its input, take its raw backward ops",
-                    )
-                node, results = met.node, [met.results[slot] for slot in chosen]
+        base = nodes[-1] if window is not None and nodes and (0, None) in self._edges else None
+        groups = _groups(plan, {position for position, _ in self._edges})
+        for group, chosen, met in readings(nodes, self._edges, groups, base):
+            if met is None:
+                raise UnsupportedError(
+                    "The gradients of these inputs come from several backward ops of this op",
+                    where=f"insert_after_backward_op, {self._context.where}",
+                    fix="Ask before the op runs (require_outputs=False), one input at a time; "
+                    "for an op whose results are views of its input, take its raw backward ops",
+                )
+            results = [met.results[slot] for slot in chosen]
             windows = [window if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
             function = self._function(token, group, chosen, count, self._run.values)
-            hook = posthook(function, results, windows)
-            node.register_hook(with_shapes(hook, shapes))
+            hook = posthook(function, results, windows, [self._dtypes[slot] for slot in chosen])
+            met.node.register_hook(with_shapes(hook, shapes))
+            self._read.append((chosen, function, met))
 
     def _window(self) -> Window | None:
         """Where the op wrote a view in place, its place in the base."""
@@ -274,17 +281,22 @@ class Taps:
 
     # Gradients of outputs.
 
-    def after(self, outputs: list[Any], start: int) -> list[Any]:
-        """Attach the routines to what the op made; returns the outputs to go on with."""
+    def after(self, outputs: list[Any], start: int) -> None:
+        """Attach the routines for gradients of inputs to what the op made."""
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if after and not self._done:
             self._tap_nodes(after, outputs, start)
         elif self._front is not None and after is not self._front[0]:
             self._join(after, outputs, self._front[1])
-        before = self._context.plan(IPoint.BEFORE_BACKWARD)
-        return self._tap_outputs(before, outputs) if before.steps else outputs
 
-    def _tap_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
+    def outputs(self, outputs: list[Any]) -> list[Any]:
+        """Attach the routines for gradients of outputs; returns the outputs to go on with.
+
+        Before the op's nodes are hooked: what arrives at the op as a whole comes first.
+        """
+        plan = self._context.plan(IPoint.BEFORE_BACKWARD)
+        if not plan.steps:
+            return outputs
         token = self._backward.keep(plan)
         inputs = {id(t) for t in tensors_in([*self._run.bound.values, *self._run.values])}
         in_place = self._run.bound.signature.in_place
@@ -310,13 +322,14 @@ class Taps:
             if len(chosen) == 1:
                 slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
-            views = [slots[slot] for slot in chosen]
-            if any(view._is_view() for view in views) and len({v.grad_fn for v in views}) == 1:
-                # Behind an identity they would be views no more, and could be written unnoticed.
-                node: Any = views[0].grad_fn
-                node.register_prehook(outputs_prehook(function, [v.output_nr for v in views]))
+            arriving = [slots[slot] for slot in chosen]
+            if len({t.grad_fn for t in arriving}) == 1:
+                # An identity would regroup sums of second-order gradients; and behind it, views
+                # would be views no more, and could be written unnoticed.
+                node: Any = arriving[0].grad_fn
+                node.register_prehook(outputs_prehook(function, [t.output_nr for t in arriving]))
                 continue
-            if any(view._base is not None and _root(view) in roots for view in views):
+            if any(t._base is not None and _root(t) in roots for t in arriving):
                 raise UnsupportedError(
                     "The gradients of these outputs go to several backward ops of this op",
                     where=f"insert_before_backward_op, {self._context.where}",

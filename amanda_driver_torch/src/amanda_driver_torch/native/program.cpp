@@ -204,9 +204,9 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
     if (gradients) {
         // What needs more, Python does: all of it, or all but the gradients of inputs.
-        int met = parts->meetings.empty() ? 1
-                  : tensor                ? hook_meetings(*parts, call, returned.get(), start)
-                                          : 0;
+        int met = parts->meetings.empty()
+                      ? 1
+                      : hook_meetings(*parts, call, returned.get(), start);
         if (met < 0) return nullptr;
         if (watch->wants_backward && next_sequence_number() - start != uint64_t(parts->nodes)) {
             unhooked = record;

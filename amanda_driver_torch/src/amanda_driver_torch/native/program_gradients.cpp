@@ -108,6 +108,9 @@ bool laid_the_same(const ProgramParts& parts, PyObject* const* values) {
 int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned,
                   uint64_t start) {
     if (next_sequence_number() - start != uint64_t(parts.made)) return 0;
+    if (PyTuple_Check(returned) && PyTuple_GET_SIZE(returned) != 0) {
+        returned = PyTuple_GET_ITEM(returned, 0);
+    }
     std::vector<Owned> nodes;
     for (const Hooking& meeting : parts.meetings) {
         nodes.push_back(meeting.route.follow(returned, start));

@@ -1,0 +1,132 @@
+"""Whether the gradients of an op's inputs can be read at its nodes, known before the op runs.
+
+Owns the rehearsal of composite ops on tensors without memory, which shows the nodes that they make.
+An identity in front of an input, which serves everywhere, would regroup sums of second-order
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
+
+from amanda_core import IPoint, OpContext
+from amanda_driver_torch._meetings import readings
+from amanda_driver_torch._nodes import differentiable, new_nodes, next_sequence, tensors_in
+from amanda_driver_torch._signature import outputs_of
+
+if TYPE_CHECKING:
+    from amanda_driver_torch._execute import Run
+
+__all__ = ["readable"]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+#: Parts of the names of composite ops that are made of others on another device or with other
+#: libraries, or that draw random numbers.
+_OTHERWISE = (
+    *("attention", "batch_norm", "ctc_loss", "dropout", "gru", "instance_norm"),
+    *("linear_cross_entropy", "lstm", "rms_norm", "rnn", "rrelu"),
+)
+#: Layout of a call -> what its rehearsal found.
+_found: dict[Any, bool] = {}
+_MANY = 1024
+
+
+def readable(run: Run, context: OpContext, groups: Sequence[frozenset[int]]) -> bool:
+    """Whether the gradients of each of `groups` of inputs are results of one node.
+
+    Args:
+        run: An execution, before the op runs.
+        context: The op's context.
+        groups: Positions whose gradients are wanted together.
+    """
+    points = (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
+    if (
+        any(context.plan(point).replacement is not None for point in points)
+        # It would convert values by further nodes.
+        or torch._C._is_any_autocast_enabled()
+        or not all(
+            type(tensor) in _PLAIN and tensor.layout == torch.strided
+            for tensor in tensors_in(run.values)
+        )
+    ):
+        return False
+    if run.bound.signature.one_node:
+        return True
+    if (
+        not groups
+        or run.operator.aliases
+        or run.mutated
+        or run.bound.out is not None
+        or not run.bound.bound
+        or any(part in run.operator.op_type for part in _OTHERWISE)
+    ):
+        return False
+    key = _key(run, groups)
+    if key is None:
+        return False
+    found = _found.get(key)
+    if found is None:
+        if len(_found) >= _MANY:
+            _found.clear()
+        found = _found[key] = _rehearse(run, groups)
+    return found
+
+
+def _key(run: Run, groups: Sequence[frozenset[int]]) -> Any:
+    """What decides which nodes an op makes; None where that cannot be told."""
+    numbers: dict[int, int] = {}
+
+    def described(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            number = numbers.setdefault(id(value), len(numbers))
+            facts = (value.shape, value.stride(), value.dtype, value.requires_grad)
+            return (number, value.device.type, *facts)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(described, value))
+        return (type(value), value)
+
+    values = [*run.values, *run.bound.attrs.items()]
+    key = (run.operator.func, frozenset(groups), *map(described, values))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _rehearse(run: Run, groups: Sequence[frozenset[int]]) -> bool:
+    made: dict[int, torch.Tensor] = {}
+
+    def without_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            meta = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+            made[id(tensor)] = meta.requires_grad_(tensor.requires_grad)
+        return made[id(tensor)]
+
+    with torch._C._DisableTorchDispatch(), saved_tensors_hooks(_as_it_is, _as_it_is):
+        values = tree_map_only(torch.Tensor, without_memory, run.values)
+        args, kwargs = run.bound.call_args(values)
+        start = next_sequence()
+        try:
+            outputs = outputs_of(run.operator.func(*args, **kwargs))
+        except Exception:
+            return False  # The op itself will say what is wrong, if anything is.
+        nodes, _ = new_nodes(tensors_in(outputs), start)
+        edges = {slot: (_accumulation(t), 0) for slot, t in differentiable(values).items()}
+        return all(met is not None for _, _, met in readings(nodes, edges, groups))
+
+
+def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
+    return saved
+
+
+def _accumulation(leaf: torch.Tensor) -> Any:
+    return get_gradient_edge(leaf).node
