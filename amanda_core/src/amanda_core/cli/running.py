@@ -17,7 +17,7 @@ from typing import Any
 from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
-from amanda_core.cli.progress import Progress
+from amanda_core.cli.progress import Progress, interval_for
 from amanda_core.errors import AmandaError
 from amanda_core.results import HasResult, Output, Result, Table, printable
 from amanda_core.tool import Tool
@@ -58,7 +58,8 @@ class Run:
         import amanda  # Not earlier: drivers that must listen before the program are told now.
 
         try:
-            telling = [] if self.quiet or self.brief else [Progress(self._say)]
+            told = not (self.quiet or self.brief)
+            telling = [Progress(self._say, interval_for(sys.stderr))] if told else []
             self._handle = amanda.attach(*self.tools.values(), *telling)
         except AmandaError as error:
             self._say(f"error: {error}")
