@@ -13,7 +13,11 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_core.results import share
+from amanda_tools.flops import Flops
 from amanda_tools.graph import GraphResult, GraphTracing
+from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
 
 from .test_graph_files import HOSTILE, hostile
 
@@ -163,6 +167,39 @@ def test_search_and_details(page: Page) -> None:
     assert len(shown) == 3 + 1 + 1
     page.type("nothing is called so")
     assert page.rows() == []
+
+
+def test_figures_of_other_tools(browser: Any, tmp_path: Path) -> None:
+    tools = {"graph": GraphTracing(), "flops": Flops(), "latency": Latency(), "memory": Memory()}
+    with amanda.apply(*tools.values()):
+        Classifier()(torch.ones(3, 4)).sum().backward()
+    results = {name: tool.result() for name, tool in tools.items()}
+    share(results)
+    page = opened(browser, results["graph"], tmp_path)
+    measure = support.Select(page.browser.find_element("id", "measure"))
+    names = [option.text for option in measure.options]
+    assert {"flops: macs", "latency: self", "memory: allocated"} <= set(names)
+    bars = {}
+    for name in ("flops: macs", "latency: self", "memory: allocated"):
+        measure.select_by_visible_text(name)
+        bars[name] = {
+            module: page.row(module).find_element("css selector", ".bar span").text
+            for module in ("blocks", "head")
+        }
+    # 40 products of (3, 4) by (4, 4), and one by (4, 2); float32.
+    assert bars["flops: macs"] == {"blocks": "1.92 k", "head": "24"}
+    assert bars["memory: allocated"]["blocks"] == "1.88 KiB"
+    for module, shown in bars["latency: self"].items():
+        ops = (op for op in results["latency"].ops if op.phase == "forward")
+        time = sum(op.self for op in ops if op.module.startswith(module))
+        number, unit = shown.split()
+        assert float(number) * {"ns": 1, "µs": 1e3, "ms": 1e6}[unit] == pytest.approx(
+            time, rel=5e-3
+        )
+    page.type("head/linear")
+    page.row("head/linear").click()
+    assert "memory: allocated 24 B" in page.details()
+    assert page.problems() == []
 
 
 def test_parameters_have_their_readers(page: Page) -> None:

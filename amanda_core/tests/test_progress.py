@@ -173,7 +173,9 @@ def on_terminal(site: Site, *options: str) -> tuple[list[str], str]:
 def test_inference_on_a_terminal(site: Site) -> None:
     shown, printed = on_terminal(site)
     told = [line for line in shown if " in 0 s" in line]
-    assert told == [f"amanda: relu ran {times} in 0 s" for times in ("1 time", "2 times", "3 times")]
+    assert told == [
+        f"amanda: relu ran {times} in 0 s" for times in ("1 time", "2 times", "3 times")
+    ]
     assert printed == "batch 0\nbatch 1\nbatch 2\n"
 
 

@@ -6,12 +6,12 @@ Owns the sums and their forms.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import Span, TraceFile
 from amanda_tools.common.facts import EitherWayOp, with_parents
 from amanda_tools.common.rendering import dataframe, html_of, share, shares
@@ -205,6 +205,16 @@ class LatencyResult(Summed[Times]):
             for path in with_parents(module):
                 sums.setdefault(path, Times()).between += time
         return sums
+
+    def op_figures(self) -> Iterator[OpFigures]:
+        """Times of each operator in seconds, for the results of other tools."""
+        for op in self.ops:
+            values: dict[str, int | float | str] = {"self (s)": op.self / 1e9}
+            if op.device is not None:
+                values["device (s)"] = op.device_self / 1e9
+            if self.kernels:
+                values["kernels (s)"] = op.kernel_time / 1e9
+            yield op.figures(values)
 
     def table(self, by: By = "type", depth: int | None = 3) -> Table:
         """A table for people, in milliseconds.

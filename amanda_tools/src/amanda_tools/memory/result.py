@@ -6,12 +6,12 @@ Owns the sums and their forms. All sizes are in bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import TraceFile
 from amanda_tools.common.facts import EitherWayOp
 from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
@@ -135,6 +135,16 @@ class MemoryResult(Summed[Sum]):
     def allocated(self) -> int:
         """Bytes of all buffers that operators gave."""
         return sum(op.allocated for op in self.ops)
+
+    def op_figures(self) -> Iterator[OpFigures]:
+        """Bytes of each operator, for the results of other tools."""
+        for op in self.ops:
+            values: dict[str, int | float | str] = {
+                "allocated (B)": op.allocated,
+                "alive at the peak (B)": op.at_peak,
+            }
+            # Of a graph's operators only the size of the outputs is known.
+            yield op.figures({"outputs (B)": op.output} if op.output else values)
 
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
         """A table for people, in bytes.

@@ -6,10 +6,11 @@ Owns the result and its forms, and the sentence that an error and a warning say.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
 from amanda_tools.common.rendering import dataframe, html_of
 from amanda_tools.common.statistics import Statistics
@@ -115,6 +116,11 @@ class NonFiniteResult:
     def first(self) -> Fault | None:
         """The first fault, or None."""
         return self.faults[0] if self.faults else None
+
+    def op_figures(self) -> Iterator[OpFigures]:
+        """What happened at each operator, for the results of other tools."""
+        for fault in self.faults:
+            yield fault.figures({fault.origin: f"{fault.kind} in step {fault.step}"})
 
     def table(self) -> Table:
         """One row for each fault."""
