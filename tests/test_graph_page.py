@@ -1,4 +1,7 @@
-"""The page of a graph in a browser: no error, search, folding, details, the keyboard, attacks."""
+"""The page of a graph in a browser: no error, search, folding, details, the keyboard, attacks.
+
+And its ONNX form in Netron, which is another page.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,8 @@ def browser() -> Iterator[Any]:
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
     options.add_argument("--window-size=1280,800")
+    # Netron wants to report to its makers.
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     yield driver
@@ -266,3 +271,57 @@ def test_an_empty_graph(browser: Any, tmp_path: Path) -> None:
     page = opened(browser, GraphResult(), tmp_path)
     assert page.browser.find_element("id", "title").text == "No operators were seen"
     assert page.problems() == []
+
+
+def in_netron(browser: Any, file: Path) -> str:
+    """Open a file in Netron: an empty text where it is drawn, or what Netron has against it."""
+    netron = pytest.importorskip("netron", reason="netron is not installed")
+    address = netron.serve(str(file), address=("127.0.0.1", 0))
+    try:
+        browser.get("http://{}:{}/".format(*address))
+
+        def ended(_: Any) -> str | None:
+            body = browser.find_element("tag name", "body").get_attribute("class")
+            if body == "default":
+                return "drawn"
+            for button in browser.find_elements("id", "message-button"):
+                if not button.is_displayed():
+                    continue
+                if button.text != "Accept":
+                    return str(browser.find_element("id", "message-text").text)
+                button.click()  # A question about cookies, at the first visit.
+            return None
+
+        said = support.WebDriverWait(browser, 60).until(ended)
+        return "" if said == "drawn" else str(said)
+    finally:
+        netron.stop(address)
+
+
+@pytest.mark.parametrize("form", ["onnx", "onnx_backward"])
+def test_netron_draws_the_operators(
+    form: Any, browser: Any, result: GraphResult, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    result.formats = [form]
+    [file] = result.write(tmp_path)
+    assert in_netron(browser, file) == ""
+    drawn = browser.execute_script(
+        "return [...document.querySelectorAll('#nodes > g.graph-node')].map("
+        "(e) => [e.id.replace(/^node-name-/, ''), e.querySelector('text').textContent])"
+    )
+    graph = result.graph
+    ops = [*graph.ops, *(graph.backward_ops if form == "onnx_backward" else ())]
+    assert sorted(map(tuple, drawn)) == sorted((op.name, op.type) for op in ops)
+    parameters = [source.name for source in graph.sources if source.kind == "parameter"]
+    shown = browser.find_element("id", "nodes").text
+    assert len(parameters) == 41 * 2
+    assert all(name in shown for name in parameters)
+
+
+def test_netron_says_what_is_wrong(browser: Any, result: GraphResult, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    result.formats = ["onnx"]
+    [file] = result.write(tmp_path)
+    file.write_bytes(file.read_bytes()[:300])
+    assert "not onnx.ModelProto" in in_netron(browser, file)
