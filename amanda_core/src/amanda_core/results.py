@@ -83,8 +83,8 @@ class Table:
         return [[printable(_number(value)) for value in row] for row in self.rows]
 
     def is_right(self, column: int) -> bool:
-        """Whether a column is aligned to the right: all of it are numbers."""
-        values = [row[column] for row in self.rows]
+        """Whether a column is aligned to the right: all of it are numbers, or nothing."""
+        values = [row[column] for row in self.rows if row[column] != ""]
         return bool(values) and all(isinstance(value, (int, float)) for value in values)
 
     def first(self, count: int) -> Table:
