@@ -104,7 +104,7 @@ class LatencyResult(Summed[Times]):
             ValueError: `by` is something else.
         """
         if by == "step":
-            columns = ("step", "calls", "wall ms", "ops ms", "ops", "tool ms", "rest ms")
+            columns = ("step", "calls", "wall ms", "ops ms", "ops share", "tool ms", "rest ms")
             steps = [
                 (
                     s.number,

@@ -158,9 +158,10 @@ class MemoryResult(Summed[Sum]):
         """
         if by == "step":
             steps = [(s.number, s.allocated, s.peak, s.live) for s in self.steps]
-            return Table(self._title(), ("step", "allocated", "peak", "live at end"), steps)
+            return Table(self._title(), ("step", "allocated B", "peak B", "live at end B"), steps)
         if by == "op":
-            heads = ("op", "phase", "calls", "allocated", "live after", "at peak", "live now")
+            sizes = ("allocated B", "live after B", "at peak B", "live now B")
+            heads = ("op", "phase", "calls", *sizes)
             ops = [
                 (
                     op.name,
@@ -178,7 +179,7 @@ class MemoryResult(Summed[Sum]):
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op or step, and is {by!r}")
-        columns = (by, "calls", "allocated", "at peak", "live now")
+        columns = (by, "calls", "allocated B", "at peak B", "live now B")
         rows = [
             (
                 name or "(all)",
@@ -242,7 +243,7 @@ class MemoryResult(Summed[Sum]):
         return "; ".join([*parts, *self.notes])
 
     def _graph_columns(self) -> tuple[str, ...]:
-        return ("outputs",) if any(op.output for op in self.ops) else ()
+        return ("outputs B",) if any(op.output for op in self.ops) else ()
 
     def _of_graphs(self, output: int) -> list[int]:
         return [output] if self._graph_columns() else []

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.rendering import dataframe, html_of, shares
 from amanda_tools.common.statistics import Statistics
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
@@ -143,15 +143,14 @@ class NonFiniteResult:
     @property
     def title(self) -> str:
         """The result in one line."""
-        text = f"{len(self.faults)} faults, {self.passed_on} passed on, {self.checked} checked"
+        faults = f"{len(self.faults)} fault{'' if len(self.faults) == 1 else 's'}"
+        text = f"{faults} in {self.checked} executions, {self.passed_on} passed on"
         if self.allowed:
             text += f", {self.allowed} allowed"
         if self.unchecked:
             text += f"; {sum(self.unchecked.values())} tensors not checked: "
             text += ", ".join(sorted(self.unchecked))
-        if self.wall_seconds:
-            text += f"; looking took {self.tool_seconds / self.wall_seconds:.0%} of the time"
-        return text
+        return "; ".join([text, *shares("looking", self.tool_seconds, self.wall_seconds)])
 
     def to_json(self) -> str:
         """All of it."""
