@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["machine", "versions"]
+__all__ = ["cores", "machine", "versions"]
 
 PACKAGES = ["amanda-core", "amanda-driver-torch", "torch", "transformers", "nnsight", "torchlens"]
 
@@ -16,7 +16,7 @@ def machine() -> dict[str, str | int | float]:
     """Processor, cores, memory, system, and what else was running when this was called."""
     facts: dict[str, str | int | float] = {
         "processor": _processor(),
-        "cores": os.cpu_count() or 1,
+        "cores": cores(),
         "system": f"{platform.system()} {platform.machine()}",
     }
     if hasattr(os, "sysconf"):
@@ -26,6 +26,13 @@ def machine() -> dict[str, str | int | float]:
         # Above one for each core the elapsed times are not worth much; processor times are.
         facts["load when it began"] = round(os.getloadavg()[0], 1)
     return facts
+
+
+def cores() -> int:
+    """Number of the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 import amanda
+from bench_machine import cores
 
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 SIZE = 64
@@ -190,7 +191,7 @@ def main() -> None:
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
     versions["python"] = platform.python_version()
     report = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "machine": f"{cores()} cores, {platform.machine()}",
         "versions": versions,
         "rounds": rounds,
         "modes": modes,

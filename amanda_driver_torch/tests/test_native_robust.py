@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -158,6 +159,7 @@ class Squares(Dataset[torch.Tensor]):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_workers_that_load_data_run_vanilla() -> None:
     tool = Count()
     with amanda.apply(tool):
@@ -242,9 +244,24 @@ def test_the_diagnosis_names_what_is_used() -> None:
     assert "not seen: torch.Tensor(...)" in str(diagnosis)
 
 
+@pytest.fixture(params=["library", "python"])
+def asked(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Who is asked for torch's state: its library, or, as where a symbol is missing, Python."""
+    from amanda_driver_torch import _native_interceptor
+
+    _native_interceptor._define()
+    relu = torch._C._VariableFunctions.relu
+    _native_interceptor._set_up(relu if request.param == "library" else None)
+    yield request.param
+    _native_interceptor._set_up(relu)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.usefixtures("asked")
 def test_a_plan_is_not_run_on_stand_ins() -> None:
     layer, value, batch, tool = nn.Linear(2, 2), torch.ones(2), torch.ones(3, 2), Count()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     with amanda.apply(tool), torch.no_grad():
         for _ in range(3):
             layer(value)
@@ -252,11 +269,14 @@ def test_a_plan_is_not_run_on_stand_ins() -> None:
         with pytest.warns(amanda.AmandaWarning, match=r"torch\.func"):
             torch.func.vmap(layer)(batch)
         torch.jit.trace(layer, value)  # type: ignore[no-untyped-call]
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            layer(value)
         assert tool.forward == before
         layer(value)
         assert tool.forward == before + 1
 
 
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("times", [1, 4])
 def test_plans_with_gradients_and_without_take_turns(times: int) -> None:
     torch.manual_seed(0)

@@ -121,7 +121,6 @@ def compiled(
         steps_after,
         vars(context),
         context._values,
-        attachment.constant,
         nodes,
         tapped,
         required,

@@ -64,8 +64,6 @@ class NativeInterceptor:
             pending=attachment.session._pending,
             annotate=_annotate,
             tap=tap,
-            function_modes=torch._C._len_torch_function_stack,
-            stand_ins=STAND_INS,
             resolve=_aside(attachment.resolve),
             is_weight=_aside(is_weight),
             classify=sites.classify,
@@ -150,7 +148,7 @@ def _define() -> dict[str, str]:
     """Tell the extension of all operators; name -> why it does not redirect it."""
     folder = str(Path(torch.__file__).parent)
     refused = {}
-    native.set_up(_operator, torch.is_grad_enabled, next_sequence, torch._C._VariableFunctions.relu)
+    _set_up(torch._C._VariableFunctions.relu)
     for name, binding in operators().items():
         call = binding
         if name.endswith("__"):
@@ -161,6 +159,18 @@ def _define() -> dict[str, str]:
         if why is not None:
             refused[name] = why
     return refused
+
+
+def _set_up(binding: Any) -> None:
+    """Tell the extension where torch's library is, by a binding in it; None to ask Python."""
+    native.set_up(
+        _operator,
+        binding,
+        torch.is_grad_enabled,
+        next_sequence,
+        torch._C._len_torch_function_stack,
+        STAND_INS,
+    )
 
 
 def _operator(binding: Any, op_type: str) -> Operator:

@@ -6,6 +6,7 @@
 #include "expect.h"
 #include "frames.h"
 #include "thread.h"
+#include "torch_symbols.h"
 
 namespace amanda {
 
@@ -115,12 +116,6 @@ Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
         if (code->kind == USER && --limit == 0) break;
     }
     return frames;
-}
-
-bool Identity::in_function_modes() const {
-    Owned count(PyObject_CallNoArgs(function_modes.get()));
-    if (!count) PyErr_Clear();
-    return !count || PyObject_IsTrue(count.get()) != 0;
 }
 
 // As `Sites._operands`.

@@ -211,12 +211,8 @@ struct OpType {
 class Identity {
   public:
     Owned classify, look_up, resolve;        // of `_sites.Sites`, `_scopes.Labels`
-    Owned function_modes;                    // () -> how many of the user's are in force,
-    Owned is_weight;                         // which hear of attributes that are read: this is not
+    Owned is_weight;                         // where modes of the user's hear of what is read
     PyObject *parameter = nullptr, *tensor = nullptr;  // types, borrowed from torch
-
-    // Whether modes of the user's hear of what is done to tensors.
-    bool in_function_modes() const;
 
     // The entry of the op that is being called, borrowed; null with an exception, or to look away.
     // `step` is where it is expected next time, if that is known already.

@@ -12,7 +12,7 @@ namespace amanda {
 
 namespace {
 
-PyObject *released, *inputs_name, *outputs_name, *constant_name;
+PyObject *released, *inputs_name, *outputs_name;
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
                 const Owned& before, const Owned& after, PyObject* returned, uint64_t start,
@@ -48,7 +48,11 @@ class Release {
         if (remember_) {
             if (!Owned(PyObject_CallNoArgs(remember_.get()))) PyErr_Clear();
         }
-        PyDict_Clear(values_.get());
+        // The keys stay: the next execution fills them again.
+        PyObject *name, *values;
+        for (Py_ssize_t i = 0; PyDict_Next(values_.get(), &i, &name, &values);) {
+            if (values != Py_None) PyDict_SetItem(values_.get(), name, Py_None);
+        }
         PyDict_SetItem(state_.get(), released, Py_True);
         PyErr_Restore(type, value, trace);
     }
@@ -62,18 +66,6 @@ class Release {
 }  // namespace
 
 namespace {
-
-// Whether values may be stand-ins for tensors now; then Python says what to do.
-bool stood_in(const Watch* watch) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(watch->stand_ins); ++i) {
-        Owned answer(PyObject_CallNoArgs(PyTuple_GET_ITEM(watch->stand_ins, i)));
-        if (!answer || PyObject_IsTrue(answer.get()) != 0) {
-            PyErr_Clear();
-            return true;
-        }
-    }
-    return false;
-}
 
 // The original on what stands in `inputs`, by position, now.
 Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
@@ -92,7 +84,7 @@ Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
 // of the user's would hear of it, Python knows how.
 bool may_edit(const ProgramParts& parts, const Watch* watch, bool gradients) {
     return parts.editable && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
-           !watch->identity->in_function_modes();
+           !in_function_modes();
 }
 
 // Whether all that a routine may change is among the arguments that are given.
@@ -120,7 +112,7 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
             return false;
         }
         // The user's own modes are not to hear of hooks.
-        if ((tracked || parts.hooks_gradients()) && watch->identity->in_function_modes()) {
+        if ((tracked || parts.hooks_gradients()) && in_function_modes()) {
             return false;
         }
     }
@@ -154,7 +146,7 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
         if (!requires_the_same(parts, values)) return false;
         if (!parts.meetings.empty() && !laid_the_same(parts, values)) return false;
     }
-    return !stood_in(watch);
+    return !in_stand_ins();
 }
 
 PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch* watch,
@@ -182,8 +174,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         PyList_SET_ITEM(inputs.get(), Py_ssize_t(j), Py_NewRef(value));
     }
     if (!lend(parts, inputs_name, inputs.get()) ||
-        PyDict_SetItem(parts->state.get(), released, Py_False) < 0 ||
-        PyDict_SetItem(parts->state.get(), constant_name, parts->constant.get()) < 0) {
+        PyDict_SetItem(parts->state.get(), released, Py_False) < 0) {
         return nullptr;
     }
     Edits before, after;
@@ -267,7 +258,6 @@ void name_strings() {
     released = PyUnicode_InternFromString("_released");
     inputs_name = PyUnicode_InternFromString("inputs");
     outputs_name = PyUnicode_InternFromString("outputs");
-    constant_name = PyUnicode_InternFromString("_constant");
     name_gradient_strings();
 }
 

@@ -210,25 +210,33 @@ PyObject* count(PyObject*, PyObject*) {
 }
 
 PyObject* set_up(PyObject*, PyObject* args) {
-    PyObject *factory, *is_grad_enabled, *sequence_number, *known;
-    if (!PyArg_ParseTuple(args, "OOOO!", &factory, &is_grad_enabled, &sequence_number,
-                          &PyCFunction_Type, &known)) {
+    PyObject *factory, *known;
+    Bindings bindings;
+    if (!PyArg_ParseTuple(args, "OOOOOO!", &factory, &known, &bindings.is_grad_enabled,
+                          &bindings.sequence_number, &bindings.function_modes, &PyTuple_Type,
+                          &bindings.stand_ins)) {
+        return nullptr;
+    }
+    if (known != Py_None && !PyCFunction_Check(known)) {
+        PyErr_SetString(PyExc_TypeError, "the binding is a built-in function or None");
         return nullptr;
     }
     Py_XSETREF(operator_factory, Py_NewRef(factory));
-    auto* method = reinterpret_cast<PyCFunctionObject*>(known)->m_ml;
-    // Redirected, it would lead to this very library.
-    if (installed == 0 && find_symbols(reinterpret_cast<const void*>(method->ml_meth),
-                                       is_grad_enabled, sequence_number) < 0) {
-        return nullptr;
+    // Redirected, a binding would lead to this very library.
+    if (installed == 0) {
+        find_symbols(known != Py_None ? reinterpret_cast<const void*>(PyCFunction_GET_FUNCTION(known))
+                                      : nullptr,
+                     bindings);
     }
     Py_RETURN_NONE;
 }
 
 PyMethodDef functions[] = {
     {"set_up", set_up, METH_VARARGS,
-     "set_up(make_operator, is_grad_enabled, sequence_number, some_binding, /)\n--\n\n"
-     "Say how operators are made and where torch is asked for its state."},
+     "set_up(make_operator, some_binding, is_grad_enabled, sequence_number, function_modes, "
+     "stand_ins, /)\n--\n\n"
+     "Say how operators are made, and who is asked for torch's state: the library of a binding, or "
+     "the functions where it does not say (or for None)."},
     {"define", define, METH_VARARGS,
      "define(binding, name, op_type, call, folder, /)\n--\n\n"
      "Make a binding redirectable; the reason why not, or None."},

@@ -12,33 +12,56 @@ namespace {
 bool (*enabled)() = nullptr;             // c10::GradMode::is_enabled()
 void (*set_enabled)(bool) = nullptr;     // c10::GradMode::set_enabled(bool)
 uint64_t (*sequence)() = nullptr;        // at::sequence_number::peek()
-PyObject *enabled_in_python = nullptr, *sequence_in_python = nullptr;
+int64_t (*function_modes)() = nullptr;   // at::impl::PythonTorchFunctionTLS::stack_len()
+int64_t (*dispatch_modes)() = nullptr;   // c10::impl::TorchDispatchModeTLS::stack_len()
+// torch::jit::tracer::getTracingState(), a std::shared_ptr: what it points to comes first.
+void* const* (*tracing)() = nullptr;
+// at::functorch::functorchTLSAccessor(), a std::shared_ptr as well, of the state that follows: that
+// is made when first asked for, and then copied with the state of the thread for ever after.
+void* const* (*transformed)() = nullptr;
+// at::functorch::getDynamicLayerStack(), a std::vector: its begin and end come first.
+void* const* (*transforms)() = nullptr;
+
+Bindings in_python{};
+
+#if !defined(_WIN32)
+template <class F>
+void find(void* library, const char* name, F*& function) {
+    function = library != nullptr ? reinterpret_cast<F*>(dlsym(library, name)) : nullptr;
+}
+#endif
 
 }  // namespace
 
-int find_symbols(const void* address, PyObject* is_grad_enabled, PyObject* sequence_number) {
-    Py_XSETREF(enabled_in_python, Py_NewRef(is_grad_enabled));
-    Py_XSETREF(sequence_in_python, Py_NewRef(sequence_number));
+void find_symbols(const void* address, const Bindings& bindings) {
+    Py_XSETREF(in_python.is_grad_enabled, Py_NewRef(bindings.is_grad_enabled));
+    Py_XSETREF(in_python.sequence_number, Py_NewRef(bindings.sequence_number));
+    Py_XSETREF(in_python.function_modes, Py_NewRef(bindings.function_modes));
+    Py_XSETREF(in_python.stand_ins, Py_NewRef(bindings.stand_ins));
 #if !defined(_WIN32)
     Dl_info info;
-    if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) return 0;
-    // RTLD_NOLOAD: a lookup in what is loaded, dependencies included.
-    void* library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
-    if (library == nullptr) return 0;
-    enabled = reinterpret_cast<bool (*)()>(dlsym(library, "_ZN3c108GradMode10is_enabledEv"));
-    set_enabled = reinterpret_cast<void (*)(bool)>(dlsym(library, "_ZN3c108GradMode11set_enabledEb"));
-    sequence =
-        reinterpret_cast<uint64_t (*)()>(dlsym(library, "_ZN2at15sequence_number4peekEv"));
-    dlclose(library);  // Only our handle: torch stays loaded.
+    void* library = nullptr;
+    if (address != nullptr && dladdr(address, &info) != 0 && info.dli_fname != nullptr) {
+        // RTLD_NOLOAD: a lookup in what is loaded, dependencies included.
+        library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    }
+    find(library, "_ZN3c108GradMode10is_enabledEv", enabled);
+    find(library, "_ZN3c108GradMode11set_enabledEb", set_enabled);
+    find(library, "_ZN2at15sequence_number4peekEv", sequence);
+    find(library, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", function_modes);
+    find(library, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", dispatch_modes);
+    find(library, "_ZN5torch3jit6tracer15getTracingStateEv", tracing);
+    find(library, "_ZN2at9functorch20functorchTLSAccessorEv", transformed);
+    find(library, "_ZN2at9functorch20getDynamicLayerStackEv", transforms);
+    if (library != nullptr) dlclose(library);  // Only our handle: torch stays loaded.
 #else
     (void)address;
 #endif
-    return 0;
 }
 
 bool gradients_enabled() {
     if (enabled != nullptr) return enabled();
-    PyObject* answer = PyObject_CallNoArgs(enabled_in_python);
+    PyObject* answer = PyObject_CallNoArgs(in_python.is_grad_enabled);
     if (answer == nullptr) PyErr_Clear();
     Py_XDECREF(answer);
     return answer == Py_True;
@@ -50,11 +73,42 @@ void set_gradients(bool on) { set_enabled(on); }
 
 uint64_t next_sequence_number() {
     if (sequence != nullptr) return sequence();
-    PyObject* answer = PyObject_CallNoArgs(sequence_in_python);
+    PyObject* answer = PyObject_CallNoArgs(in_python.sequence_number);
     uint64_t number = answer != nullptr ? PyLong_AsUnsignedLongLong(answer) : 0;
     if (answer == nullptr || PyErr_Occurred()) PyErr_Clear();
     Py_XDECREF(answer);
     return number;
+}
+
+namespace {
+
+// Without an answer: yes, so that Python sees to it.
+bool answers(PyObject* function) {
+    PyObject* answer = PyObject_CallNoArgs(function);
+    bool is_true = answer == nullptr || PyObject_IsTrue(answer) != 0;
+    PyErr_Clear();
+    Py_XDECREF(answer);
+    return is_true;
+}
+
+}  // namespace
+
+bool in_function_modes() {
+    return function_modes != nullptr ? function_modes() != 0 : answers(in_python.function_modes);
+}
+
+bool in_stand_ins() {
+    if (dispatch_modes != nullptr && tracing != nullptr && transformed != nullptr &&
+        transforms != nullptr) {
+        if (dispatch_modes() != 0 || *tracing() != nullptr) return true;
+        if (*transformed() == nullptr) return false;
+        void* const* layers = transforms();
+        return layers[0] != layers[1];
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(in_python.stand_ins); ++i) {
+        if (answers(PyTuple_GET_ITEM(in_python.stand_ins, i))) return true;
+    }
+    return false;
 }
 
 }  // namespace amanda

@@ -11,14 +11,25 @@
 
 namespace amanda {
 
-// Looks the symbols up in the library that `address` lies in, and keeps the Python functions that
-// stand in for them. -1 on error.
-int find_symbols(const void* address, PyObject* is_grad_enabled, PyObject* sequence_number);
+// Python functions that stand in for symbols that are not found.
+struct Bindings {
+    PyObject* is_grad_enabled;
+    PyObject* sequence_number;
+    PyObject* function_modes;  // () -> number of function modes in force
+    PyObject* stand_ins;       // tuple of () -> something true while values may be stand-ins
+};
+
+// Looks the symbols up in the library that `address` lies in; null for none of them.
+void find_symbols(const void* address, const Bindings& bindings);
 
 bool gradients_enabled();
 // Whether `set_gradients` may be called.
 bool can_set_gradients();
 void set_gradients(bool on);
 uint64_t next_sequence_number();
+// Whether function modes of the user's are in force, which hear of what is done to tensors.
+bool in_function_modes();
+// Whether values may be stand-ins for tensors now; then Python says what to do.
+bool in_stand_ins();
 
 }  // namespace amanda

@@ -90,7 +90,7 @@ PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& c
                  PyObject* result, uint64_t start) {
     if (watch->settle == nullptr) return result;  // The tools were left in the operator.
     // The user's own modes are not to hear of hooks.
-    int hooked = watch->identity->in_function_modes() ? 0
+    int hooked = in_function_modes() ? 0
                                                       : hook_record(watch, record, result, start);
     if (hooked != 0) {
         if (hooked < 0) Py_CLEAR(result);
@@ -205,18 +205,18 @@ namespace {
 
 // The type.
 
-constexpr int WATCH_FIELDS = 15;
+constexpr int WATCH_FIELDS = 14;
 
 constexpr const char* FIELDS[] = {
     "get_control",   "execute", "settle",  "call_module", "enter_module",
     "module_failed", "resume",  "edit",    "annotate",    "scopes",
-    "raise_pending", "pending", "session", "tap",         "stand_ins"};
+    "raise_pending", "pending", "session", "tap"};
 
 PyObject** field(Watch* self, int i) {
     PyObject** fields[] = {
         &self->get_control,   &self->execute, &self->settle,  &self->call_module, &self->enter_module,
         &self->module_failed, &self->resume,  &self->edit,    &self->annotate,    &self->scopes,
-        &self->raise_pending, &self->pending, &self->session, &self->tap,         &self->stand_ins};
+        &self->raise_pending, &self->pending, &self->session, &self->tap};
     return fields[i];
 }
 
@@ -267,11 +267,10 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     identity->look_up = take("look_up");
     identity->resolve = take("resolve");
     identity->is_weight = take("is_weight");
-    identity->function_modes = take("function_modes");
     Owned record = take("record_type"), parameter = take("parameter_type"),
           tensor = take("tensor_type");
     if (!identity->classify || !identity->look_up || !identity->resolve || !identity->is_weight ||
-        !identity->function_modes || !record || !parameter || !tensor) {
+        !record || !parameter || !tensor) {
         return nullptr;
     }
     // torch's types live as long as the process.

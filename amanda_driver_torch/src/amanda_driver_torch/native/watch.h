@@ -49,7 +49,6 @@ struct Watch {
         *resume, *edit, *annotate, *scopes, *raise_pending,
         *pending;  // of the attachment
     PyObject* tap;        // (values, function) -> identities of the values
-    PyObject* stand_ins;  // callables that answer with something true while values are stand-ins
     PyObject* session;
     PyObject* session_control;          // switches of the thread that owns the session
 
