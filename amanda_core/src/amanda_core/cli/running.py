@@ -255,7 +255,8 @@ class Run:
             table = result.table()
             show(_titled(table.first(_ROWS), name), sys.stderr)
             if len(table.rows) > _ROWS:
-                self._say(f"{len(table.rows) - _ROWS} more rows in {files[0]}")
+                more = len(table.rows) - _ROWS
+                self._say(f"{more} more row{'s' if more > 1 else ''} in {files[0]}")
         self._say(f"{name}: {', '.join(files)}")
 
     @staticmethod

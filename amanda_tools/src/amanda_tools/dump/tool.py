@@ -21,7 +21,7 @@ from amanda_core.results import Table
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
 from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
-from amanda_tools.common.sizes import described, dtype_name
+from amanda_tools.common.sizes import TensorType, described, dtype_name
 from amanda_tools.common.statistics import statistics_of
 from amanda_tools.common.tensors import (
     HostTensor,
@@ -68,7 +68,7 @@ class DumpResult:
         for tensor in self.index.tensors:
             op = self.index.ops[tensor.op]
             key = (tensor.op, tensor.what, tensor.position)
-            shape = f"{tensor.dtype}{tensor.shape}"
+            shape = str(TensorType(tensor.dtype, tuple(tensor.shape)))
             row = rows.setdefault(
                 key, [op.name, f"{tensor.what} {tensor.position}", shape, 0, op.source or ""]
             )

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import Span, TraceFile
 from amanda_tools.common.facts import with_parents
-from amanda_tools.common.rendering import dataframe, html_of, share, shares
+from amanda_tools.common.rendering import counted, dataframe, html_of, share, shares
 from amanda_tools.common.summing import Summed
 from amanda_tools.latency.kernels import Kernel
 from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times
@@ -222,7 +222,7 @@ class LatencyResult(Summed[Times]):
         wall = sum(step.wall for step in steps)
         if wall:
             ops = sum(step.ops for step in steps)
-            count = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
+            count = counted(len(steps), "step")
             parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {count}")
             parts.append(f"{sum(step.rest for step in steps) / wall:.1%} between operators")
         parts += shares("timing", self.tool_seconds, self.wall_seconds)

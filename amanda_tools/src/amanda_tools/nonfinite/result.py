@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.common.statistics import Statistics
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
@@ -143,8 +143,8 @@ class NonFiniteResult:
     @property
     def title(self) -> str:
         """The result in one line."""
-        faults = f"{len(self.faults)} fault{'' if len(self.faults) == 1 else 's'}"
-        text = f"{faults} in {self.checked} executions, {self.passed_on} passed on"
+        faults, checked = counted(len(self.faults), "fault"), counted(self.checked, "execution")
+        text = f"{faults} in {checked}, {self.passed_on} passed on"
         if self.allowed:
             text += f", {self.allowed} allowed"
         if self.unchecked:
