@@ -18,7 +18,7 @@ from torch import nn
 import amanda
 from amanda_core.results import share
 from amanda_tools.flops import Flops
-from amanda_tools.graph import GraphResult, GraphTracing
+from amanda_tools.graph import Graph, GraphResult, GraphTracing
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 
@@ -204,6 +204,20 @@ def test_figures_of_other_tools(browser: Any, tmp_path: Path) -> None:
     page.type("head/linear")
     page.row("head/linear").click()
     assert "memory: allocated 24 B" in page.details()
+    assert page.problems() == []
+
+
+def test_the_largest_graph_comes_first(browser: Any, result: GraphResult, tmp_path: Path) -> None:
+    page = opened(browser, GraphResult([Graph("other/1/eager"), *result.graphs]), tmp_path)
+    assert page.browser.find_element("id", "title").text.startswith("pytorch/")
+    choice = support.Select(page.browser.find_element("id", "graph"))
+    assert next(option.text for option in choice.options) == "other/1/eager"
+    assert choice.first_selected_option.text == result.graph.namespace
+    measure = support.Select(page.browser.find_element("id", "measure"))
+    assert [option.text for option in measure.options][2:] == ["macs"]
+    choice.select_by_visible_text("other/1/eager")
+    assert page.browser.find_element("id", "title").text.startswith("other/1/eager: 0 operators")
+    assert [option.text for option in measure.options][2:] == []
     assert page.problems() == []
 
 

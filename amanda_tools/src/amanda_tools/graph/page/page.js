@@ -70,6 +70,7 @@
       for (const [name, value] of Object.entries(op.notes))
         if (typeof value === "number") noted.add(name);
     }
+    for (const name of Object.keys(measures).slice(2)) delete measures[name];  // Of another graph.
     for (const name of noted)
       measures[plain(name)] = {of: (op) => Number(op.notes[name]) || 0, unit: unitOf(name)};
     const old = byId("measure").value;
@@ -403,6 +404,10 @@
   byId("graph").append(...graphs.map((one, n) => new Option(one.namespace, n)));
   byId("graph-label").hidden = graphs.length < 2;
   byId("graph").addEventListener("change", (event) => choose(Number(event.target.value)));
-  if (graphs.length) choose(0);
+  // The largest first, as most have a few operators in another mode.
+  const most = graphs.reduce((best, one, n) =>
+    one.nodes.length > graphs[best].nodes.length ? n : best, 0);
+  byId("graph").value = most;
+  if (graphs.length) choose(most);
   else byId("title").textContent = "No operators were seen";
 })();
