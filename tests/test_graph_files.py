@@ -264,13 +264,13 @@ def test_notes_of_other_tools() -> None:
 def test_figures_of_tools_that_ran_together() -> None:
     graph, flops, latency, memory = GraphTracing(), Flops(), Latency(), Memory()
     sparsity, nonfinite = Sparsity(), NonFinite()
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    model: Any = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
     with torch.no_grad():
         model[0].weight.zero_()
         model[0].bias.copy_(torch.tensor([-1.0, -1.0, -1.0, 1.0, math.nan]))
     with amanda.apply(graph, flops, latency, memory, sparsity, nonfinite):
         model(torch.ones(2, 4)).sum().backward()
-    named = {
+    named: dict[str, Any] = {
         "flops": flops,
         "latency": latency,
         "memory": memory,

@@ -175,7 +175,12 @@ def test_search_and_details(page: Page) -> None:
 
 
 def test_figures_of_other_tools(browser: Any, tmp_path: Path) -> None:
-    tools = {"graph": GraphTracing(), "flops": Flops(), "latency": Latency(), "memory": Memory()}
+    tools: dict[str, Any] = {
+        "graph": GraphTracing(),
+        "flops": Flops(),
+        "latency": Latency(),
+        "memory": Memory(),
+    }
     with amanda.apply(*tools.values()):
         Classifier()(torch.ones(3, 4)).sum().backward()
     results = {name: tool.result() for name, tool in tools.items()}

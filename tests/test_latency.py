@@ -216,7 +216,7 @@ def test_a_table_adds_up_to_the_wall_time(by: Any, column: int) -> None:
     # Each of the executions takes one look to the next, and the profiler two for it.
     calls = sum(step.calls for step in found.steps)
     assert rows["(profiler)"][column] == 2 * calls
-    parts = [row[column] for row in found.table(by).rows[1:]]
+    parts: list[Any] = [row[column] for row in found.table(by).rows[1:]]
     assert sum(parts) == rows["(all)"][column]
     assert sum(parts[2:]) == calls
     assert rows["(all)"][column + 1] == "100.0%"

@@ -307,7 +307,12 @@ def test_tensorboard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["eager", "function", "session"])
 def test_figures_of_tools_that_ran_together(mode: str) -> None:
     """A product of (2, 3) by (3, 4): the same figures, at the operator's node."""
-    tools = {"graph": GraphTracing(), "flops": Flops(), "latency": Latency(), "memory": Memory()}
+    tools: dict[str, Any] = {
+        "graph": GraphTracing(),
+        "flops": Flops(),
+        "latency": Latency(),
+        "memory": Memory(),
+    }
 
     def program(x: Any, weight: Any) -> Any:
         return tf.nn.relu(tf.matmul(x, weight))
