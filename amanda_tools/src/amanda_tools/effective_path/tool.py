@@ -245,6 +245,9 @@ class EffectivePath(Tool):
 
     def _end_run(self) -> None:
         run, self._run = self._run, Run()
+        for op in self._ops.values():
+            if op.is_eager:
+                op.entered.clear()  # What an exception has left holds its tensors.
         if not run.executions:
             return
         with self._clock:
