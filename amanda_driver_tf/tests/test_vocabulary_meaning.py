@@ -7,6 +7,7 @@ it is read from the table under test, so that a wrong entry computes something e
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,9 +42,7 @@ def softmax(x: Array) -> Array:
 
 
 def erf(x: Array) -> Array:
-    # 20000 trapezoids.
-    grid = np.linspace(0, x, 20001)
-    return 2 / np.sqrt(np.pi) * np.trapezoid(np.exp(-(grid**2)), grid, axis=0)
+    return np.vectorize(math.erf)(x)
 
 
 #: Word -> (argument, meaning) of op types with one input.

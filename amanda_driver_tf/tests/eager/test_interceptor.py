@@ -239,12 +239,16 @@ def test_no_path_through_an_interceptor_leaks(program: Callable[[], Any]) -> Non
         gc.collect()
         return sys.getallocatedblocks() - before
 
+    for _ in range(30):
+        program()
+    # TensorFlow 2.16 leaks by itself.
+    plain = min(grown() for _ in range(5))
     with amanda.apply(idle()):
         for _ in range(30):
             program()
         gc.collect()
         # Caches settle some day; what leaks at every op never does.
-        assert any(grown() < 80 for _ in range(20))
+        assert any(grown() < plain + 80 for _ in range(20))
 
 
 def test_threads_with_tools_of_their_own_do_not_disturb_each_other() -> None:

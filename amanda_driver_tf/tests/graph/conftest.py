@@ -13,6 +13,8 @@ from tensorflow.python.client import session as session_module
 
 from amanda_driver_tf._state import STATE
 
+from .looping import control_flow
+
 _METHODS = {
     name: value
     for owner in (session_module.BaseSession, session_module.Session, tf.Graph)
@@ -33,3 +35,10 @@ def _same_start_and_nothing_left() -> Iterator[None]:
         for name, value in vars(owner).items()
     }
     assert {name for name in found if found[name] is not _METHODS.get(name)} == set()
+
+
+@pytest.fixture
+def old_control_flow() -> Iterator[None]:
+    """Loops and branches of switches and merges, as in TensorFlow 1."""
+    with control_flow(False):
+        yield

@@ -148,7 +148,7 @@ def test_ops_built_later_are_run_and_differentiated() -> None:
                 third = tf.gradients(tf.reduce_sum(later[0]), [small.w])
             session.run(third, {small.x: GIVEN})
         plain = session.run([second, *later], {small.x: GIVEN})
-    close(found, [4 * (GIVEN**2).sum(), 8 * GIVEN, 4 * GIVEN.T @ GIVEN])
+    close(found, [(4 * GIVEN**2).sum(), 8 * GIVEN, 4 * GIVEN.T @ GIVEN])
     close(plain, [(GIVEN**2).sum(), 2 * GIVEN, 2 * GIVEN.T @ GIVEN])
 
 

@@ -5,7 +5,7 @@ Long, since it is a list of programs and edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .looping import VALUES, captured, control_flow, loop, masked, named, recurrent, shifted
+from .looping import VALUES, captured, loop, masked, named, recurrent, shifted
 from .making import (
     Ops,
     analysing,
@@ -32,11 +32,7 @@ from .making import (
     v1,
 )
 
-
-@pytest.fixture(autouse=True)
-def _old_control_flow() -> Iterator[None]:
-    with control_flow(False):
-        yield
+pytestmark = pytest.mark.usefixtures("old_control_flow")
 
 
 EDITS = [
@@ -514,9 +510,22 @@ def test_a_loop_that_was_read_from_a_graph_def(name: str) -> None:
         close(session.run("out:0", {"x:0": VALUES[0]}), h.astype(np.float32))
 
 
-@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit("inner", "before", shifted, 0),
+        Edit("inner", "before", shifted, 1),
+        Edit("inner", "before", captured, 1, True),
+        Edit("act", "after", shifted, 0),
+        Edit("act", "replace", tf.cos),
+        Edit("act", "backward", shifted),
+        Edit("act", "grad_out", shifted, 0),
+        Edit("inner", "grad_in", shifted, 1),
+    ],
+    ids=named,
+)
 @pytest.mark.parametrize("whole", [True, False], ids=["meta graph", "graph def"])
-def test_gradients_that_were_read_from_a_file_cannot_follow(whole: bool, position: int) -> None:
+def test_gradients_that_were_read_from_a_file_cannot_follow(whole: bool, edit: Edit) -> None:
     graph = a_loop_in_a_file()
     with graph.as_default():
         x = graph.get_tensor_by_name("x:0")
@@ -532,11 +541,13 @@ def test_gradients_that_were_read_from_a_file_cannot_follow(whole: bool, positio
     feed = {"x:0": VALUES[0]}
     with new_session(read) as session:
         plain = session.run(name, feed)
-        with amanda.apply(before("inner", lambda value: None, position)):
+        with amanda.apply(before("inner", lambda value: None, 0)):
             equal(session.run(name, feed), plain)
         with (
-            amanda.apply(before("inner", shifted, position)),
-            pytest.raises(UnsupportedError, match="gradient cannot follow"),
+            amanda.apply(editing(edit)),
+            pytest.raises(UnsupportedError, match=r"read from a file|cannot follow") as caught,
         ):
             session.run(name, feed)
+        for said in (f"op 'while/{edit.name}'", "by tool Tool(", "Import amanda before the graph"):
+            assert said in str(caught.value)
         equal(session.run(name, feed), plain)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tensorflow as tf
 
 import amanda
-from amanda import OpContext, Tool
+from amanda import Tool
 from amanda_core.testing.tools import Edit, editing
 
-from .looping import VALUES, control_flow, loop, masked, named, recurrent, shifted
-from .making import Ops, build, check, close, equal, new_session, results, staged, v1
+from .looping import VALUES, loop, masked, named, recurrent, shifted
+from .making import Ops, build, check, close, equal, everywhere, new_session, results, staged, v1
 
-
-@pytest.fixture(autouse=True)
-def _old_control_flow() -> Iterator[None]:
-    with control_flow(False):
-        yield
+pytestmark = pytest.mark.usefixtures("old_control_flow")
 
 
 def cell(ops: Ops, h: Any, w: Any) -> Any:
@@ -133,25 +129,6 @@ REPLACED = [
 
 def copies(*values: Any) -> Any:
     return [value if value is None else tf.identity(value) for value in values]
-
-
-def everywhere(routine: Callable[..., Any]) -> Tool:
-    """A routine at every point of every op, forward and backward."""
-
-    def visit(context: OpContext) -> None:
-        context.insert_before_op(routine)
-        context.insert_after_op(routine)
-        context.insert_before_backward_op(routine)
-        context.insert_after_backward_op(routine)
-
-    def visit_backward(context: OpContext) -> None:
-        context.insert_before_backward_op(routine)
-        context.insert_after_backward_op(routine)
-
-    made = Tool()
-    made.add_inst_for_op(visit)
-    made.add_inst_for_op(visit_backward, backward=True)
-    return made
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

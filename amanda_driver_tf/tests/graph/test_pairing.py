@@ -16,7 +16,7 @@ from amanda import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import Ops, arrays, build, close, double, equal, new_session, run, v1
+from .making import Ops, arrays, build, close, double, equal, new_session, run, staged, v1
 
 VALUES = arrays((3, 3), (3, 3))
 
@@ -108,6 +108,25 @@ def test_what_needs_the_gradient_is_refused_with_the_reason(imported: Imported, 
             session.run(imported.fetches, imported.feeds)
         assert edit.name in str(caught.value)
         equal(session.run(imported.fetches, imported.feeds), plain)
+
+
+@pytest.mark.parametrize("staging", [False, True], ids=["host", "staged"])
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_no_edit_of_another_shape_goes_straight_through(kind: str, staging: bool) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        (gradient,) = v1.gradients(tf.negative(tf.negative(x, name="act")), [x])
+    imported = tf.Graph()
+    with imported.as_default():
+        tf.import_graph_def(graph.as_graph_def(), name="")
+    routine = staged(lambda value: value[:1]) if staging else lambda value: value[:1]
+    with (
+        new_session(imported) as session,
+        amanda.apply(editing(Edit("act", kind, routine, 0))),
+        pytest.raises(UnsupportedError, match=r"op 'act'.*autodiff_enabled\(\)"),
+    ):
+        session.run(gradient.name, {"x:0": VALUES[0]})
 
 
 def test_a_run_without_gradients_needs_none_of_them(imported: Imported) -> None:

@@ -52,6 +52,7 @@ _PASSAGES = (
     "tensorflow.python.util.",
     "keras.src.ops.operation",
     "keras.src.utils.traceback_utils",
+    "tf_keras.src.utils.traceback_utils",
 )
 _NOT_THE_MODEL = (
     "tensorflow.python.checkpoint.",
@@ -61,7 +62,20 @@ _NOT_THE_MODEL = (
     "tensorflow.python.training.saver",
     "keras.src.trainers.data_adapters",
     "keras.src.saving.",
+    "tf_keras.src.engine.data_adapter",
+    "tf_keras.src.saving.",
 )
+_OPTIMIZERS = (
+    "keras.src.optimizers.",
+    "keras.src.backend.tensorflow.optimizer",
+    "tf_keras.src.optimizers.",
+)
+_INITIALIZERS = (
+    "keras.src.initializers.",
+    "tf_keras.src.initializers.",
+    "tensorflow.python.ops.init_ops",
+)
+_LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
 
 # CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
 # warm; the offset of CALL, four bytes on, is what stays the same.
@@ -142,9 +156,9 @@ def zone_of(frame: FrameType | None) -> str:
     """Which part of a program runs, by the frames from the call up to the user's first."""
     while frame is not None and frame.f_code not in BOUNDARY:
         module = _module(frame)
-        if module.startswith(("keras.src.optimizers.", "keras.src.backend.tensorflow.optimizer")):
+        if module.startswith(_OPTIMIZERS):
             return "optimizer"
-        if module.startswith(("keras.src.initializers.", "tensorflow.python.ops.init_ops")):
+        if module.startswith(_INITIALIZERS):
             return "init"
         if frame.f_code.co_name in ("build", "__init__") and _is_layer(frame.f_locals.get("self")):
             return "init"
@@ -164,8 +178,8 @@ def is_swallowing(frame: FrameType | None) -> bool:
 
 
 def _is_layer(value: object) -> bool:
-    keras = sys.modules.get("keras.src.layers.layer")
-    return keras is not None and isinstance(value, keras.Layer)
+    loaded = [sys.modules[name] for name in _LAYERS if name in sys.modules]
+    return any(isinstance(value, module.Layer) for module in loaded)
 
 
 def user_stacklevel() -> int:

@@ -21,27 +21,18 @@ from amanda_driver_tf._state import STATE
 
 __all__ = ["install"]
 
-_LAYER = "keras.src.layers.layer"
-_OPTIMIZER = "keras.src.optimizers.base_optimizer"
-
 
 def install() -> Sequence[Callable[[], None]]:
     """Replace the calls, now or once Keras is imported; gives what undoes it."""
     undo: list[Callable[[], None]] = []
-    patches: dict[str, Callable[[Any], Patch]] = {
-        _LAYER: lambda module: Patch(
-            module.Layer, "__call__", _layer_call(vars(module.Layer)["__call__"])
-        ),
-        _OPTIMIZER: lambda module: Patch(
-            module.BaseOptimizer, "apply", _apply(vars(module.BaseOptimizer)["apply"])
-        ),
-    }
 
     def imported(name: str) -> None:
-        undo.append(patches[name](sys.modules[name]).undo)
+        owner, method, make = _CALLS[name]
+        kind = getattr(sys.modules[name], owner)
+        undo.append(Patch(kind, method, make(vars(kind)[method])).undo)
 
-    waiting = [name for name in patches if name not in sys.modules]
-    for name in patches:
+    waiting = [name for name in _CALLS if name not in sys.modules]
+    for name in _CALLS:
         if name not in waiting:
             imported(name)
     if waiting:
@@ -175,3 +166,13 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return _left_alone(apply)
+
+
+# Module -> class, method and what wraps it; of Keras 3, and of tf_keras, which is Keras 2.
+_CALLS: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    "keras.src.layers.layer": ("Layer", "__call__", _layer_call),
+    "keras.src.optimizers.base_optimizer": ("BaseOptimizer", "apply", _apply),
+    "tf_keras.src.engine.base_layer": ("Layer", "__call__", _layer_call),
+    "tf_keras.src.optimizers.optimizer": ("Optimizer", "apply_gradients", _apply),
+    "tf_keras.src.optimizers.legacy.optimizer_v2": ("OptimizerV2", "apply_gradients", _apply),
+}

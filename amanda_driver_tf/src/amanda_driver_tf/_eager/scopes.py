@@ -147,7 +147,8 @@ def _variables(layer: Any) -> Iterator[tuple[Any, str]]:
     for variable in layer.variables:
         held = getattr(getattr(variable, "_value", variable), "_handle", None)
         if held is not None:
-            yield held, str(variable.path)
+            # Of tf_keras they are TensorFlow's own.
+            yield held, str(getattr(variable, "path", variable.name))
 
 
 class _Tokens:

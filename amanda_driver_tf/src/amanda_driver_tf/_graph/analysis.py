@@ -326,7 +326,11 @@ def _attributes(op: Any) -> Mapping[str, Any]:
 
 # Packages whose frames are not the user's program, and the modules of them that tell a zone.
 _PACKAGES = ("tensorflow", "keras", "tf_keras", "amanda", "amanda_core", "amanda_driver_tf")
-_OPTIMIZERS = ("keras.src.optimizers.", "tensorflow.python.training.")
+_OPTIMIZERS = (
+    "keras.src.optimizers.",
+    "tf_keras.src.optimizers.",
+    "tensorflow.python.training.",
+)
 _GRADIENTS = ("tensorflow.python.ops.gradients", "tensorflow.python.eager.backprop")
 _UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
 

@@ -28,6 +28,7 @@ from amanda_driver_tf._graph.constants import Constants
 from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
+from amanda_driver_tf._graph.shapes import refusal
 from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins
 from amanda_driver_tf._namespaces import FUNCTION
 from amanda_driver_tf._state import STATE
@@ -167,6 +168,9 @@ class FunctionMode(Mode):
         except BaseException as error:
             session.raised(error)
             session.raise_pending()
+            refused = refusal(error)
+            if refused is not None:
+                raise refused from error
             raise
         finally:
             STATE.running -= 1

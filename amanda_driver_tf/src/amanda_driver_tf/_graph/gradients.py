@@ -18,9 +18,8 @@ from amanda_core.plan import Step
 from amanda_driver_tf._graph.analysis import OpPlans, is_operator
 from amanda_driver_tf._graph.body import Node, Value
 from amanda_driver_tf._graph.nodes import Host, Inlined
-from amanda_driver_tf._graph.records import Record, components
+from amanda_driver_tf._graph.records import Record, Records, children_of, components
 from amanda_driver_tf._graph.routines import (
-    Flat,
     Layout,
     fold,
     of_gradients,
@@ -28,7 +27,7 @@ from amanda_driver_tf._graph.routines import (
     vector_jacobian,
 )
 from amanda_driver_tf._graph.staging import static_shape, trace_gradient
-from amanda_driver_tf._graph.versions import Key, Seen, key_of
+from amanda_driver_tf._graph.versions import Differentiated, Key, Seen, key_of
 from amanda_driver_tf._signature import signature_of
 
 if TYPE_CHECKING:
@@ -66,15 +65,20 @@ class Gradients:
         return self._agreed(value, found)
 
     def passed_on(self, op: Any, behind: bool) -> set[int]:
-        """Inputs of an op, or outputs, whose gradients are computed in this body."""
+        """Inputs of an op, or outputs, whose gradients are computed, here or in a function."""
         found: set[int] = set()
-        for owner in self._records.of_op(op) if self._records is not None else ():
-            for position, gradient in enumerate(owner.out_grads if behind else owner.in_grads):
-                # Slices may be of other rows.
-                if len(parts := components(gradient)) == 1 and self._body.value_of(parts[0]):
-                    found.add(position)
-            if behind:
-                found -= owner.missing
+        beside = [Records.of(child) for child in children_of(self._body.graph)]
+        for noted in (self._records, *beside):
+            for owner in noted.of_op(op) if noted is not None else ():
+                for position, gradient in enumerate(owner.out_grads if behind else owner.in_grads):
+                    # Slices may be of other rows.
+                    if len(parts := components(gradient)) != 1:
+                        continue
+                    # Of another body's nobody knows which of them are wanted.
+                    if noted is not self._records or self._body.value_of(parts[0]):
+                        found.add(position)
+                if behind:
+                    found -= owner.missing
         return found
 
     def _find_targets(self) -> None:
@@ -179,8 +183,8 @@ class Gradients:
                 owner, plans.aligned_before.steps, arrived, "grad_outputs", hide=owner.missing
             )
             seen = self._seen_of(owner)
-            for flat, given, selected in reversed(seen.after if seen is not None else []):
-                arrived = self._differentiate(owner, flat, given, selected, arrived)
+            for each in reversed(seen.after if seen is not None else []):
+                arrived = self._differentiate(owner, each, arrived)
         self._out[id(owner)] = arrived
         return arrived
 
@@ -197,13 +201,13 @@ class Gradients:
         if replacement is not None:
             made = self._replace_backward(owner, replacement, arrived)
         elif seen is not None and seen.replacement is not None:
-            made = self._through(owner, *seen.replacement, arrived)
+            made = self._through(owner, seen.replacement, arrived)
         else:
             made = [self._returned(owner, gradient) for gradient in owner.in_grads]
             if id(owner) in self._weaver.ambiguous and seen is not None:
                 made = self._differentiate_op(owner, seen, arrived)
-        for flat, given, selected in reversed(seen.before if seen is not None else []):
-            made = self._differentiate(owner, flat, given, selected, made)
+        for each in reversed(seen.before if seen is not None else []):
+            made = self._differentiate(owner, each, made)
         if plans is not None:
             made = self._insert_at_gradients(
                 owner, plans.aligned_after.steps, made, "grad_inputs", hide=frozenset()
@@ -236,12 +240,13 @@ class Gradients:
         if seen is None or not (seen.before or seen.after or seen.replacement):
             return seen
         brought = Seen(seen.op, seen.inputs, seen.outputs)
-        here = self._here
-        brought.before = [(f, [here(owner, v) for v in g], s) for f, g, s in seen.before]
-        brought.after = [(f, [here(owner, v) for v in g], s) for f, g, s in seen.after]
+
+        def here(each: Differentiated) -> Differentiated:
+            return each._replace(given=[self._here(owner, value) for value in each.given])
+
+        brought.before, brought.after = [*map(here, seen.before)], [*map(here, seen.after)]
         if seen.replacement is not None:
-            flat, given = seen.replacement
-            brought.replacement = (flat, [here(owner, value) for value in given])
+            brought.replacement = here(seen.replacement)
         return brought
 
     def _insert_at_gradients(
@@ -312,17 +317,17 @@ class Gradients:
         return [part for part in parts if part is not None] or None
 
     def _through(
-        self, owner: Record, flat: Flat, given: list[Value], arrived: list[list[Value] | None]
+        self, owner: Record, replacement: Differentiated, arrived: list[list[Value] | None]
     ) -> list[list[Value] | None]:
         """The gradient of a replacement of the op, differentiated as it is written."""
         result: list[list[Value] | None] = [None] * len(owner.in_grads)
         wanted = [
             index
-            for index, value in enumerate(given[: len(owner.in_grads)])
+            for index, value in enumerate(replacement.given[: len(owner.in_grads)])
             if _is_real(value.dtype) and owner.in_grads[index] is not None
         ]
         ahead = [index for index, parts in enumerate(arrived) if parts is not None]
-        made = self._derivative(owner, flat, given, ahead, arrived, wanted)
+        made = self._derivative(owner, replacement, ahead, arrived, wanted)
         for index, value in zip(wanted, made, strict=True):
             result[index] = [value]
         return result
@@ -352,12 +357,11 @@ class Gradients:
     def _differentiate(
         self,
         owner: Record,
-        flat: Flat,
-        given: list[Value],
-        selected: list[int],
+        inserted: Differentiated,
         gradients: list[list[Value] | None],
     ) -> list[list[Value] | None]:
         """Gradients behind a step as gradients ahead of it; its outputs are its inputs' places."""
+        _, given, selected, _ = inserted
         result = list(gradients)
         ahead = [
             place
@@ -366,7 +370,7 @@ class Gradients:
         ]
         wanted = [place for place in ahead if _is_real(given[place].dtype)]
         arrived = [gradients[index] if index < len(gradients) else None for index in selected]
-        made = self._derivative(owner, flat, given, ahead, arrived, wanted)
+        made = self._derivative(owner, inserted, ahead, arrived, wanted)
         for place, value in zip(wanted, made, strict=True):
             result[selected[place]] = [value]
         return result
@@ -374,8 +378,7 @@ class Gradients:
     def _derivative(
         self,
         owner: Record,
-        flat: Flat,
-        given: list[Value],
+        inserted: Differentiated,
         ahead: list[int],
         arrived: Sequence[list[Value] | None],
         wanted: list[int],
@@ -383,6 +386,7 @@ class Gradients:
         """Gradients of the `wanted` inputs of a function from those of its outputs `ahead`."""
         if not ahead or not wanted:
             return []
+        flat, given, _, step = inserted
         values: list[Value] = []
         for index in ahead:
             parts = arrived[index] or []
@@ -398,7 +402,7 @@ class Gradients:
             outputs = flat(tensors)
             return [outputs[index] for index in ahead]
 
-        derivative = vector_jacobian(forward, len(given))
+        derivative = vector_jacobian(forward, len(given), step)
 
         def run(tensors: list[Any]) -> list[Any]:
             found = derivative(tensors)

@@ -96,7 +96,7 @@ def _run_of_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _GradientsHelper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
         sources = [_tensor_of(x) for x in _flat(xs)]
-        return _in_run(sources, lambda: original(ys, xs, *args, **kwargs))
+        return _in_run(_flat(ys), sources, lambda: original(ys, xs, *args, **kwargs))
 
     return _GradientsHelper
 
@@ -108,8 +108,8 @@ def _tensor_of(source: Any) -> Any:
     return source._ref() if hasattr(source, "_ref") else source
 
 
-def _in_run(sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
-    run = Run(sources)
+def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
+    run = Run(targets, sources)
     _THREAD.runs.append(run)
     try:
         results = compute()
@@ -184,7 +184,8 @@ def _run_of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
     def imperative_grad(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         if context.executing_eagerly():
             return original(tape, target, sources, *args, **kwargs)
-        return _in_run(sources, lambda: original(tape, target, sources, *args, **kwargs))
+        run = lambda: original(tape, target, sources, *args, **kwargs)  # noqa: E731
+        return _in_run(_flat(target), sources, run)
 
     return imperative_grad
 

@@ -51,14 +51,15 @@ class Run:
     """One differentiation: what was asked for, and what came out.
 
     Attributes:
+        targets: Tensors that were differentiated.
         sources: Tensors (or resource handles) whose gradients were asked for.
         results: Their gradients, None where there is none.
     """
 
-    __slots__ = ("results", "sources")
+    __slots__ = ("results", "sources", "targets")
 
-    def __init__(self, sources: Sequence[Any]) -> None:
-        self.sources = tuple(sources)
+    def __init__(self, targets: Sequence[Any], sources: Sequence[Any]) -> None:
+        self.targets, self.sources = tuple(targets), tuple(sources)
         self.results: tuple[Any, ...] = ()
 
 
@@ -366,11 +367,12 @@ def name_graph(name: str, graph: Any) -> None:
     """Note that a function of this name was made from a graph."""
     GRAPHS[name] = graph
     setattr(graph, _NAME, name)
-    if Records.of(graph) is not None:
-        # Gradients capture what they need of the forward run.
-        for outer, _ in graph.captures:
-            source = getattr(outer, "graph", None)
-            if isinstance(source, func_graph_module.FuncGraph):
+    found = Records.of(graph)
+    if found is not None:
+        # Gradients capture what they need of the forward run, which may be nothing.
+        sources = [getattr(outer, "graph", None) for outer, _ in graph.captures]
+        for source in (*sources, *(made.forward.graph for made in found.records)):
+            if isinstance(source, func_graph_module.FuncGraph) and source is not graph:
                 _children(source).add(graph)
 
 

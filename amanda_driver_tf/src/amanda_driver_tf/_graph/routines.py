@@ -6,6 +6,7 @@ not fit a graph, in which dtypes are fixed. Knows no nodes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from tensorflow.python.framework import dtypes
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf import _pywrap
+from amanda_driver_tf._graph.shapes import fitting, of_same_shape
 from amanda_driver_tf._signature import flattened
 
 __all__ = [
@@ -29,8 +31,6 @@ __all__ = [
     "replaced_backward",
     "vector_jacobian",
 ]
-
-_HANDLES = (dtypes.resource, dtypes.variant)
 
 #: A function over flat tensors.
 Flat = Callable[[list[Any]], list[Any]]
@@ -162,29 +162,19 @@ def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection
         for index, (value, old, shape) in enumerate(zip(new, values, shapes, strict=True)):
             if value is old:
                 continue
-            _check_shape(value, shape, step)
-            if index in straight and not old.shape.is_compatible_with(value.shape):
-                raise UnsupportedError(
-                    f"A routine returned a tensor of shape {value.shape} for one of shape "
-                    f"{old.shape}, whose gradient is not that of what was returned",
-                    where=step.where,
-                    fix="Return a tensor of the same shape, or insert it under autodiff_enabled()",
+            new[index] = fitting(value, shape, step)
+            if index in straight:
+                new[index] = of_same_shape(
+                    new[index],
+                    old,
+                    step,
+                    "a tensor of shape {} for one of shape {}, whose gradient is not that of what "
+                    "was returned",
+                    "Return a tensor of the same shape, or insert it under autodiff_enabled()",
                 )
         return new
 
     return run
-
-
-def _check_shape(value: Any, shape: Any, step: Step) -> None:
-    # A handle has another shape in a graph than it has alone.
-    if shape is None or value.dtype in _HANDLES or shape.is_compatible_with(value.shape):
-        return
-    raise UnsupportedError(
-        f"A routine returned a tensor of shape {value.shape} where the graph, and its gradients, "
-        f"were built for {shape}",
-        where=step.where,
-        fix="Return a tensor of the same shape",
-    )
 
 
 def of_gradients(flat: Flat, step: Step, dense: Collection[int]) -> Flat:
@@ -193,13 +183,13 @@ def of_gradients(flat: Flat, step: Step, dense: Collection[int]) -> Flat:
     def run(values: list[Any]) -> list[Any]:
         new = flat(values)
         for index in dense:
-            value, old = new[index], values[index]
-            if not old.shape.is_compatible_with(value.shape):
-                raise UnsupportedError(
-                    f"A routine returned a gradient of shape {value.shape} for one of shape "
-                    f"{old.shape}",
-                    where=step.where,
-                    fix="Return a gradient of the same shape",
+            if new[index] is not values[index]:
+                new[index] = of_same_shape(
+                    new[index],
+                    values[index],
+                    step,
+                    "a gradient of shape {} for one of shape {}",
+                    "Return a gradient of the same shape",
                 )
         return new
 
@@ -244,9 +234,7 @@ def replaced(
                 fix="Return what the op would have returned",
             )
         made = [as_tensor(v, dtype, step) for v, dtype in zip(outputs, dtypes_of, strict=True)]
-        for value, shape in zip(made, shapes, strict=False):
-            _check_shape(value, shape, step)
-        return made
+        return [fitting(value, shape, step) for value, shape in itertools.zip_longest(made, shapes)]
 
     return run
 
@@ -285,19 +273,18 @@ def replaced_backward(
             [p if n is not None else n for p, n in zip(positions, needed, strict=True)], step
         )
         tensors = [as_tensor(v, dtype, step) for v, dtype in zip(new, dtypes_of, strict=True)]
-        for value, shape in zip(tensors, shapes, strict=True):
-            _check_shape(value, shape, step)
-        return tensors
+        return [fitting(value, shape, step) for value, shape in zip(tensors, shapes, strict=True)]
 
     return run
 
 
-def vector_jacobian(forward: Flat, inputs: int) -> Flat:
+def vector_jacobian(forward: Flat, inputs: int, step: Step) -> Flat:
     """The gradient of a function over tensors: ``[*inputs, *gradients] -> gradients of inputs``.
 
     Args:
         forward: The function; it is run again here, on a tape.
         inputs: How many inputs it has.
+        step: The step that it is.
     """
 
     def run(flat: list[Any]) -> list[Any]:
@@ -306,6 +293,14 @@ def vector_jacobian(forward: Flat, inputs: int) -> Flat:
             with tf.GradientTape() as tape:
                 tape.watch(values)
                 outputs = forward(values)
+            for output, gradient in zip(outputs, gradients, strict=True):
+                if output.shape != gradient.shape:
+                    raise UnsupportedError(
+                        f"A routine returned a tensor of shape {output.shape}, but its gradient "
+                        f"is built for {gradient.shape}",
+                        where=step.where,
+                        fix="Return a tensor of the same shape",
+                    )
             found = tape.gradient(
                 outputs, values, gradients, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )

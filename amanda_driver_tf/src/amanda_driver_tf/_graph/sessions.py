@@ -25,6 +25,7 @@ from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes, reached
 from amanda_driver_tf._graph.kernels import draws
 from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
+from amanda_driver_tf._graph.shapes import refusal
 from amanda_driver_tf._graph.write import Written
 from amanda_driver_tf._namespaces import GRAPH
 from amanda_driver_tf._state import STATE, quietly
@@ -112,6 +113,9 @@ class GraphMode(Mode):
         except BaseException as error:
             session.raised(error)
             session.raise_pending()
+            refused = refusal(error)
+            if refused is not None:
+                raise refused from error
             raise
         finally:
             STATE.running -= 1

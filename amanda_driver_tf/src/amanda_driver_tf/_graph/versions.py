@@ -5,12 +5,13 @@ Owns the vocabulary that weaving, gradients and links share; decides nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.routines import Flat
 
-__all__ = ["Foreign", "Key", "Seen", "key_of", "source_of"]
+__all__ = ["Differentiated", "Foreign", "Key", "Seen", "key_of", "source_of"]
 
 #: A tensor of a graph: its op (by identity) and its index.
 Key = tuple[int, int]
@@ -21,13 +22,31 @@ def key_of(tensor: Any) -> Key:
     return id(tensor.op), tensor.value_index
 
 
+class Differentiated(NamedTuple):
+    """A step that is differentiated as it is written.
+
+    Attributes:
+        flat: What it computes.
+        given: What it is given.
+        selected: Positions of these among the inputs or outputs of the op.
+        step: The step.
+    """
+
+    flat: Flat
+    given: list[Value]
+    selected: list[int]
+    step: Step
+
+
 class Seen:
     """What one forward op saw and made: the values that its gradient's ops are to read.
 
     Attributes:
         inputs: Its inputs as it ran on them.
         outputs: Its outputs before anything was inserted behind it.
-        given: Inputs of each inserted step that is differentiated, with the step's function.
+        before: Differentiated steps before the op.
+        after: Those after it.
+        replacement: What it was replaced by.
     """
 
     __slots__ = ("after", "before", "inputs", "op", "outputs", "replacement")
@@ -35,10 +54,9 @@ class Seen:
     def __init__(self, op: Any, inputs: list[Value], outputs: list[Value]) -> None:
         self.op = op
         self.inputs, self.outputs = inputs, outputs
-        #: Differentiated steps before and after the op: (function, inputs, positions among these).
-        self.before: list[tuple[Flat, list[Value], list[int]]] = []
-        self.after: list[tuple[Flat, list[Value], list[int]]] = []
-        self.replacement: tuple[Flat, list[Value]] | None = None
+        self.before: list[Differentiated] = []
+        self.after: list[Differentiated] = []
+        self.replacement: Differentiated | None = None
 
 
 class Foreign:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.analysis import (
@@ -25,7 +27,7 @@ from amanda_driver_tf._graph.gradients import Gradients
 from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
 from amanda_driver_tf._graph.old_loops import OldLoops
-from amanda_driver_tf._graph.records import Record, Records, children_of, components
+from amanda_driver_tf._graph.records import Record, Records, children_of, components, is_symbolic
 from amanda_driver_tf._graph.routines import (
     Flat,
     Layout,
@@ -35,7 +37,14 @@ from amanda_driver_tf._graph.routines import (
     replaced,
 )
 from amanda_driver_tf._graph.staging import trace
-from amanda_driver_tf._graph.versions import Foreign, Seen, key_of, source_of
+from amanda_driver_tf._graph.versions import (
+    Differentiated,
+    Foreign,
+    Key,
+    Seen,
+    key_of,
+    source_of,
+)
 from amanda_driver_tf._signature import signature_of
 
 __all__ = ["Weaver"]
@@ -235,7 +244,8 @@ class Weaver:
         if plans.before.replacement is not None:
             step = plans.before.replacement
             flat = replaced(step, layout, node.dtypes, self._shapes_wanted(node))
-            seen.replacement = (flat, seen.inputs)
+            everything = list(range(len(seen.inputs)))
+            seen.replacement = Differentiated(flat, seen.inputs, everything, step)
             seen.outputs = self.insert(
                 f"{node.name}/replacement", flat, seen.inputs, node.dtypes, step
             )
@@ -265,8 +275,10 @@ class Weaver:
     def _is_handed_on(self, tensor: Any) -> bool:
         """Whether only replaced ops read a tensor: these are differentiated as they stand.
 
-        That a function returns it as well is most often for the sake of its gradient's function.
+        The gradient of what is returned or differentiated comes from elsewhere, built for a shape.
         """
+        if key_of(tensor) in self._handed_out() or not self._is_replaced(tensor.op):
+            return False
         readers = [
             op if owner is None else owner.forward
             for op in tensor.consumers()
@@ -276,10 +288,27 @@ class Weaver:
         return bool(readers) and all(map(self._is_replaced, readers))
 
     def _is_replaced(self, op: Any) -> bool:
+        """Whether an op is replaced, and its gradient is that of what stands in its place."""
         if self.body.node_of(op) is None or not is_operator(op.type):
             return False
         plans = self.analysis.plans_of(op)
-        return plans is not None and plans.before.replacement is not None
+        return (
+            plans is not None
+            and plans.before.replacement is not None
+            and plans.aligned_before.replacement is None
+        )
+
+    def _handed_out(self) -> set[Key]:
+        """The tensors that are returned to whoever calls, or differentiated in this body."""
+        runs = self.records.runs if self.records is not None else []
+        differentiated = {key_of(y) for run in runs for y in run.targets if is_symbolic(y)}
+        # A function returns what the user's does first, and then what gradients read.
+        structure = getattr(self.body.graph, "structured_outputs", None)
+        returned = [(id(value.node.op), value.slot) for value in self.body.results.values()]
+        if structure is not None:
+            outputs = tf.nest.flatten(structure, expand_composites=True)
+            returned = returned[: sum(output is not None for output in outputs)]
+        return differentiated | set(returned)
 
     def _layout(self, node: Node) -> Layout:
         signature = signature_of(node.op_type)
@@ -294,7 +323,7 @@ class Weaver:
         values: list[Value],
         layout: Layout,
         node: Node,
-        differentiated: list[tuple[Flat, list[Value], list[int]]] | None = None,
+        differentiated: list[Differentiated] | None = None,
         behind: bool = False,
     ) -> list[Value]:
         """Insert steps at a point; neighbours that run on the host share a node."""
@@ -320,7 +349,7 @@ class Weaver:
             elif differentiated is not None and node.op._id in self._differentiated_inside:
                 flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
             if differentiated is not None and group[0].action.autodiff:
-                differentiated.append((flat, given, selected))
+                differentiated.append(Differentiated(flat, given, selected, group[0]))
             made = self.insert(name, flat, given, dtypes, group[0], node, behind)
             for index, old, new in zip(selected, given, made, strict=True):
                 if not is_ref(old.dtype):
@@ -339,9 +368,10 @@ class Weaver:
         """A fold that keeps the shapes of some of the inputs or outputs of a node."""
         # Of the graph's own, as what tools put in the place of these has none.
         tensors = list(node.op.outputs if behind else node.op.inputs)
-        passed: set[int] = set()
+        passed: Collection[int] = ()
         if not step.action.autodiff:
-            passed = self._gradients.passed_on(node.op, behind)
+            known = node.op.name not in self._named
+            passed = self._gradients.passed_on(node.op, behind) if known else range(len(tensors))
         straight = [place for place, index in enumerate(selected) if index in passed]
         return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
 
@@ -396,19 +426,22 @@ class Weaver:
     def _refuse_unread(self, node: Node, plans: OpPlans) -> None:
         """Refuse what needs more of a gradient than its ops' names tell."""
         steps = [*plans.before.steps, *plans.after.steps]
-        needs_gradient = (
-            plans.aligned_before
-            or plans.aligned_after
-            or plans.before.replacement
-            or any(step.action.autodiff for step in steps)
-        )
-        if needs_gradient and node.op._id in self._differentiated_inside:
-            raise UnsupportedError(_INSIDE, where=plans.context.where, fix=_BESIDE)
-        named = node.op.name in self._named
-        if needs_gradient and (named or self.unpaired):
+        needing = [
+            plans.before.replacement,
+            plans.aligned_before.replacement,
+            *plans.aligned_before.steps,
+            *plans.aligned_after.steps,
+            *(step for step in steps if step.action.autodiff),
+        ]
+        step = next((step for step in needing if step is not None), None)
+        if step is None:
+            return
+        if node.op._id in self._differentiated_inside:
+            raise UnsupportedError(_INSIDE, where=step.where, fix=_BESIDE)
+        if node.op.name in self._named or self.unpaired:
             raise UnsupportedError(
                 "The gradient of this op was built before Amanda was imported, or read from a file",
-                where=plans.context.where,
+                where=step.where,
                 fix=_IMPORT_FIRST,
             )
 
