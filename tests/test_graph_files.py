@@ -7,6 +7,7 @@ import contextlib
 import copy
 import html.parser
 import json
+import math
 import random
 import re
 import shutil
@@ -25,13 +26,16 @@ from torch import nn
 
 import amanda
 from amanda_core.errors import MissingExtraError, ResultError
-from amanda_core.results import HasResult, Output, Result
+from amanda_core.results import HasResult, Output, Result, share
 from amanda_tools.common.sizes import TensorType
 from amanda_tools.flops import Flops
 from amanda_tools.graph import Edge, Graph, GraphResult, GraphTracing, Op, Source, files
 from amanda_tools.graph import dot as graph_dot
 from amanda_tools.graph import html as graph_html
 from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
+from amanda_tools.nonfinite import NonFinite
+from amanda_tools.sparsity import Sparsity
 
 from .profiling import checked_trace
 
@@ -252,9 +256,57 @@ def test_notes_of_other_tools() -> None:
     with amanda.apply(Timer(), flops):
         nn.Linear(4, 5)(torch.ones(2, 4))
     graph = tracing.result().graph
-    graph.annotate(flops.result().ops, "macs")
+    graph.annotate(flops.result().op_figures())
     [linear] = [op for op in graph.ops if op.kind == "linear"]
-    assert linear.notes == {"inputs": 3, "macs": 2 * 4 * 5}
+    assert linear.notes == {"inputs": 3, "macs": 2 * 4 * 5, "backward macs": 0}
+
+
+def test_figures_of_tools_that_ran_together() -> None:
+    graph, flops, latency, memory = GraphTracing(), Flops(), Latency(), Memory()
+    sparsity, nonfinite = Sparsity(), NonFinite()
+    model: Any = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[0].bias.copy_(torch.tensor([-1.0, -1.0, -1.0, 1.0, math.nan]))
+    with amanda.apply(graph, flops, latency, memory, sparsity, nonfinite):
+        model(torch.ones(2, 4)).sum().backward()
+    named: dict[str, Any] = {
+        "flops": flops,
+        "latency": latency,
+        "memory": memory,
+        "zeros": sparsity,
+        "nan": nonfinite,
+    }
+    results = {name: tool.result() for name, tool in named.items()}
+    found = graph.result()
+    share({"graph": found, **results})
+    assert not any(op.notes for op in graph.result().graph.ops)  # It is the result that has them.
+    linear, relu = (next(op for op in found.graph.ops if op.kind == k) for k in ("linear", "relu"))
+    assert linear.notes["flops: macs"] == 2 * 4 * 5
+    # The gradient of the input is not wanted, that of the weight is.
+    assert linear.notes["flops: backward macs"] == 2 * 4 * 5
+    # (2, 5) in float32.
+    assert linear.notes["memory: allocated (B)"] == relu.notes["memory: allocated (B)"] == 40
+    assert linear.notes["zeros: zeros of the weight"] == 20
+    assert relu.notes["zeros: zeros of the output"] == 2 * 3
+    assert linear.notes["zeros: effective macs"] == 0
+    assert "nan in step 0" in linear.notes.values()
+    timed = {(op.name, op.phase): op for op in results["latency"].ops}
+    for op in (*found.graph.ops, *found.graph.backward_ops):
+        phase = "backward" if op.is_backward else "forward"
+        assert op.notes["latency: self (s)"] == timed[op.name, phase].self / 1e9
+    assert files.from_json(json.loads(found.to_json()))[0].ops[0].notes == found.graph.ops[0].notes
+
+
+def test_figures_of_other_programs_are_left_out() -> None:
+    graph, flops = GraphTracing(), Flops()
+    with amanda.apply(graph):
+        nn.Linear(4, 5)(torch.ones(2, 4))
+    with amanda.apply(flops):
+        nn.Sequential(nn.Linear(4, 5))(torch.ones(2, 4))
+    found = graph.result()
+    share({"graph": found, "flops": flops.result()})
+    assert all(op.notes == {} for op in found.graph.ops)
 
 
 # Trace files.

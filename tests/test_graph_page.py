@@ -1,4 +1,7 @@
-"""The page of a graph in a browser: no error, search, folding, details, the keyboard, attacks."""
+"""The page of a graph in a browser: no error, search, folding, details, the keyboard, attacks.
+
+And its ONNX form in Netron, which is another page.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ import torch
 from torch import nn
 
 import amanda
-from amanda_tools.graph import GraphResult, GraphTracing
+from amanda_core.results import share
+from amanda_tools.flops import Flops
+from amanda_tools.graph import Graph, GraphResult, GraphTracing
+from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
 
 from .test_graph_files import HOSTILE, hostile
 
@@ -36,6 +43,8 @@ def browser() -> Iterator[Any]:
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(flag)
     options.add_argument("--window-size=1280,800")
+    # Netron wants to report to its makers.
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     yield driver
@@ -165,6 +174,58 @@ def test_search_and_details(page: Page) -> None:
     assert page.rows() == []
 
 
+def test_figures_of_other_tools(browser: Any, tmp_path: Path) -> None:
+    tools: dict[str, Any] = {
+        "graph": GraphTracing(),
+        "flops": Flops(),
+        "latency": Latency(),
+        "memory": Memory(),
+    }
+    with amanda.apply(*tools.values()):
+        Classifier()(torch.ones(3, 4)).sum().backward()
+    results = {name: tool.result() for name, tool in tools.items()}
+    share(results)
+    page = opened(browser, results["graph"], tmp_path)
+    measure = support.Select(page.browser.find_element("id", "measure"))
+    names = [option.text for option in measure.options]
+    assert {"flops: macs", "latency: self", "memory: allocated"} <= set(names)
+    bars = {}
+    for name in ("flops: macs", "latency: self", "memory: allocated"):
+        measure.select_by_visible_text(name)
+        bars[name] = {
+            module: page.row(module).find_element("css selector", ".bar span").text
+            for module in ("blocks", "head")
+        }
+    # 40 products of (3, 4) by (4, 4), and one by (4, 2); float32.
+    assert bars["flops: macs"] == {"blocks": "1.92 k", "head": "24"}
+    assert bars["memory: allocated"]["blocks"] == "1.88 KiB"
+    for module, shown in bars["latency: self"].items():
+        ops = (op for op in results["latency"].ops if op.phase == "forward")
+        time = sum(op.self for op in ops if op.module.startswith(module))
+        number, unit = shown.split()
+        assert float(number) * {"ns": 1, "µs": 1e3, "ms": 1e6}[unit] == pytest.approx(
+            time, rel=5e-3
+        )
+    page.type("head/linear")
+    page.row("head/linear").click()
+    assert "memory: allocated 24 B" in page.details()
+    assert page.problems() == []
+
+
+def test_the_largest_graph_comes_first(browser: Any, result: GraphResult, tmp_path: Path) -> None:
+    page = opened(browser, GraphResult([Graph("other/1/eager"), *result.graphs]), tmp_path)
+    assert page.browser.find_element("id", "title").text.startswith("pytorch/")
+    choice = support.Select(page.browser.find_element("id", "graph"))
+    assert next(option.text for option in choice.options) == "other/1/eager"
+    assert choice.first_selected_option.text == result.graph.namespace
+    measure = support.Select(page.browser.find_element("id", "measure"))
+    assert [option.text for option in measure.options][2:] == ["macs"]
+    choice.select_by_visible_text("other/1/eager")
+    assert page.browser.find_element("id", "title").text.startswith("other/1/eager: 0 operators")
+    assert [option.text for option in measure.options][2:] == []
+    assert page.problems() == []
+
+
 def test_parameters_have_their_readers(page: Page) -> None:
     page.type("head/linear")
     page.row("head/linear").click()
@@ -229,3 +290,57 @@ def test_an_empty_graph(browser: Any, tmp_path: Path) -> None:
     page = opened(browser, GraphResult(), tmp_path)
     assert page.browser.find_element("id", "title").text == "No operators were seen"
     assert page.problems() == []
+
+
+def in_netron(browser: Any, file: Path) -> str:
+    """Open a file in Netron: an empty text where it is drawn, or what Netron has against it."""
+    netron = pytest.importorskip("netron", reason="netron is not installed")
+    address = netron.serve(str(file), address=("127.0.0.1", 0))
+    try:
+        browser.get("http://{}:{}/".format(*address))
+
+        def ended(_: Any) -> str | None:
+            body = browser.find_element("tag name", "body").get_attribute("class")
+            if body == "default":
+                return "drawn"
+            for button in browser.find_elements("id", "message-button"):
+                if not button.is_displayed():
+                    continue
+                if button.text != "Accept":
+                    return str(browser.find_element("id", "message-text").text)
+                button.click()  # A question about cookies, at the first visit.
+            return None
+
+        said = support.WebDriverWait(browser, 60).until(ended)
+        return "" if said == "drawn" else str(said)
+    finally:
+        netron.stop(address)
+
+
+@pytest.mark.parametrize("form", ["onnx", "onnx_backward"])
+def test_netron_draws_the_operators(
+    form: Any, browser: Any, result: GraphResult, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    result.formats = [form]
+    [file] = result.write(tmp_path)
+    assert in_netron(browser, file) == ""
+    drawn = browser.execute_script(
+        "return [...document.querySelectorAll('#nodes > g.graph-node')].map("
+        "(e) => [e.id.replace(/^node-name-/, ''), e.querySelector('text').textContent])"
+    )
+    graph = result.graph
+    ops = [*graph.ops, *(graph.backward_ops if form == "onnx_backward" else ())]
+    assert sorted(map(tuple, drawn)) == sorted((op.name, op.type) for op in ops)
+    parameters = [source.name for source in graph.sources if source.kind == "parameter"]
+    shown = browser.find_element("id", "nodes").text
+    assert len(parameters) == 41 * 2
+    assert all(name in shown for name in parameters)
+
+
+def test_netron_says_what_is_wrong(browser: Any, result: GraphResult, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    result.formats = ["onnx"]
+    [file] = result.write(tmp_path)
+    file.write_bytes(file.read_bytes()[:300])
+    assert "not onnx.ModelProto" in in_netron(browser, file)

@@ -196,6 +196,32 @@ def test_the_times_of_modules_add_up() -> None:
     assert rows["0"][-1] == "38.5%"
 
 
+@pytest.mark.parametrize(("by", "column"), [("type", 5), ("op", 3)])
+def test_a_table_adds_up_to_the_wall_time(by: Any, column: int) -> None:
+    """In eager programs: each look at the clock takes a millisecond."""
+    clock = FakeClock(tick=MS)
+    tool, model = latency_by(clock), network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with amanda.apply(tool):
+        for _ in range(2):
+            loss = model(torch.ones(2, 4)).sum()
+            clock.sleep(500 * MS)
+            loss.backward()
+            optimizer.step()
+    found = tool.result()
+    rows: Any = {row[0]: row for row in found.table(by).rows}
+    assert list(rows)[:3] == ["(all)", "(between operators)", "(profiler)"]
+    assert rows["(all)"][column] == found.wall / MS == sum(s.wall for s in found.steps) / MS
+    assert rows["(between operators)"][column] == sum(found.between.values()) / MS > 2 * 500
+    # Each of the executions takes one look to the next, and the profiler two for it.
+    calls = sum(step.calls for step in found.steps)
+    assert rows["(profiler)"][column] == 2 * calls
+    parts: list[Any] = [row[column] for row in found.table(by).rows[1:]]
+    assert sum(parts) == rows["(all)"][column]
+    assert sum(parts[2:]) == calls
+    assert rows["(all)"][column + 1] == "100.0%"
+
+
 def test_modules_and_zones() -> None:
     clock = FakeClock(tick=1)
     tool, less = latency_by(clock), latency_by(clock, everything=False, backward=False)
@@ -533,7 +559,7 @@ def test_the_result_has_all_forms(tmp_path: Path) -> None:
     ]
     rows: Any = {row[0]: row for row in found.table("type").rows}
     assert rows["linear"][1] == found.by_type()["linear"].calls == 6
-    assert len(found.table("op").rows) == len(found.ops)
+    assert len(found.table("op").rows) == 3 + len(found.ops)
     assert len(found.table("step").rows) == len(found.steps)
     assert found.table("thread").rows[0][0] == "MainThread"
     assert "timing took" in found.table().title

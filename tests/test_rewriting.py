@@ -496,7 +496,7 @@ def test_the_forms_of_the_result() -> None:
     data = json.loads(result.to_json())
     assert data["format"] == "amanda.rewrite/1"
     assert data["matches"][0]["rewritten"] == result.rewritten == 1
-    assert "1 matches, 0 refused; rewritten 1 times" in str(result.table())
+    assert "1 match, 0 refused; rewritten 1 time" in str(result.table())
     assert "<table>" in result._repr_html_()
 
 

@@ -15,6 +15,7 @@ from amanda_core.errors import (
     AmandaError,
     BrokenToolError,
     ConfigError,
+    MissingExtraError,
     OptionError,
     SelectionError,
     UnknownToolError,
@@ -151,6 +152,21 @@ def test_a_mistake_in_a_file_names_its_line() -> None:
     with pytest.raises(OptionError, match="must be a number, not 'x'") as caught:
         factories.make(settings)
     assert caught.value.where == "f.toml:4"
+
+
+def test_what_a_tool_raises_itself_names_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise MissingExtraError("This needs that", fix="Run: pip install that")
+
+    monkeypatch.setattr(Prune, "__init__", refuse)
+    settings = ToolSettings("prune", "f.toml:3", options={"sparsity": Setting(1, "f.toml:4")})
+    monkeypatch.setattr(factories, "_arguments", lambda *_: {})
+    with pytest.raises(MissingExtraError, match="needs that") as caught:
+        factories.make(settings)
+    assert (caught.value.where, caught.value.fix) == (
+        "the tool 'prune', f.toml:4",
+        "Run: pip install that",
+    )
 
 
 @pytest.mark.parametrize("blocking", ["prune", "*", "a, toy-tools ,b"])

@@ -9,13 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 
 import amanda
 from amanda_core import OpContext
+from amanda_core.results import share
+from amanda_tools.flops import Flops
 from amanda_tools.graph import Graph, GraphTracing, Op, Source
+from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
 
 from .models import DENSE, STEPS, assert_same_bits
 from .test_builtin_tools import reference
@@ -297,3 +302,36 @@ def test_tensorboard(tmp_path: Path) -> None:
     # TensorFlow takes it for a graph, the types of its operators aside.
     for node in definition.node:
         assert all(text.partition(":")[0] in nodes for text in node.input)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function", "session"])
+def test_figures_of_tools_that_ran_together(mode: str) -> None:
+    """A product of (2, 3) by (3, 4): the same figures, at the operator's node."""
+    tools: dict[str, Any] = {
+        "graph": GraphTracing(),
+        "flops": Flops(),
+        "latency": Latency(),
+        "memory": Memory(),
+    }
+
+    def program(x: Any, weight: Any) -> Any:
+        return tf.nn.relu(tf.matmul(x, weight))
+
+    x, weight = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+    if mode == "session":
+        with tf.Graph().as_default() as graph:
+            product = program(v1.placeholder(tf.float32, [2, 3]), tf.constant(weight))
+        with amanda.apply(*tools.values()), v1.Session(graph=graph) as session:
+            session.run(product, {graph.get_operations()[0].outputs[0]: x})
+    else:
+        with amanda.apply(*tools.values()):
+            (tf.function(program) if mode == "function" else program)(x, weight)
+    results = {name: tool.result() for name, tool in tools.items()}
+    share(results)
+    [found] = [op for graph in results["graph"].graphs for op in graph.ops if op.kind == "matmul"]
+    assert found.notes["flops: macs"] == 2 * 3 * 4
+    [timed] = [op for op in results["latency"].ops if op.word == "matmul"]
+    assert found.notes["latency: self (s)"] == timed.self / 1e9 > 0
+    # In graphs nobody can tell which buffers are new.
+    size = "allocated" if mode == "eager" else "outputs"
+    assert found.notes[f"memory: {size} (B)"] == 2 * 4 * 4

@@ -9,15 +9,27 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from amanda_core import bounded
 from amanda_core.errors import OutputError, ResultError
 
-__all__ = ["LIMIT", "HasResult", "Output", "Result", "Table", "load", "printable"]
+__all__ = [
+    "LIMIT",
+    "HasOpFigures",
+    "HasResult",
+    "OpFigures",
+    "Output",
+    "Result",
+    "Table",
+    "TakesOpFigures",
+    "load",
+    "printable",
+    "share",
+]
 
 #: Largest file of results that `load` reads, in bytes.
 LIMIT = 1 << 28
@@ -71,8 +83,8 @@ class Table:
         return [[printable(_number(value)) for value in row] for row in self.rows]
 
     def is_right(self, column: int) -> bool:
-        """Whether a column is aligned to the right: all of it are numbers."""
-        values = [row[column] for row in self.rows]
+        """Whether a column is aligned to the right: all of it are numbers, or nothing."""
+        values = [row[column] for row in self.rows if row[column] != ""]
         return bool(values) and all(isinstance(value, (int, float)) for value in values)
 
     def first(self, count: int) -> Table:
@@ -118,6 +130,59 @@ class HasResult(Protocol):
 
     def result(self) -> Result:
         """What was found out so far. Called once tools are removed, also after Ctrl-C."""
+
+
+class OpFigures(NamedTuple):
+    """What a result says of one operator, for results of other tools to show.
+
+    Attributes:
+        namespace: Where the operator runs.
+        id: Its op id; of a backward operator its backward op id.
+        name: Its readable name.
+        is_backward: Whether it is a backward operator.
+        values: Name -> number or text. The name of a number ends with its unit in brackets, such as
+            ``self (s)`` or ``allocated (B)``; without one it is a count. Numbers are finite, and
+            such that those of several operators can be added up.
+    """
+
+    namespace: str
+    id: int
+    name: str
+    is_backward: bool
+    values: Mapping[str, int | float | str]
+
+
+@runtime_checkable
+class HasOpFigures(Protocol):
+    """A result that says something of single operators. The method is optional."""
+
+    def op_figures(self) -> Iterable[OpFigures]:
+        """What it says of each."""
+
+
+@runtime_checkable
+class TakesOpFigures(Protocol):
+    """A result that shows what others say of its operators. The method is optional."""
+
+    def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
+        """Take over what they say, by the name of the tool."""
+
+
+def share(results: Mapping[str, object]) -> None:
+    """Give to each result that takes figures those that the others have.
+
+    Args:
+        results: Results of tools that ran together, by the name that each is called by.
+
+    ``share({"graph": found, "flops": flops.result()})``
+    """
+    taking = {name: r for name, r in results.items() if isinstance(r, TakesOpFigures)}
+    if taking:
+        offered = {
+            name: list(r.op_figures()) for name, r in results.items() if isinstance(r, HasOpFigures)
+        }
+        for name, result in taking.items():
+            result.take_op_figures({by: found for by, found in offered.items() if by != name})
 
 
 class Output:

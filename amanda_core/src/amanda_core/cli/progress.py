@@ -1,20 +1,42 @@
 """What a long run says of itself while it lasts.
 
-How long a program will take is not known, so it says how many steps have ended, and when.
+How long a program will take is not known, so it says what has been done, and since when. Lines on
+their own and nothing that is drawn anew: the program's own lines come in between.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import IO
 
+from amanda_core.context import OpContext
+from amanda_core.namespace import matches
 from amanda_core.tool import Tool
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "interval_for"]
+
+#: Seconds between two lines on a terminal, and where somebody reads them later.
+_ON_TERMINAL = 10.0
+_IN_LOGS = 60.0
+#: How many times as many operators are met until the next of them is counted.
+_APART = 4
+
+
+def interval_for(stream: IO[str] | None) -> float:
+    """Seconds between two lines that are written to `stream`."""
+    try:
+        return _ON_TERMINAL if stream is not None and stream.isatty() else _IN_LOGS
+    except (AttributeError, ValueError):  # The program's own object, or closed.
+        return _IN_LOGS
 
 
 class Progress(Tool):
-    """Says at the end of a step, now and then, how many have ended.
+    """Says now and then how many steps have ended, and where none do, what ran how often.
+
+    Without steps, as in inference, it counts the executions of a few operators: of those that were
+    met first, fourth, sixteenth and so on. So one of a loop is among them if the loop has three
+    times as many operators as ran before it, and an execution of the others costs nothing.
 
     Args:
         say: Writes a line.
@@ -25,17 +47,54 @@ class Progress(Tool):
     def __init__(
         self,
         say: Callable[[str], object],
-        interval: float = 10.0,
+        interval: float = _ON_TERMINAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self._say, self._interval, self._clock = say, interval, clock
         self._begin = self._said = clock()
-        self.add_inst_for_step(end=self._ended)
+        self._ended = self._told = 0
+        #: Operators met so far, and the number of the next that is counted.
+        self._met, self._next = 0, 1
+        self._counted: list[_Counted] = []
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_step(end=self.end_step)
 
-    def _ended(self, step: int) -> None:
+    def analyse(self, context: OpContext) -> None:
+        """Have the executions of some operators counted."""
+        # In graphs a routine costs much; their runs are steps.
+        if context.zone != "model" or not matches("*/*/eager", context.namespace):
+            return
+        self._met += 1
+        if self._met == self._next:
+            self._next *= _APART
+            self._counted.append(_Counted(context.name))
+            context.insert_before_op(self.count, inputs=[], op=self._counted[-1])
+
+    def count(self, op: _Counted) -> None:
+        """Note one execution."""
+        op.executions += 1
+        now = self._clock()
+        # Where steps end, they are told.
+        if now - self._said >= self._interval and self._ended == self._told:
+            most = max(self._counted, key=lambda one: one.executions)
+            times = f"{most.executions:,} time{'s' if most.executions > 1 else ''}"
+            self._tell(f"{most.name} ran {times}", now)
+
+    def end_step(self, step: int) -> None:
+        """Note the end of a step."""
+        self._ended = step + 1
         now = self._clock()
         if now - self._said >= self._interval:
-            self._said = now
-            ended = f"{step + 1} step{'s' if step else ''}"
-            self._say(f"{ended} in {now - self._begin:.0f} s")
+            self._tell(f"{self._ended:,} step{'s' if step else ''}", now)
+
+    def _tell(self, what: str, now: float) -> None:
+        self._said, self._told = now, self._ended
+        self._say(f"{what} in {now - self._begin:.0f} s")
+
+
+class _Counted:
+    """An operator whose executions are counted."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.executions = name, 0

@@ -17,9 +17,9 @@ from typing import Any
 from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
-from amanda_core.cli.progress import Progress
+from amanda_core.cli.progress import Progress, interval_for
 from amanda_core.errors import AmandaError
-from amanda_core.results import HasResult, Output, Result, Table, printable
+from amanda_core.results import HasResult, Output, Result, Table, printable, share
 from amanda_core.tool import Tool
 
 __all__ = ["Run"]
@@ -58,7 +58,8 @@ class Run:
         import amanda  # Not earlier: drivers that must listen before the program are told now.
 
         try:
-            telling = [] if self.quiet or self.brief else [Progress(self._say)]
+            told = not (self.quiet or self.brief)
+            telling = [Progress(self._say, interval_for(sys.stderr))] if told else []
             self._handle = amanda.attach(*self.tools.values(), *telling)
         except AmandaError as error:
             self._say(f"error: {error}")
@@ -158,8 +159,9 @@ class Run:
         if not self.quiet:
             self._warn(idle)
         try:
-            for name, tool in self.tools.items():
-                failed = not self._write(name, tool) or failed
+            results, complete = self._results()
+            written = [self._write(name, result) for name, result in results.items()]
+            failed = failed or not complete or not all(written)
         except KeyboardInterrupt:
             self._say("interrupted while results were written; some are missing")
             failed = True
@@ -212,19 +214,35 @@ class Run:
                         fix = f". {finding.fix}" if finding.fix else ""
                         self._say(f"{finding.severity}: {finding.message}{fix}")
 
-    def _write(self, name: str, tool: Tool) -> bool:
-        # An attribute of that name may be something else of the tool's own.
-        if not isinstance(tool, HasResult) or not callable(tool.result):
-            return True
+    def _results(self) -> tuple[dict[str, Result], bool]:
+        """What the tools found, each with what others say of its operators; and if that is all."""
+        found: dict[str, Result] = {}
+        complete = True
+        for name, tool in self.tools.items():
+            # An attribute of that name may be something else of the tool's own.
+            if not isinstance(tool, HasResult) or not callable(tool.result):
+                continue
+            try:
+                found[name] = tool.result()
+            except Exception as error:
+                complete = self._not_written(name, error)
         try:
-            result = tool.result()
+            share(found)
+        except Exception as error:
+            self._say(f"error: results do not show the figures of others: {_told(error)}")
+            complete = False
+        return found, complete
+
+    def _not_written(self, name: str, error: Exception) -> bool:
+        text = str(error) if isinstance(error, AmandaError) else _told(error)
+        self._say(f"error: the result of {name!r} is not written: {text}")
+        return False
+
+    def _write(self, name: str, result: Result) -> bool:
+        try:
             files = self.output.write(name, result)
         except Exception as error:
-            self._say(
-                f"error: the result of {name!r} is not written: "
-                + (str(error) if isinstance(error, AmandaError) else _told(error))
-            )
-            return False
+            return self._not_written(name, error)
         if not self.quiet:
             try:
                 self._summarise(name, result, [str(file) for file in files])
@@ -237,7 +255,8 @@ class Run:
             table = result.table()
             show(_titled(table.first(_ROWS), name), sys.stderr)
             if len(table.rows) > _ROWS:
-                self._say(f"{len(table.rows) - _ROWS} more rows in {files[0]}")
+                more = len(table.rows) - _ROWS
+                self._say(f"{more} more row{'s' if more > 1 else ''} in {files[0]}")
         self._say(f"{name}: {', '.join(files)}")
 
     @staticmethod

@@ -125,15 +125,19 @@ def make(settings: ToolSettings) -> Tool:
     reference = settings.reference
     make_tool = factory(reference, settings.where)
     arguments = _arguments(settings, options(make_tool))
+    wheres = dict.fromkeys([s.where for s in settings.options.values()] or [settings.where])
+    where = ", ".join(wheres)
     try:
         tool = make_tool(**arguments)
-    except AmandaError:
-        raise
+    except AmandaError as error:
+        if error.where:
+            raise
+        where = f"the tool {reference!r}, {where}"
+        raise type(error)(error.what, where=where, fix=error.fix) from error
     except Exception as error:
-        wheres = dict.fromkeys([s.where for s in settings.options.values()] or [settings.where])
         raise OptionError(
             f"The tool {reference!r} refuses its options: {type(error).__name__}: {error}",
-            where=", ".join(wheres),
+            where=where,
             fix=f"`amanda tools {reference}` lists them",
         ) from error
     if not isinstance(tool, Tool):

@@ -6,10 +6,12 @@ rearrange values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from amanda_core import OpContext
+from amanda_core.results import OpFigures
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,6 +76,10 @@ class OpFacts:
             **more,
         )
 
+    def figures(self, values: Mapping[str, int | float | str]) -> OpFigures:
+        """What a result says of this operator, for the results of other tools."""
+        return OpFigures(self.namespace, self.id, self.name, False, values)
+
 
 @dataclass
 class EitherWayOp(OpFacts):
@@ -107,6 +113,10 @@ class EitherWayOp(OpFacts):
                 facts.module = facts.module or forward.module_path
                 facts.source = facts.source or forward.source
         return facts
+
+    def figures(self, values: Mapping[str, int | float | str]) -> OpFigures:
+        """What a result says of this operator, for the results of other tools."""
+        return super().figures(values)._replace(is_backward=self.phase == "backward")
 
     @property
     def kind(self) -> str:

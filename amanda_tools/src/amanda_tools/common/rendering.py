@@ -10,7 +10,7 @@ from typing import Any
 from amanda_core.results import Table
 from amanda_tools.common.extras import require
 
-__all__ = ["dataframe", "html_of", "scaled", "share", "shares"]
+__all__ = ["counted", "dataframe", "html_of", "scaled", "share", "shares"]
 
 
 def scaled(number: int, unit: str) -> str:
@@ -23,6 +23,15 @@ def scaled(number: int, unit: str) -> str:
         if number >= 10**power:
             return f"{number / 10**power:.3f} {prefix}{unit}"
     return f"{number} {unit}"
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number of things.
+
+    >>> counted(1, "step"), counted(2, "match", "matches")
+    ('1 step', '2 matches')
+    """
+    return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def share(part: float, whole: float) -> str:

@@ -20,8 +20,8 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
-from amanda_tools.common.rendering import dataframe, html_of, scaled
-from amanda_tools.common.sizes import described, dtype_name
+from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
+from amanda_tools.common.sizes import TensorType, described, dtype_name
 from amanda_tools.common.statistics import statistics_of
 from amanda_tools.common.tensors import (
     HostTensor,
@@ -68,7 +68,7 @@ class DumpResult:
         for tensor in self.index.tensors:
             op = self.index.ops[tensor.op]
             key = (tensor.op, tensor.what, tensor.position)
-            shape = f"{tensor.dtype}{tensor.shape}"
+            shape = str(TensorType(tensor.dtype, tuple(tensor.shape)))
             row = rows.setdefault(
                 key, [op.name, f"{tensor.what} {tensor.position}", shape, 0, op.source or ""]
             )
@@ -84,9 +84,7 @@ class DumpResult:
         for left in index.left_out:
             size = f", {scaled(left.bytes, 'B')}" if left.bytes else ""
             text += f"; left out: {left.tensors} ({left.reason}{size})"
-        if index.wall_seconds:
-            text += f"; dumping took {index.tool_seconds / index.wall_seconds:.0%} of the time"
-        return text
+        return "; ".join([text, *shares("dumping", index.tool_seconds, index.wall_seconds)])
 
     def to_json(self) -> str:
         """The index."""

@@ -83,6 +83,7 @@ class Run:
         made: Values that operators made.
         fixed: Values that no operator made and that are none of the network's input.
         unseen: Values whose making was not seen, or not followed.
+        writes: Number of an execution -> that it wrote an input in place.
     """
 
     executions: list[Execution] = field(default_factory=list)
@@ -90,6 +91,7 @@ class Run:
     made: set[Port] = field(default_factory=set)
     fixed: set[Port] = field(default_factory=set)
     unseen: dict[Port, PathEnd] = field(default_factory=dict)
+    writes: dict[int, PathEnd] = field(default_factory=dict)
 
 
 class Network:

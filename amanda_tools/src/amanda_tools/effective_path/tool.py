@@ -21,11 +21,11 @@ from amanda_tools.common.sizes import is_dense, is_tensor
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
 from amanda_tools.effective_path.layers import LAYER, LayerRule, rules
-from amanda_tools.effective_path.model import Extraction, Variant
+from amanda_tools.effective_path.model import Extraction, PathEnd, Variant
 from amanda_tools.effective_path.paths import extract
 from amanda_tools.effective_path.result import EffectivePathResult, Thresholds
 from amanda_tools.effective_path.runs import Execution, Network, Run, array_of
-from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues
+from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues, version_of
 
 __all__ = ["EffectivePath"]
 
@@ -143,15 +143,23 @@ class EffectivePath(Tool):
                         self._run.fixed.add(port)
             if op.rule is not None:
                 self._note(execution, inputs, op)
-            op.entered[threading.get_ident() if op.is_eager else 0] = execution
+            versions: list[tuple[Any, int | None]] = []
+            if op.is_eager:
+                items = (item for value in inputs for item in _tensors(value))
+                versions = [(item, version_of(item)) for item in items]
+            op.entered[threading.get_ident() if op.is_eager else 0] = execution, versions
 
     def leave(self, *outputs: Any, op: _Op) -> None:
         """Note what one execution gives."""
         with self._clock, self._lock:
-            execution = op.entered.pop(threading.get_ident() if op.is_eager else 0, None)
-            if execution is None:
+            entered = op.entered.pop(threading.get_ident() if op.is_eager else 0, None)
+            if entered is None:
                 return
+            execution, versions = entered
             number = next(self._serials) if op.is_eager else op.number
+            for item, before in versions:
+                if version_of(item) != before:
+                    self._note_write(op, item, number)
             for position, value in enumerate(outputs):
                 if op.is_eager:
                     for item in _tensors(value):
@@ -193,12 +201,21 @@ class EffectivePath(Tool):
             # Copied: the next operator may work in place.
             self._run.arrays[port] = np.array(array_of(value))
 
+    def _note_write(self, op: _Op, value: Any, number: int) -> None:
+        """Note that an execution has written an input. If it returns it, it comes from there."""
+        reason = "it wrote into memory that others share, which is not followed"
+        self._run.writes[number] = PathEnd(op.name, op.type, reason)
+        self._eager.set_written(value, Origin(Port(number, None)))
+
     def _tensor(self, value: Any) -> Port:
-        origin = self._eager.find(value)
-        # One that was written through another is a new value.
-        if origin is None or self._eager.find_write(value) is not None:
+        origin, written = self._eager.find(value), self._eager.find_write(value)
+        # One that was written, but not by the operator that returned it, is a new value.
+        if origin is None or written is not None:
             origin = Origin(Port(next(self._serials), 0))
             self._eager.set(value, origin)
+            # What an earlier run has written is there when this one begins.
+            if written is not None and written.port.node in self._run.writes:
+                self._run.unseen[origin.port] = self._run.writes[written.port.node]
         return origin.port
 
     def _symbol(self, value: Any) -> Port:
@@ -228,6 +245,9 @@ class EffectivePath(Tool):
 
     def _end_run(self) -> None:
         run, self._run = self._run, Run()
+        for op in self._ops.values():
+            if op.is_eager:
+                op.entered.clear()  # What an exception has left holds its tensors.
         if not run.executions:
             return
         with self._clock:
@@ -255,8 +275,8 @@ class _Op:
         #: In a graph: which it is, and where the inputs come from.
         self.program: int | None = None
         self.inputs: list[list[Port]] = []
-        #: Thread -> the execution that it is in.
-        self.entered: dict[int, Execution] = {}
+        #: Thread -> the execution that it is in, and the tensors that it takes with their versions.
+        self.entered: dict[int, tuple[Execution, list[tuple[Any, int | None]]]] = {}
 
 
 def _read(file: FilePath) -> dict[str, Thresholds]:

@@ -6,10 +6,11 @@ Owns the sums and their forms.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
 from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
 from amanda_tools.common.summing import Summed
@@ -113,6 +114,17 @@ class FlopsResult(Summed[Sum]):
     def unknown(self) -> list[CountedOp]:
         """Operators of which some or all executions are not counted, and why: `problem`."""
         return [op for op in self.ops if op.problem is not None]
+
+    def op_figures(self) -> Iterator[OpFigures]:
+        """Multiply-accumulates of each operator, for the results of other tools."""
+        for op in self.ops:
+            values: dict[str, int | float | str] = {
+                "macs": op.macs,
+                "backward macs": op.backward_macs,
+            }
+            if op.problem is not None:
+                values["not counted"] = op.problem
+            yield op.figures(values)
 
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
         """A table for people.

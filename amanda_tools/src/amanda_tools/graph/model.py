@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from amanda_core.results import OpFigures
 from amanda_tools.common.extras import require
 from amanda_tools.common.facts import OpFacts, with_parents
 from amanda_tools.common.sizes import Position, TensorType
@@ -36,8 +37,8 @@ class Op(OpFacts):
         writes: Input positions whose tensors it writes.
         executions: How often it ran, without those of a checkpoint's second run; None where
             executions are not seen, which is in graphs.
-        notes: What other tools know of it, such as ``{"macs": 4096}``. They may write here while
-            they run, or `Graph.annotate` does later.
+        notes: What other tools know of it, such as ``{"flops: macs": 4096}``. They may write here
+            while they run, or `Graph.annotate` does later.
     """
 
     index: int
@@ -313,19 +314,20 @@ class Graph:
                     result.add_edge(*ends, **asdict(edge))
         return result
 
-    def annotate(self, facts: Iterable[OpFacts], *names: str) -> None:
+    def annotate(self, figures: Iterable[OpFigures], tool: str = "") -> None:
         """Note at each operator what another tool's result says of it.
 
         Args:
-            facts: That result's operators; those that are not in this graph are left out.
-            *names: Their attributes to take over.
+            figures: What it says; of operators that are not in this graph it is left out.
+            tool: Name of the tool, to put before the names of its figures.
 
-        ``graph.annotate(flops.result().ops, "macs", "backward_macs")``
+        ``graph.annotate(flops.result().op_figures(), "flops")``
         """
-        for fact in facts:
-            op = self.op(fact.id)
-            if op is not None and (op.namespace, op.name) == (fact.namespace, fact.name):
-                op.notes.update((name, getattr(fact, name)) for name in names)
+        for found in figures:
+            op = self.op(found.id, found.is_backward)
+            if op is not None and (op.namespace, op.name) == (found.namespace, found.name):
+                before = f"{tool}: " if tool else ""
+                op.notes.update((before + name, value) for name, value in found.values.items())
 
     def copy(self) -> Graph:
         """The graph as it is now."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import Span
 from amanda_tools.common.extras import program, require
 from amanda_tools.common.rendering import dataframe, html_of, shares
@@ -76,6 +76,15 @@ class GraphResult:
             MissingExtraError: pandas is not installed.
         """
         return dataframe(Op, [op for g in self.graphs for op in (*g.ops, *g.backward_ops)])
+
+    def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
+        """Note at the operators what the results of other tools say of them, by the tool's name.
+
+        `amanda run` does it; a program calls `amanda_core.results.share`.
+        """
+        for graph in self.graphs:
+            for tool, found in figures.items():
+                graph.annotate(found, tool)
 
     def write(self, folder: Path) -> list[Path]:
         """Write the forms that were asked for, but for JSON.

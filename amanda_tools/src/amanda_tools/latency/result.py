@@ -6,150 +6,22 @@ Owns the sums and their forms.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import Span, TraceFile
-from amanda_tools.common.facts import EitherWayOp, with_parents
-from amanda_tools.common.rendering import dataframe, html_of, share, shares
+from amanda_tools.common.facts import with_parents
+from amanda_tools.common.rendering import counted, dataframe, html_of, share, shares
 from amanda_tools.common.summing import Summed
 from amanda_tools.latency.kernels import Kernel
+from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times
 
-__all__ = ["LatencyResult", "StepTime", "ThreadTime", "TimedOp", "Times"]
+__all__ = ["LatencyResult"]
 
 By = Literal["module", "type", "op", "step", "thread", "kernel"]
-
-
-@dataclass
-class TimedOp(EitherWayOp):
-    """One operator, or one backward operator. Times are in nanoseconds.
-
-    Attributes:
-        calls: How often it ran to its end.
-        unfinished: How often it began and did not end: an exception left it, or a graph that needs
-            its gradient alone left it out.
-        total: Time from begin to end of all executions.
-        self: The same without the operators that ran inside of it.
-        first: Time of the first execution, which often includes preparations.
-        shortest: Time of the shortest execution.
-        longest: Time of the longest execution.
-        device: Device that its work was timed on, or None.
-        device_total: Time on the device from begin to end.
-        device_self: The same without the operators inside.
-        kernels: How many kernels it started itself, where they were looked for.
-        kernel_time: Their time on the device.
-    """
-
-    calls: int = 0
-    unfinished: int = 0
-    total: int = 0
-    self: int = 0
-    first: int = 0
-    shortest: int = 0
-    longest: int = 0
-    device: str | None = None
-    device_total: int = 0
-    device_self: int = 0
-    kernels: int = 0
-    kernel_time: int = 0
-
-    def add(self, total: int, own: int) -> None:
-        """Add one execution."""
-        if not self.calls:
-            self.first = self.shortest = total
-        self.calls += 1
-        self.total += total
-        self.self += own
-        self.shortest = min(self.shortest, total)
-        self.longest = max(self.longest, total)
-
-
-@dataclass
-class Times:
-    """What several operators took together. Times are in nanoseconds.
-
-    Attributes:
-        calls: Executions, forward.
-        forward: Their self time.
-        backward_calls: Executions of backward operators.
-        backward: Their self time.
-        between: Time between the operators, of modules alone: Python, the driver, other tools.
-        device: Self time on the device, both ways.
-        kernel_time: Time of the kernels, both ways.
-    """
-
-    calls: int = 0
-    forward: int = 0
-    backward_calls: int = 0
-    backward: int = 0
-    between: int = 0
-    device: int = 0
-    kernel_time: int = 0
-
-    @property
-    def self(self) -> int:
-        """Self time, both ways."""
-        return self.forward + self.backward
-
-    @property
-    def time(self) -> int:
-        """Self time, and that between the operators."""
-        return self.self + self.between
-
-    def add(self, op: TimedOp) -> None:
-        """Add one operator."""
-        if op.phase == "forward":
-            self.calls += op.calls
-            self.forward += op.self
-        else:
-            self.backward_calls += op.calls
-            self.backward += op.self
-        self.device += op.device_self
-        self.kernel_time += op.kernel_time
-
-
-@dataclass
-class StepTime:
-    """One step. Times are in nanoseconds.
-
-    Attributes:
-        number: From 0.
-        wall: From its begin to its end; the first begins with its first operator.
-        ops: Self times of the operators in it; of a graph's, the time in which at least one ran.
-        tool: Time that the profiler itself took in it.
-        calls: Executions in it.
-        ended: Whether its end was seen; else it counts to its last operator.
-    """
-
-    number: int
-    wall: int = 0
-    ops: int = 0
-    tool: int = 0
-    calls: int = 0
-    ended: bool = False
-
-    @property
-    def rest(self) -> int:
-        """Time between operators: the program itself, the driver, other tools, waiting."""
-        return self.wall - self.ops - self.tool
-
-
-@dataclass
-class ThreadTime:
-    """What ran to its end on one thread.
-
-    Attributes:
-        name: Of the thread.
-        calls: Executions.
-        self: Their self time, in nanoseconds.
-    """
-
-    name: str
-    calls: int = 0
-    self: int = 0
 
 
 @dataclass
@@ -194,6 +66,11 @@ class LatencyResult(Summed[Times]):
     def _order(self, found: Times) -> int:
         return -found.self
 
+    @property
+    def wall(self) -> int:
+        """Nanoseconds of all steps, from begin to end."""
+        return sum(step.wall for step in self.steps)
+
     def by_module(self) -> dict[str, Times]:
         """Module path -> times of what runs in it and in modules inside; the whole by ``""``.
 
@@ -206,6 +83,16 @@ class LatencyResult(Summed[Times]):
                 sums.setdefault(path, Times()).between += time
         return sums
 
+    def op_figures(self) -> Iterator[OpFigures]:
+        """Times of each operator in seconds, for the results of other tools."""
+        for op in self.ops:
+            values: dict[str, int | float | str] = {"self (s)": op.self / 1e9}
+            if op.device is not None:
+                values["device (s)"] = op.device_self / 1e9
+            if self.kernels:
+                values["kernels (s)"] = op.kernel_time / 1e9
+            yield op.figures(values)
+
     def table(self, by: By = "type", depth: int | None = 3) -> Table:
         """A table for people, in milliseconds.
 
@@ -217,7 +104,7 @@ class LatencyResult(Summed[Times]):
             ValueError: `by` is something else.
         """
         if by == "step":
-            columns = ("step", "calls", "wall ms", "ops ms", "ops", "tool ms", "rest ms")
+            columns = ("step", "calls", "wall ms", "ops ms", "ops share", "tool ms", "rest ms")
             steps = [
                 (
                     s.number,
@@ -234,26 +121,26 @@ class LatencyResult(Summed[Times]):
             return Table(self._title(), ("thread", "calls", "self ms"), threads)
         if by == "kernel":
             return Table(self._title(), ("kernel", "op", "device", "ms"), self._kernel_rows())
-        whole = self.total.self
         if by == "op":
             of_op = ("op", "phase", "calls", "self ms", "share", "mean ms", "min ms", "max ms")
-            ops = [
+            ops: list[tuple[object, ...]] = [
                 (
                     op.name,
                     op.phase,
                     op.calls,
                     *_ms(op.self),
-                    share(op.self, whole),
+                    share(op.self, self.wall),
                     *_ms(op.total / op.calls if op.calls else 0, op.shortest, op.longest),
                     *self._on_device(op.device_self, op.kernel_time),
                 )
                 for op in sorted(self.ops, key=lambda op: -op.self)
             ]
-            return Table(self._title(), (*of_op, *self._device_columns()), ops)
+            rows = self._with_apart(ops, 3, 3)
+            return Table(self._title(), (*of_op, *self._device_columns()), rows)
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op, step, thread or kernel, not {by!r}")
-        times = ["self ms"]
+        times, whole = ["self ms"], self.wall
         if by == "module":
             times, whole = ["between ms", "time ms"], sums[""].time
             sums = self._with_outside(sums)
@@ -270,6 +157,8 @@ class LatencyResult(Summed[Times]):
             )
             for name, found in sums.items()
         ]
+        if by == "type":
+            rows = self._with_apart(rows, 5)
         return Table(self._title(), (*heads, *self._device_columns()), rows)
 
     def to_json(self) -> str:
@@ -333,10 +222,38 @@ class LatencyResult(Summed[Times]):
         wall = sum(step.wall for step in steps)
         if wall:
             ops = sum(step.ops for step in steps)
-            parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {len(steps)} steps")
+            count = counted(len(steps), "step")
+            parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {count}")
             parts.append(f"{sum(step.rest for step in steps) / wall:.1%} between operators")
         parts += shares("timing", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
+
+    def _with_apart(
+        self, rows: list[tuple[object, ...]], before: int, behind: int = 0
+    ) -> list[tuple[object, ...]]:
+        """Rows of operators, with what they and the rows of it add up to: the time of the steps.
+
+        Args:
+            rows: The rows.
+            before: Columns in front of the self time.
+            behind: Columns behind the share, without those of devices.
+        """
+        if not self.wall:
+            return rows
+        overlap = self.total.self - sum(step.ops for step in self.steps)
+        apart = {
+            "(all)": self.wall,
+            "(between operators)": sum(step.rest for step in self.steps),
+            "(profiler)": sum(step.tool for step in self.steps),
+            # Operators of graphs run beside one another, and so take less together.
+            **({"(at the same time)": -overlap} if overlap else {}),
+        }
+        empty = ("",) * (before - 1), ("",) * (behind + len(self._device_columns()))
+        found = [
+            (name, *empty[0], *_ms(time), share(time, self.wall), *empty[1])
+            for name, time in apart.items()
+        ]
+        return found + rows
 
     def _with_outside(self, sums: dict[str, Times]) -> dict[str, Times]:
         """Sums by module, and that of what is in none, such as an optimizer."""

@@ -20,7 +20,8 @@ from amanda_tools.common.facts import key_of
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
-from amanda_tools.latency.result import LatencyResult, StepTime, ThreadTime, TimedOp
+from amanda_tools.latency.result import LatencyResult
+from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp
 
 __all__ = ["Latency"]
 

@@ -6,12 +6,12 @@ Owns the sums and their forms. All sizes are in bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import TraceFile
 from amanda_tools.common.facts import EitherWayOp
 from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
@@ -136,6 +136,16 @@ class MemoryResult(Summed[Sum]):
         """Bytes of all buffers that operators gave."""
         return sum(op.allocated for op in self.ops)
 
+    def op_figures(self) -> Iterator[OpFigures]:
+        """Bytes of each operator, for the results of other tools."""
+        for op in self.ops:
+            values: dict[str, int | float | str] = {
+                "allocated (B)": op.allocated,
+                "alive at the peak (B)": op.at_peak,
+            }
+            # Of a graph's operators only the size of the outputs is known.
+            yield op.figures({"outputs (B)": op.output} if op.output else values)
+
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
         """A table for people, in bytes.
 
@@ -148,9 +158,10 @@ class MemoryResult(Summed[Sum]):
         """
         if by == "step":
             steps = [(s.number, s.allocated, s.peak, s.live) for s in self.steps]
-            return Table(self._title(), ("step", "allocated", "peak", "live at end"), steps)
+            return Table(self._title(), ("step", "allocated B", "peak B", "live at end B"), steps)
         if by == "op":
-            heads = ("op", "phase", "calls", "allocated", "live after", "at peak", "live now")
+            sizes = ("allocated B", "live after B", "at peak B", "live now B")
+            heads = ("op", "phase", "calls", *sizes)
             ops = [
                 (
                     op.name,
@@ -168,7 +179,7 @@ class MemoryResult(Summed[Sum]):
         sums = self._sums(by, depth)
         if sums is None:
             raise ValueError(f"by must be module, type, op or step, and is {by!r}")
-        columns = (by, "calls", "allocated", "at peak", "live now")
+        columns = (by, "calls", "allocated B", "at peak B", "live now B")
         rows = [
             (
                 name or "(all)",
@@ -232,7 +243,7 @@ class MemoryResult(Summed[Sum]):
         return "; ".join([*parts, *self.notes])
 
     def _graph_columns(self) -> tuple[str, ...]:
-        return ("outputs",) if any(op.output for op in self.ops) else ()
+        return ("outputs B",) if any(op.output for op in self.ops) else ()
 
     def _of_graphs(self, output: int) -> list[int]:
         return [output] if self._graph_columns() else []

@@ -6,12 +6,13 @@ Owns the result and its forms, and the sentence that an error and a warning say.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.common.statistics import Statistics
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
@@ -116,6 +117,11 @@ class NonFiniteResult:
         """The first fault, or None."""
         return self.faults[0] if self.faults else None
 
+    def op_figures(self) -> Iterator[OpFigures]:
+        """What happened at each operator, for the results of other tools."""
+        for fault in self.faults:
+            yield fault.figures({fault.origin: f"{fault.kind} in step {fault.step}"})
+
     def table(self) -> Table:
         """One row for each fault."""
         columns = ("origin", "kind", "op", "of", "step", "calls", "at", "source")
@@ -137,15 +143,14 @@ class NonFiniteResult:
     @property
     def title(self) -> str:
         """The result in one line."""
-        text = f"{len(self.faults)} faults, {self.passed_on} passed on, {self.checked} checked"
+        faults, checked = counted(len(self.faults), "fault"), counted(self.checked, "execution")
+        text = f"{faults} in {checked}, {self.passed_on} passed on"
         if self.allowed:
             text += f", {self.allowed} allowed"
         if self.unchecked:
             text += f"; {sum(self.unchecked.values())} tensors not checked: "
             text += ", ".join(sorted(self.unchecked))
-        if self.wall_seconds:
-            text += f"; looking took {self.tool_seconds / self.wall_seconds:.0%} of the time"
-        return text
+        return "; ".join([text, *shares("looking", self.tool_seconds, self.wall_seconds)])
 
     def to_json(self) -> str:
         """All of it."""

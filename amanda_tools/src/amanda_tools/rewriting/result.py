@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 
 __all__ = ["RewriteResult", "Rewritten"]
 
@@ -71,7 +71,8 @@ class RewriteResult:
             for match in self.matches
         ]
         refused = sum(match.refused is not None for match in self.matches)
-        title = f"{len(self.matches)} matches, {refused} refused; rewritten {self.rewritten} times"
+        matches = counted(len(self.matches), "match", "matches")
+        title = f"{matches}, {refused} refused; rewritten {counted(self.rewritten, 'time')}"
         title = "; ".join([title, *shares("the tool", self.tool_seconds, self.wall_seconds)])
         return Table(title, ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows)
 

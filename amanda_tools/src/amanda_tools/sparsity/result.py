@@ -6,11 +6,11 @@ Owns the shares and their forms.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from amanda_core.results import Table
+from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
 from amanda_tools.common.rendering import dataframe, html_of, scaled, share, shares
 
@@ -119,6 +119,17 @@ class SparsityResult:
     def of(self, kind: str) -> list[MeasuredTensor]:
         """The tensors of one kind."""
         return [tensor for tensor in self.tensors if tensor.kind == kind]
+
+    def op_figures(self) -> Iterator[OpFigures]:
+        """Zeros of outputs and weights, and effective products, for the results of other tools."""
+        zeros: dict[tuple[str, int, str], int] = {}
+        for tensor in self.tensors:
+            if tensor.kind in ("output", "weight"):
+                key = (tensor.namespace, tensor.id, tensor.kind)
+                zeros[key] = zeros.get(key, 0) + tensor.zeros
+                yield tensor.figures({f"zeros of the {tensor.kind}": zeros[key]})
+        for product in self.products:
+            yield product.figures({"effective macs": product.by_both})
 
     def table(self, by: By = "tensor") -> Table:
         """A table for people.

@@ -34,12 +34,17 @@
   };
   const scaled = (number, unit) => {
     const base = unit === "B" ? 1024 : 1000;
-    const prefixes = unit === "B" ? ["", "Ki", "Mi", "Gi", "Ti"] : ["", "k", "M", "G", "T"];
+    const prefixes = unit === "B" ? ["", "Ki", "Mi", "Gi", "Ti"]
+      : unit === "s" ? ["n", "µ", "m", ""] : ["", "k", "M", "G", "T"];
     let power = 0;
+    if (unit === "s") number *= 1e9;
     while (Math.abs(number) >= base && power < prefixes.length - 1) { number /= base; power += 1; }
     const digits = Number.isInteger(number) ? String(number) : number.toPrecision(3);
     return (digits + " " + prefixes[power] + unit).trim();
   };
+  // The name of a figure ends with its unit.
+  const unitOf = (name) => (/ \(([^()]+)\)$/.exec(name) || ["", ""])[1];
+  const plain = (name) => name.replace(/ \([^()]+\)$/, "");
   const counted = (number) => number === 1 ? "1 operator" : `${number} operators`;
   const measures = {
     "size of outputs": {of: (op) => bytesOf(op.outputs), unit: "B"},
@@ -65,8 +70,9 @@
       for (const [name, value] of Object.entries(op.notes))
         if (typeof value === "number") noted.add(name);
     }
+    for (const name of Object.keys(measures).slice(2)) delete measures[name];  // Of another graph.
     for (const name of noted)
-      measures[name] = {of: (op) => Number(op.notes[name]) || 0, unit: ""};
+      measures[plain(name)] = {of: (op) => Number(op.notes[name]) || 0, unit: unitOf(name)};
     const old = byId("measure").value;
     byId("measure").replaceChildren(...[...Object.keys(measures)].map((name) => new Option(name)));
     if (old in measures) byId("measure").value = old;
@@ -266,7 +272,8 @@
       const notes = Object.entries(node.notes).filter(([, value]) => value !== null);
       if (notes.length)
         parts.push(...section("Notes of other tools",
-          table(["", ""], notes.map(([name, value]) => [make("span", "dim", name), String(value)]))));
+          table(["", ""], notes.map(([name, value]) => [make("span", "dim", plain(name)),
+            typeof value === "number" ? scaled(value, unitOf(name)) : String(value)]))));
       const ends = (edges, position, end) => several(edges
         .filter((edge) => edge[end === "producer" ? "input" : "output"] === position)
         .map((edge) => passes(edge, graph.nodes[edge[end]])));
@@ -397,6 +404,10 @@
   byId("graph").append(...graphs.map((one, n) => new Option(one.namespace, n)));
   byId("graph-label").hidden = graphs.length < 2;
   byId("graph").addEventListener("change", (event) => choose(Number(event.target.value)));
-  if (graphs.length) choose(0);
+  // The largest first, as most have a few operators in another mode.
+  const most = graphs.reduce((best, one, n) =>
+    one.nodes.length > graphs[best].nodes.length ? n : best, 0);
+  byId("graph").value = most;
+  if (graphs.length) choose(most);
   else byId("title").textContent = "No operators were seen";
 })();
