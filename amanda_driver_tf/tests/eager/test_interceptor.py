@@ -241,8 +241,9 @@ def test_no_path_through_an_interceptor_leaks(program: Callable[[], Any]) -> Non
 
     for _ in range(30):
         program()
-    # TensorFlow 2.16 leaks by itself.
-    plain = min(grown() for _ in range(5))
+    gc.collect()
+    # TensorFlow 2.16 leaks by itself; what it frees for once does not count.
+    plain = max(0, sorted(grown() for _ in range(5))[2])
     with amanda.apply(idle()):
         for _ in range(30):
             program()

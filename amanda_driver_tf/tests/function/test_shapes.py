@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.tools import Edit, editing, tool
 
 from .making import close, values
 
@@ -128,6 +128,24 @@ def test_a_gradient_that_is_passed_straight_through_has_one_shape(
     with (
         amanda.apply(editing(Edit("act", kind, routine, 0))),
         pytest.raises(UnsupportedError, match=r"by tool Tool\(.*<lambda>, op '.*act'"),
+    ):
+        function(X, W) if own_tape else outside(function)
+
+
+@pytest.mark.parametrize("staging", [False, True], ids=["host", "staged"])
+@pytest.mark.parametrize("where", ["insert_before_backward_op", "insert_after_backward_op"])
+@pytest.mark.parametrize("own_tape", [False, True], ids=["tape outside", "tape inside"])
+def test_raw_gradients_keep_their_shape(own_tape: bool, where: str, staging: bool) -> None:
+    routine = amanda.staged(cropped) if staging else cropped
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.forward is not None and context.forward.name.endswith("act"):
+            getattr(context, where)(routine)
+
+    function = traced(within(elementwise) if own_tape else elementwise, None)
+    with (
+        amanda.apply(tool(analyse, backward=True)),
+        pytest.raises(UnsupportedError, match=rf"{where} by tool .*of the same shape"),
     ):
         function(X, W) if own_tape else outside(function)
 

@@ -236,9 +236,10 @@ def build(
     return Built(graph, [result, *gradients], feeds, init)
 
 
-def new_session(graph: Any, **how: Any) -> Any:
-    """A session with few threads."""
+def new_session(graph: Any, optimised: bool = True, **how: Any) -> Any:
+    """A session with few threads, and with or without TensorFlow's optimiser of graphs."""
     config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+    config.graph_options.rewrite_options.disable_meta_optimizer = not optimised
     return v1.Session(graph=graph, config=config, **how)
 
 

@@ -134,7 +134,8 @@ def copies(*values: Any) -> Any:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_identities_everywhere_change_no_bit(name: str) -> None:
     built = build(PROGRAMS[name], VALUES)
-    with new_session(built.graph) as session:
+    # The optimiser of 2.16 rounds one of them otherwise.
+    with new_session(built.graph, optimised=False) as session:
         plain = results(session, built)
         for routine in (lambda *values: None, copies):
             with amanda.apply(everywhere(routine)):

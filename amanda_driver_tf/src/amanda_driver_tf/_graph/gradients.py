@@ -65,8 +65,9 @@ class Gradients:
         return self._agreed(value, found)
 
     def passed_on(self, op: Any, behind: bool) -> set[int]:
-        """Inputs of an op, or outputs, whose gradients are computed, here or in a function."""
-        found: set[int] = set()
+        """Inputs of an op, or outputs, that have gradients, here or in a function, or are some."""
+        tensors = op.outputs if behind else op.inputs
+        found = {index for index, tensor in enumerate(tensors) if self._is_dense(tensor, op)}
         beside = [Records.of(child) for child in children_of(self._body.graph)]
         for noted in (self._records, *beside):
             for owner in noted.of_op(op) if noted is not None else ():
@@ -80,6 +81,18 @@ class Gradients:
                 if behind:
                     found -= owner.missing
         return found
+
+    def _is_dense(self, tensor: Any, reader: Any) -> bool:
+        """Whether a tensor that an op reads or makes is a gradient, and not one of slices."""
+        if self._records is None:
+            return False
+        contributions = self._records.contributions().get(key_of(tensor), ())
+        gradients = [owner.in_grads[position] for owner, position in contributions]
+        owner = self._records.owner(reader)
+        gradients += owner.out_grads if owner is not None else ()
+        return any(
+            len(parts := components(gradient)) == 1 and parts[0] is tensor for gradient in gradients
+        )
 
     def _find_targets(self) -> None:
         """Note which tensors a gradient is the whole gradient of."""

@@ -370,7 +370,8 @@ class Weaver:
         tensors = list(node.op.outputs if behind else node.op.inputs)
         passed: Collection[int] = ()
         if not step.action.autodiff:
-            known = node.op.name not in self._named
+            owner = self._owner(node.op)
+            known = node.op.name not in self._named and not (owner is not None and owner.is_named)
             passed = self._gradients.passed_on(node.op, behind) if known else range(len(tensors))
         straight = [place for place, index in enumerate(selected) if index in passed]
         return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
