@@ -14,6 +14,9 @@ from amanda_core.testing.tools import tool
 
 keras = pytest.importorskip("tf_keras", reason="tf_keras is not installed")
 
+# Of tf_keras 2.16, wherever it makes a seed.
+pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments:DeprecationWarning")
+
 IMAGES = np.random.default_rng(0).normal(size=(10, 6, 6, 2)).astype(np.float32)
 CLASSES = np.arange(10) % 3
 
