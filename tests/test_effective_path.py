@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -301,6 +303,17 @@ def test_paths_end_where_memory_was_written(write: Any, kind: str, reason: str, 
     for path in found.paths:
         assert [sorted(points) for points in path.points.values()] == [[0], [0]]
     assert "paths END at 1 operators" in found.table().title
+
+
+def test_nothing_is_kept_of_an_operator_that_fails() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 2)), torch.ones(1, 3)
+    kept, tool = weakref.ref(x), EffectivePath()
+    with amanda.apply(tool):
+        with pytest.raises(RuntimeError):
+            model(x)
+        del x
+        gc.collect()
+        assert kept() is None
 
 
 def test_paths_go_on_where_an_operator_returns_what_it_wrote() -> None:
