@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -58,6 +59,16 @@ def planned() -> tuple[list[str], amanda.Tool]:
         lambda c: c.insert_after_op(lambda *values: tuple(values)), require_outputs=True
     )
     return seen, watch
+
+
+class Dispatched(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def test_mode_around_apply_sees_what_it_sees_without() -> None:
@@ -131,17 +142,6 @@ def test_default_device_before_inside_and_interleaved() -> None:
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_dispatch_mode_sees_the_ops_of_the_program(outside: bool) -> None:
-    class Dispatched(TorchDispatchMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.names: list[str] = []
-
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            self.names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
     seen, watch = watching()
     mode = Dispatched()
     if outside:
@@ -152,6 +152,33 @@ def test_dispatch_mode_sees_the_ops_of_the_program(outside: bool) -> None:
             F.relu(X).exp()
     assert mode.names == ["aten.relu.default", "aten.exp.default"]
     assert seen == ["relu", "exp"]
+
+
+@pytest.mark.parametrize("listener", ["dispatch mode", "profiler"])
+def test_nobody_hears_of_gradients_that_are_read(listener: str) -> None:
+    """The changes of shape by which the results of a node become gradients of inputs."""
+    net = Net()
+
+    def heard(batch: torch.Tensor) -> list[str]:
+        net.zero_grad()
+        if listener == "dispatch mode":
+            with Dispatched() as mode:
+                net(batch).sum().backward()
+            names = mode.names
+        else:
+            with profile(activities=[ProfilerActivity.CPU]) as profiler:
+                net(batch).sum().backward()
+            names = [event.name for event in profiler.events() if "::" in event.name]
+        # Routines get values detached.
+        return [name for name in names if "detach" not in name]
+
+    calls: list[int] = []
+    asked = tool(lambda context: context.insert_after_backward_op(lambda *g: calls.append(len(g))))
+    batches = [X, torch.randn(4, 2, 3)] * 3
+    plain = [heard(batch) for batch in batches]
+    with amanda.apply(asked):
+        assert [heard(batch) for batch in batches] == plain
+    assert max(calls) == 3
 
 
 # Threads and processes.

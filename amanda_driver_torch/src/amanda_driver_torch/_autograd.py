@@ -17,7 +17,7 @@ import torch
 from torch.autograd import Function, forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["OWN_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
+__all__ = ["OWN_NODES", "PLAIN", "keep_saved", "pass_straight", "run_replaced", "tap"]
 
 # The engine runs ready nodes from the highest sequence number down. Above it there is only
 # AccumulateGrad at 2**64 - 1; operators count up from 0.
@@ -28,7 +28,8 @@ _serial = itertools.count(1)
 _save: Callable[[torch.Tensor, bool], Any] | None = getattr(
     torch._C._autograd, "_make_saved_tensor", None
 )
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: Types of tensors that no subclass gives a meaning of its own.
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _apply(function: type[Function], *args: Any) -> Any:
@@ -155,7 +156,7 @@ def pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) ->
             # Torch chooses kernels by this, also where there are no gradients.
             return new if new.requires_grad else new.detach().requires_grad_()
         return new.detach() if new.requires_grad else new
-    plain = type(old) in _PLAIN and type(new) in _PLAIN
+    plain = type(old) in PLAIN and type(new) in PLAIN
     if not (node or differentiated or _save is None) and plain and differentiable:
         return _stand_in(old, new)
     edited: torch.Tensor = _apply(AmandaEdit, old, new)

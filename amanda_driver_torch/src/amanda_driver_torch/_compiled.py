@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
+from amanda_driver_torch._autograd import PLAIN
 from amanda_driver_torch._build import native
 from amanda_driver_torch._edits import OfAliasing
 from amanda_driver_torch._nodes import BackwardOp, new_nodes, next_sequence, route
@@ -30,7 +31,6 @@ __all__ = ["compiled", "node_plans"]
 # More values than this are handed over in Python.
 _MANY = 16
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _autocast = torch._C._is_any_autocast_enabled
 
 
@@ -150,7 +150,7 @@ def _meetings(
     if taps is None or type(output) is not torch.Tensor or _autocast():
         return None
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    if any(type(t) not in _PLAIN or t.layout != torch.strided for t in tensors):
+    if any(type(t) not in PLAIN or t.layout != torch.strided for t in tensors):
         return None
     if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
         # The engine may convert what the op gives.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from amanda_driver_torch._meetings import Result
+from amanda_driver_torch._modes import unheard
 from amanda_driver_torch._windows import Window
 
 __all__ = ["outputs_prehook", "posthook", "tensor_hook", "window_prehook", "with_shapes"]
@@ -76,22 +77,24 @@ def posthook(
         shapes: Sequence[torch.Size],
         done: tuple[Any, ...] = (),
     ) -> Any:
-        grads = [
-            place.given(results[place.number], shape, dtype)
-            if window is None or results[place.number] is None
-            else window.read(results[place.number])
-            for place, shape, window, dtype in zip(places, shapes, windows, dtypes, strict=True)
-        ]
+        with unheard(results):
+            grads = [
+                place.given(results[place.number], shape, dtype)
+                if window is None or results[place.number] is None
+                else window.read(results[place.number])
+                for place, shape, window, dtype in zip(places, shapes, windows, dtypes, strict=True)
+            ]
         new = function(grads, done)
         if all(after is before for before, after in zip(grads, new, strict=True)):
             return None
         changed = list(results)
-        for place, window, before, after in zip(places, windows, grads, new, strict=True):
-            if after is not before:
-                old = results[place.number]
-                changed[place.number] = (
-                    place.back(after, old) if window is None else window.write(old, after)
-                )
+        with unheard([*results, *new]):
+            for place, window, before, after in zip(places, windows, grads, new, strict=True):
+                if after is not before:
+                    old = results[place.number]
+                    changed[place.number] = (
+                        place.back(after, old) if window is None else window.write(old, after)
+                    )
         return tuple(changed)
 
     return hook

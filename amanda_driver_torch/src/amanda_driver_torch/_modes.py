@@ -1,21 +1,31 @@
 """The modes of torch that this driver sets around what it runs: gradients, and the user's own.
 
-Owns two extents: in one the user's function modes are laid aside, so that they hear nothing of the
-driver's own work; in the other, for routines and original operators, they are back.
+Owns extents: in one the user's function modes are laid aside, so that they hear nothing of the
+driver's own work; in another, for routines and original operators, they are back; and in a third
+dispatch modes and the profiler hear nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
 from amanda_core import Step
+from amanda_driver_torch._autograd import PLAIN
 from amanda_driver_torch._state import STATE
 
-__all__ = ["back", "call_routine", "changes_of", "in_users_modes", "laid_aside"]
+__all__ = [
+    "back",
+    "call_routine",
+    "changes_of",
+    "in_users_modes",
+    "laid_aside",
+    "overheard",
+    "unheard",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,6 +51,34 @@ def back() -> Iterator[None]:
         yield
     finally:
         STATE.aside = _pop() if modes else []
+
+
+def overheard() -> bool:
+    """Whether dispatch modes or the profiler hear of what is done to tensors in this thread."""
+    return torch._C._autograd._profiler_enabled() or bool(torch._C._len_torch_dispatch_stack())
+
+
+@contextmanager
+def unheard(values: Iterable[Any]) -> Iterator[None]:
+    """Extent of the driver's own work that neither dispatch modes nor the profiler hear of.
+
+    Args:
+        values: What is worked on. Subclasses of tensors need the dispatch, and are heard of.
+    """
+    profiled = torch._C._autograd._profiler_enabled()
+    if not overheard() or any(
+        isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
+    ):
+        yield
+        return
+    if profiled:
+        torch._C._autograd._enable_record_function(False)
+    try:
+        with torch._C._DisableTorchDispatch():
+            yield
+    finally:
+        if profiled:
+            torch._C._autograd._enable_record_function(True)
 
 
 def in_users_modes(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from amanda_core.threads import THREAD
 from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._build import native
 from amanda_driver_torch._limits import LIMITS
-from amanda_driver_torch._modes import in_users_modes, laid_aside
+from amanda_driver_torch._modes import in_users_modes, laid_aside, overheard
 from amanda_driver_torch._nodes import next_sequence
 from amanda_driver_torch._operators import is_operator, operators, type_name
 from amanda_driver_torch._patches import PATCHES
@@ -169,6 +169,7 @@ def _set_up(binding: Any) -> None:
         torch.is_grad_enabled,
         next_sequence,
         torch._C._len_torch_function_stack,
+        overheard,
         STAND_INS,
     )
 

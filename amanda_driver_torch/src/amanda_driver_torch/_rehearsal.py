@@ -15,7 +15,9 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from amanda_core import IPoint, OpContext
+from amanda_driver_torch._autograd import PLAIN
 from amanda_driver_torch._meetings import readings
+from amanda_driver_torch._modes import unheard
 from amanda_driver_torch._nodes import differentiable, new_nodes, next_sequence, tensors_in
 from amanda_driver_torch._signature import outputs_of
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["readable"]
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 #: Parts of the names of composite ops that are made of others on another device or with other
 #: libraries, or that draw random numbers.
@@ -51,7 +52,7 @@ def readable(run: Run, context: OpContext, groups: Sequence[frozenset[int]]) -> 
         # It would convert values by further nodes.
         or torch._C._is_any_autocast_enabled()
         or not all(
-            type(tensor) in _PLAIN and tensor.layout == torch.strided
+            type(tensor) in PLAIN and tensor.layout == torch.strided
             for tensor in tensors_in(run.values)
         )
     ):
@@ -111,7 +112,7 @@ def _rehearse(run: Run, groups: Sequence[frozenset[int]]) -> bool:
             made[id(tensor)] = meta.requires_grad_(tensor.requires_grad)
         return made[id(tensor)]
 
-    with torch._C._DisableTorchDispatch(), saved_tensors_hooks(_as_it_is, _as_it_is):
+    with unheard(()), saved_tensors_hooks(_as_it_is, _as_it_is):
         values = tree_map_only(torch.Tensor, without_memory, run.values)
         args, kwargs = run.bound.call_args(values)
         start = next_sequence()

@@ -28,7 +28,7 @@ from amanda_driver_torch._gradient_hooks import (
 )
 from amanda_driver_torch._lifetime import Token
 from amanda_driver_torch._meetings import Meeting, Result, meeting, readings
-from amanda_driver_torch._modes import changes_of
+from amanda_driver_torch._modes import changes_of, unheard
 from amanda_driver_torch._nodes import (
     Edge,
     Slot,
@@ -419,8 +419,10 @@ def _edge(tensor: torch.Tensor) -> Edge:
     if tensor.grad_fn is not None:
         return (tensor.grad_fn, tensor.output_nr)
     if tensor.layout == torch.strided:
-        return (get_gradient_edge(tensor).node, 0)
-    # It looks at the node of a view, which compressed sparse tensors do not have.
+        # It looks at the node of a view, which it makes.
+        with unheard([tensor]):
+            return (get_gradient_edge(tensor).node, 0)
+    # Compressed sparse tensors have no views.
     with torch.enable_grad():
         node: Any = tensor.clone().grad_fn
     return (node.next_functions[0][0], 0)

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from amanda_driver_torch._autograd import PLAIN
 from amanda_driver_torch._patches import PATCHES
 from amanda_driver_torch._state import STATE
 
 __all__ = ["has_override", "make_transparent", "transparent"]
 
 _DISABLED = torch._C._disabled_torch_function_impl
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def has_override(values: Any) -> bool:
     """Whether some value is of a type that overrides torch's functions, modes aside."""
     for value in values:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             continue
         if isinstance(value, (list, tuple)):
             if has_override(value):

@@ -155,7 +155,9 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     Watch* watch = in_force(*steps.get(), thread);
     bool many = PyTuple_Check(PyTuple_GET_ITEM(args, 0));
     if (watch == nullptr || many != (steps->seen != Seen::ARRIVING) ||
-        PyTuple_GET_ITEM(args, 0) == Py_None) {
+        PyTuple_GET_ITEM(args, 0) == Py_None ||
+        // What is done to gradients before routines see them is not to be heard.
+        (steps->seen == Seen::GIVEN && overheard())) {
         return hand_over(hook, args, results(0, nullptr));
     }
     Owned kept = Owned::share(self), owner = Owned::share(steps->owner), sums;

@@ -212,8 +212,9 @@ PyObject* count(PyObject*, PyObject*) {
 PyObject* set_up(PyObject*, PyObject* args) {
     PyObject *factory, *known;
     Bindings bindings;
-    if (!PyArg_ParseTuple(args, "OOOOOO!", &factory, &known, &bindings.is_grad_enabled,
-                          &bindings.sequence_number, &bindings.function_modes, &PyTuple_Type,
+    if (!PyArg_ParseTuple(args, "OOOOOOO!", &factory, &known, &bindings.is_grad_enabled,
+                          &bindings.sequence_number, &bindings.function_modes,
+                          &bindings.overheard, &PyTuple_Type,
                           &bindings.stand_ins)) {
         return nullptr;
     }
@@ -234,7 +235,7 @@ PyObject* set_up(PyObject*, PyObject* args) {
 PyMethodDef functions[] = {
     {"set_up", set_up, METH_VARARGS,
      "set_up(make_operator, some_binding, is_grad_enabled, sequence_number, function_modes, "
-     "stand_ins, /)\n--\n\n"
+     "overheard, stand_ins, /)\n--\n\n"
      "Say how operators are made, and who is asked for torch's state: the library of a binding, or "
      "the functions where it does not say (or for None)."},
     {"define", define, METH_VARARGS,

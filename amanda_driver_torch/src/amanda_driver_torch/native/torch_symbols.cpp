@@ -14,6 +14,7 @@ void (*set_enabled)(bool) = nullptr;     // c10::GradMode::set_enabled(bool)
 uint64_t (*sequence)() = nullptr;        // at::sequence_number::peek()
 int64_t (*function_modes)() = nullptr;   // at::impl::PythonTorchFunctionTLS::stack_len()
 int64_t (*dispatch_modes)() = nullptr;   // c10::impl::TorchDispatchModeTLS::stack_len()
+bool (*profiling)() = nullptr;           // torch::profiler::impl::profilerEnabled()
 // torch::jit::tracer::getTracingState(), a std::shared_ptr: what it points to comes first.
 void* const* (*tracing)() = nullptr;
 // at::functorch::functorchTLSAccessor(), a std::shared_ptr as well, of the state that follows: that
@@ -37,6 +38,7 @@ void find_symbols(const void* address, const Bindings& bindings) {
     Py_XSETREF(in_python.is_grad_enabled, Py_NewRef(bindings.is_grad_enabled));
     Py_XSETREF(in_python.sequence_number, Py_NewRef(bindings.sequence_number));
     Py_XSETREF(in_python.function_modes, Py_NewRef(bindings.function_modes));
+    Py_XSETREF(in_python.overheard, Py_NewRef(bindings.overheard));
     Py_XSETREF(in_python.stand_ins, Py_NewRef(bindings.stand_ins));
 #if !defined(_WIN32)
     Dl_info info;
@@ -50,6 +52,7 @@ void find_symbols(const void* address, const Bindings& bindings) {
     find(library, "_ZN2at15sequence_number4peekEv", sequence);
     find(library, "_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", function_modes);
     find(library, "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", dispatch_modes);
+    find(library, "_ZN5torch8profiler4impl15profilerEnabledEv", profiling);
     find(library, "_ZN5torch3jit6tracer15getTracingStateEv", tracing);
     find(library, "_ZN2at9functorch20functorchTLSAccessorEv", transformed);
     find(library, "_ZN2at9functorch20getDynamicLayerStackEv", transforms);
@@ -95,6 +98,13 @@ bool answers(PyObject* function) {
 
 bool in_function_modes() {
     return function_modes != nullptr ? function_modes() != 0 : answers(in_python.function_modes);
+}
+
+bool overheard() {
+    if (profiling != nullptr && dispatch_modes != nullptr) {
+        return dispatch_modes() != 0 || profiling();
+    }
+    return answers(in_python.overheard);
 }
 
 bool in_stand_ins() {

@@ -16,6 +16,7 @@ struct Bindings {
     PyObject* is_grad_enabled;
     PyObject* sequence_number;
     PyObject* function_modes;  // () -> number of function modes in force
+    PyObject* overheard;       // () -> whether dispatch modes or the profiler hear of operators
     PyObject* stand_ins;       // tuple of () -> something true while values may be stand-ins
 };
 
@@ -29,6 +30,8 @@ void set_gradients(bool on);
 uint64_t next_sequence_number();
 // Whether function modes of the user's are in force, which hear of what is done to tensors.
 bool in_function_modes();
+// Whether dispatch modes or the profiler hear of it, too.
+bool overheard();
 // Whether values may be stand-ins for tensors now; then Python says what to do.
 bool in_stand_ins();
 
