@@ -58,6 +58,18 @@ def test_edited_activation_gets_the_gradient_of_the_value_it_stands_for() -> Non
     equal(grad_of(x), (torch.exp(x.sin() * 2) * x.cos()).detach())
 
 
+def test_edited_view_whose_base_was_written_has_its_place_after_the_write() -> None:
+    written = leaf(3)
+    base = torch.zeros(3)
+    view = base.view(3)  # which has no place in a graph yet
+    base.copy_(written)
+    with amanda.apply(before("mul", double, [0])):
+        product = torch.mul(view, 5)
+    product.sum().backward()
+    equal(product, view * 2 * 5)
+    equal(grad_of(written), torch.full((3,), 5.0))
+
+
 def test_edited_output_passes_the_gradient_to_the_op() -> None:
     x = leaf(3)
     with amanda.apply(after("exp", lambda out: out * 2 + 1)):

@@ -115,6 +115,9 @@ def _stand_in(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     def values(_: None) -> torch.Tensor:
         return new
 
+    if old._is_view():
+        # Its base may have been written: the place is found anew when it is looked at.
+        old.grad_fn  # noqa: B018
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         saved = _save(old, False)
         saved.register_hooks(_nothing, values)
