@@ -1,4 +1,7 @@
-"""The forms in which graphs are written, each read back by what it is for."""
+"""The forms in which graphs are written, each read back by what it is for.
+
+Long, since it is a list of forms.
+"""
 
 from __future__ import annotations
 
