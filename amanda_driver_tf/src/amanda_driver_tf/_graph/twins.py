@@ -40,6 +40,7 @@ class Twin:
         gradients: Graph of a function of gradients -> which of these results that one takes.
         takes: Whether it takes results of the forward function's twin as arguments.
         watched: Whether routines are to run when its gradient is computed.
+        is_aligned: Whether these change, or look at, the gradients of forward ops.
         number: Tells twins apart.
         plans: What happens at its forward ops; tools may be changed before its gradients.
         definition: FunctionDef of the function it stands for, which may die before its gradients.
@@ -53,6 +54,7 @@ class Twin:
         gradients: Gradients | None = None,
         takes: bool = False,
         watched: bool = False,
+        is_aligned: bool = False,
         definition: Any = None,
         plans: dict[tuple[str, str], OpPlans] | None = None,
     ) -> None:
@@ -60,7 +62,7 @@ class Twin:
         self.name = name
         self.results = results
         self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
-        self.takes, self.watched = takes, watched
+        self.takes, self.watched, self.is_aligned = takes, watched, is_aligned
         self.definition = definition
         self.plans = plans or {}
         self._written = written
