@@ -29,7 +29,7 @@ from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
 from amanda_driver_tf._graph.shapes import refusal
-from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins
+from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins, remove
 from amanda_driver_tf._namespaces import FUNCTION
 from amanda_driver_tf._state import STATE
 
@@ -263,9 +263,9 @@ class FunctionMode(Mode):
                 if value.dtype == dtypes.resource
             }
         self._analysis.sweep()
+        definitions = _Definitions(carried)
+        rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
         try:
-            definitions = _Definitions(carried)
-            rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
             forward = None
             if carried is not None:
                 forward = self._forward(rewriter, carried)
@@ -298,6 +298,9 @@ class FunctionMode(Mode):
                 definition=definition if gradients else None,
                 plans=self._analysis.forward_plans(aligned=not silent) if gradients else None,
             )
+        except BaseException:
+            remove(tuple(rewriter.written.names))  # What was written until then has no twin.
+            raise
         finally:
             self._constants.handles = {}
             self._analysis.forget()

@@ -17,7 +17,7 @@ from amanda_driver_tf._graph.analysis import OpPlans
 from amanda_driver_tf._graph.records import GRAPHS
 from amanda_driver_tf._graph.write import Written
 
-__all__ = ["UNKNOWN", "Gradients", "Twin", "Twins"]
+__all__ = ["UNKNOWN", "Gradients", "Twin", "Twins", "remove"]
 
 #: Graph of a function of gradients -> indices among the new results of its forward function.
 Gradients = weakref.WeakKeyDictionary[Any, list[int]]
@@ -66,11 +66,12 @@ class Twin:
         self.definition = definition
         self.plans = plans or {}
         self._written = written
-        finalizer = weakref.finalize(self, _remove, tuple(written.names))
+        finalizer = weakref.finalize(self, remove, tuple(written.names))
         finalizer.atexit = False
 
 
-def _remove(names: tuple[str, ...]) -> None:
+def remove(names: tuple[str, ...]) -> None:
+    """Have TensorFlow forget functions that were written."""
     for name in names:
         with contextlib.suppress(Exception):  # The runtime may have been reset meanwhile.
             context.context().remove_function(name)
