@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -36,6 +37,9 @@ INTERCEPTOR = "native"
 #: Runs before and while counting. The first three with tools analyse and settle; Python adapts its
 #: code to what it meets in some more.
 WARM, COUNTED = 16, 4
+
+#: Instructions of one run, by model, kind of run, and way.
+Counts: TypeAlias = "dict[tuple[str, str, str], int]"
 
 SWITCH = """\
 #include <valgrind/callgrind.h>
@@ -75,12 +79,8 @@ def main() -> None:
     print(f"Written to {OUTPUT}", file=sys.stderr)
 
 
-def count(folder: Path, quick: bool) -> dict[tuple[str, str, str], int]:
-    """Run this program under callgrind.
-
-    Returns:
-        Instructions of one run, by model, kind of run, and way.
-    """
+def count(folder: Path, quick: bool) -> Counts:
+    """Run this program under callgrind."""
     source, library = folder / "switch.c", folder / "switch.so"
     source.write_text(SWITCH)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
@@ -92,6 +92,11 @@ def count(folder: Path, quick: bool) -> dict[tuple[str, str, str], int]:
     ]
     # Python hashes strings alike in each run of this program.
     subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
+    return collected(folder)
+
+
+def collected(folder: Path) -> Counts:
+    """What callgrind has written down."""
     counts = {}
     # Numbered as they were written.
     for dump in sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:])):
@@ -143,7 +148,7 @@ def counted(
         gc.enable()
 
 
-def report(counts: dict[tuple[str, str, str], int]) -> str:
+def report(counts: Counts) -> str:
     """The page."""
     facts = {**machine(), **versions()}
     parts = [
