@@ -221,7 +221,7 @@ def test_where_paths_end() -> None:
         ("mul", "end"),
         ("head/linear", "linear"),
     ]
-    assert "paths END at 1 operators: mul (mul: both" in found.table().title
+    assert "paths END at 1 operator: mul (mul: both" in found.table().title
     assert found.table("end").rows == [("mul", "mul", 1, end.reason, end.consequence)]
     assert json.loads(found.to_json())["ends"][0]["consequence"] == end.consequence
     with pytest.raises(ValueError, match="by must be op or end"):
@@ -302,7 +302,7 @@ def test_paths_end_where_memory_was_written(write: Any, kind: str, reason: str, 
     assert (end.type, end.reason, end.runs, end.lost) == (kind, reason, 2, True)
     for path in found.paths:
         assert [sorted(points) for points in path.points.values()] == [[0], [0]]
-    assert "paths END at 1 operators" in found.table().title
+    assert "paths END at 1 operator" in found.table().title
 
 
 def test_nothing_is_kept_of_an_operator_that_fails() -> None:

@@ -370,7 +370,7 @@ def test_a_run_that_ends_with_what_is_not_followed() -> None:
         session.run(logits, {x: SAMPLES})
     result = tool.result()
     assert (result.paths, result.empty) == ([], 1)
-    assert "1 runs have NO path" in result.table().title
+    assert "1 run with NO path" in result.table().title
 
 
 def test_gradients_are_no_run() -> None:
