@@ -63,9 +63,12 @@ def test_what_has_no_weight_is_listed() -> None:
     assert [weight.pruned for weight in found.weights] == [2]
     assert json.loads(found.to_json())["skipped"] == ["matmul"]
     assert found.table().rows[-1] == ("all", "", 4, 2)
-    assert found.table().title.startswith(
-        "50.0% of the weights pruned; 1 product without a known weight NOT pruned; making masks took "
-    )
+    told = found.table().title.split("; ")
+    assert told[:2] == [
+        "50.0% of the weights pruned",
+        "1 product without a known weight NOT pruned",
+    ]
+    assert told[2].startswith("making masks took ")
     assert found.tool_seconds > 0
 
 
