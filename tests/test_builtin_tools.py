@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,11 @@ from torch.nn.utils import prune
 
 import amanda
 from amanda_core.results import HasResult, Result
+from amanda_tools.dump import Dump
+from amanda_tools.effective_path import EffectivePath
+from amanda_tools.graph import GraphTracing
+from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
 from amanda_tools.prune import Prune, numpy_mask, torch_mask
 from amanda_tools.trace import Trace
 
@@ -121,6 +128,19 @@ def test_a_trace() -> None:
     assert len(found.table().rows) == len(found.ops)
     with pytest.raises(ValueError, match="limit must not be negative"):
         Trace(limit=-1)
+
+
+@pytest.mark.parametrize("make", [EffectivePath, GraphTracing, Latency, Memory, Dump])
+def test_results_are_written_to_a_folder_that_is_made(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    tool = make()
+    with amanda.apply(tool):
+        nn.Sequential(nn.Linear(3, 2))(torch.ones(2, 3))
+    for folder in (tmp_path / "new" / "own", str(tmp_path / "by name")):
+        files = tool.result().write(folder)
+        assert files
+        assert all(file.parent == Path(folder) and file.is_file() for file in files)
 
 
 def test_results_have_all_forms() -> None:
