@@ -5,6 +5,7 @@ Long, since it is a list of cases.
 
 from __future__ import annotations
 
+import gzip
 import json
 from functools import partial
 from pathlib import Path
@@ -267,6 +268,19 @@ def test_a_trace_file(tmp_path: Path) -> None:
     assert {event["cat"] for event in spans} == {"forward", "backward"}
     named = {event["tid"] for event in events if event["ph"] == "M"}
     assert {event["tid"] for event in spans} <= named
+
+
+def test_a_large_trace_file_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Latency()
+    with amanda.apply(tool):
+        torch.ones(2).exp()
+    (plain,) = tool.result().write(tmp_path)
+    content = plain.read_bytes()
+    monkeypatch.setattr("amanda_tools.common.chrome._LARGE", len(content) - 1)
+    (compressed,) = tool.result().write(tmp_path)
+    assert (plain.name, compressed.name) == ("trace.json", "trace.json.gz")
+    assert gzip.decompress(compressed.read_bytes()) == content
+    assert not plain.exists()  # Nobody takes the earlier file for this one.
 
 
 def test_a_limit_of_the_trace_file() -> None:

@@ -106,8 +106,7 @@ class GraphResult:
             found.append(folder / "graph.html")
             found[-1].write_text(html.page(self.graphs), encoding="utf-8")
         if "trace" in self.formats:
-            found.append(folder / "graph-trace.json")
-            timeline.write(self.graphs, self.spans, found[-1])
+            found.append(timeline.write(self.graphs, self.spans, folder / "graph-trace.json"))
         for number, graph in enumerate(self.graphs):
             for form, (ending, writer) in _WRITERS.items():
                 if form in self.formats:

@@ -187,7 +187,7 @@ class LatencyResult(Summed[Times]):
         return dataframe(TimedOp, self.ops)
 
     def write(self, folder: Path | str) -> Sequence[Path]:
-        """Write ``trace.json``, which Perfetto and chrome://tracing show.
+        """Write ``trace.json``, or ``trace.json.gz``, which Perfetto and chrome://tracing show.
 
         Returns:
             The file.

@@ -218,7 +218,7 @@ class MemoryResult(Summed[Sum]):
         return dataframe(AllocatingOp, self.ops)
 
     def write(self, folder: Path | str) -> Sequence[Path]:
-        """Write ``timeline.json``: counters that Perfetto and chrome://tracing show.
+        """Write ``timeline.json``, or ``timeline.json.gz``, for Perfetto and chrome://tracing.
 
         Returns:
             The file.
