@@ -195,11 +195,12 @@ def test_products_that_are_not_with_a_zero() -> None:
     assert linear.executions == 2
 
 
-def test_a_linear_layer_has_its_channels_last_however_many_axes_there_are() -> None:
+@pytest.mark.parametrize("channels", ["auto", "first"])
+def test_a_linear_layer_has_its_channels_last_however_many_axes_there_are(channels: str) -> None:
     # As many on the second axis as there are channels, so that one could be taken for the other.
     x, weight = sparse(2, 10, 5, 10, seed=3), sparse(6, 10, seed=4)
     x[..., 7] = 0
-    found = measure(F.linear, x, nn.Parameter(weight))
+    found = measure(F.linear, x, nn.Parameter(weight), channels=channels)
     assert one(found, "input", "linear").dead == (x == 0).all(0).all(0).all(0).nonzero().tolist()[0]
     (product,) = found.products
     both = (x != 0).double() @ (weight != 0).double().T

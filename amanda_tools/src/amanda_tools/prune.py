@@ -71,9 +71,8 @@ class PruneResult:
     def table(self) -> Table:
         """One row for each weight, and their sum."""
         rows = [(w.op, str(tuple(w.shape)), w.elements, w.pruned) for w in self.weights]
-        elements, pruned = (
-            sum(getattr(w, n) for w in self.weights) for n in ("elements", "pruned")
-        )
+        elements = sum(w.elements for w in self.weights)
+        pruned = sum(w.pruned for w in self.weights)
         told = [f"{share(pruned, elements) or 'nothing'} of the weights pruned"]
         if self.skipped:
             told.append(

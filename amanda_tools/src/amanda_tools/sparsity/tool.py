@@ -46,10 +46,9 @@ class Sparsity(Tool):
         limit: Magnitudes below it count as small.
         block: Side of the blocks whose zeros are counted.
         gradients: Whether to measure the gradients of outputs as well.
-        channels: Where the channels are in a tensor whose layout is not known: ``first`` (second
-            axis), ``last``, or ``auto``: last for operators that work along the last axis, such as
-            ``linear``; of others second of the four or five axes that PyTorch has for images and
-            volumes, else last.
+        channels: Where the channels are in a tensor whose layout the operator does not tell:
+            ``first`` (second axis), ``last``, or ``auto``: second of the four or five axes that
+            PyTorch has for images and volumes, else last.
         everything: Whether to measure what is not the model's as well, such as an optimizer.
 
     Raises:
@@ -289,7 +288,7 @@ class _Op:
         self.entered: dict[int, tuple[dict[int, Counts], Sequence[Any] | None]] = {}
         word, roles = context["type"], context.get("input_roles", ())
         self._names = [*roles, *context.input_names[len(roles) :]]
-        self._channels = "last" if channels == "auto" and word in _LAST else channels
+        self._channels = "last" if word in _LAST else channels
         self._layout: str | None = context.get("layout")
         self._weight_layout: str | None = context.get("weight_layout")
         #: Position of what is multiplied by, and whether it is a weight.
