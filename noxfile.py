@@ -119,7 +119,13 @@ def tests(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure what instrumentation costs; writes docs/. Shorter: `-- --quick`."""
     environment(session, "torch", "transformers", *TENSORFLOW, *PEERS)
-    for script in ("start_bench", "bench", "tensorflow_bench", "profilers_bench"):
+    for script in (
+        "start_bench",
+        "bench",
+        "instructions_bench",
+        "tensorflow_bench",
+        "profilers_bench",
+    ):
         run(session, "python", f"benchmarks/{script}.py", *session.posargs)
 
 

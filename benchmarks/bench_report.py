@@ -11,7 +11,7 @@ from bench_growth import PLAIN
 from bench_results import Results
 from bench_timing import Comparison, Timing
 
-__all__ = ["write_json", "write_markdown"]
+__all__ = ["table", "write_json", "write_markdown"]
 
 INTRODUCTION = """\
 # What instrumentation costs
@@ -20,7 +20,8 @@ Written by `nox -s bench`; [results.json](results.json) has more figures. The wa
 take turns in one process, in an order that changes from round to round; the garbage collector runs
 between turns and not in them. Times are processor times, on one thread; a ratio is that of two
 medians, and behind it stand the quartiles of the ratios of the single rounds. The second row of
-plain torch is the noise: what two measurements of one thing differ by.
+plain torch is the noise: what two measurements of one thing differ by. What an idle tool costs is
+often less than that: [instructions.md](instructions.md) has it in instructions, without noise.
 """
 
 TOOLS = """\
@@ -57,7 +58,7 @@ def _setting(results: Results) -> list[str]:
     if results.mode == "quick":
         parts.append(QUICK)
     facts = {**results.machine, **results.versions, "minutes": f"{results.seconds / 60:.1f}"}
-    parts.append(_table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]))
+    parts.append(table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]))
     parts += [f"Interceptor `{name}`: not built ({why})." for name, why in results.missing.items()]
     parts.append("![The figures of the tables below](results.png)")
     return parts
@@ -73,7 +74,7 @@ def _programs(results: Results) -> list[str]:
             [way, *(_cell(compared, way) for compared in runs.values())]
             for way in _names(runs.values())
         ]
-        parts += [f"### {subject}", _table(["", *columns], rows)]
+        parts += [f"### {subject}", table(["", *columns], rows)]
     return parts
 
 
@@ -85,14 +86,14 @@ def _apply(results: Results) -> list[str]:
     parts = [
         "## Entering and leaving `apply`",
         "The first time finds the drivers, if no other interceptor came before.",
-        _table(["interceptor", "first time, both", "enter", "leave"], rows),
+        table(["interceptor", "first time, both", "enter", "leave"], rows),
         "## After `apply`",
         "Narrow BERT in forked processes that take turns, in ratio to one in which nothing was\n"
         "ever applied.",
     ]
     names = list(dict.fromkeys(name for ratios in results.after.values() for name in ratios))
     rows = [[name, *(f"{ratios[name]:.3f}" for ratios in results.after.values())] for name in names]
-    return [*parts, _table(["", *results.after], rows)] if names else parts[:3]
+    return [*parts, table(["", *results.after], rows)] if names else parts[:3]
 
 
 def _operators(results: Results) -> list[str]:
@@ -109,9 +110,9 @@ def _operators(results: Results) -> list[str]:
     return [
         "## As the number of operators grows",
         "What one operator of a chain costs more than in plain torch, without gradients:",
-        _table(columns, _rows(names, results.operators.values(), extra)),
+        table(columns, _rows(names, results.operators.values(), extra)),
         "What one operator took in the first run, in which it is analysed:",
-        _table(columns, _rows(names, results.operators.values(), first)),
+        table(columns, _rows(names, results.operators.values(), first)),
     ]
 
 
@@ -119,7 +120,7 @@ def _tools(results: Results) -> list[str]:
     if results.tools is None:
         return []
     rows = [[way, _cell(results.tools, way)] for way in results.tools.timings]
-    return ["## As the number of tools grows", _table(["narrow BERT, forward", "ratio"], rows)]
+    return ["## As the number of tools grows", table(["narrow BERT, forward", "ratio"], rows)]
 
 
 def _caching(results: Results) -> list[str]:
@@ -129,7 +130,7 @@ def _caching(results: Results) -> list[str]:
         "## With and without the cache",
         "Uncached, all analysis runs at every execution (the paper's figure 12); in that of\n"
         "pruning the masks are computed.",
-        _table(columns, _rows(_names(held), held, _cell)),
+        table(columns, _rows(_names(held), held, _cell)),
     ]
 
 
@@ -150,7 +151,7 @@ def _memory(results: Results) -> list[str]:
     return [
         f"## Memory over {last:,} iterations",
         "A training step of a small network, every operator instrumented forward and backward.",
-        _table(columns, rows),
+        table(columns, rows),
     ]
 
 
@@ -177,7 +178,8 @@ def _cell(compared: Comparison, way: str) -> str:
     return f"**{timing.ratio:.{digits}f}** ({low} to {high})"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(
         "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines

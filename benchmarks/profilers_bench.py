@@ -26,6 +26,7 @@ from amanda_tools.latency import Latency, LatencyResult
 from amanda_tools.memory import Memory, MemoryResult
 from amanda_tools.prune import Prune
 from amanda_tools.sparsity import Sparsity, SparsityResult
+from amanda_tools.trace import Trace
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "tools"
 TOOLS: dict[str, Callable[[], amanda.Tool]] = {
@@ -33,6 +34,8 @@ TOOLS: dict[str, Callable[[], amanda.Tool]] = {
     "latency": Latency,
     "memory": Memory,
     "sparsity": Sparsity,
+    "trace": Trace,
+    "prune": lambda: Prune(0.5),
 }
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils import _python_dispatch
 
 import amanda
+from amanda_core.testing.tools import Everywhere
 
 Routine = Callable[..., Any]
 
@@ -84,7 +85,7 @@ RESHAPE_THEMSELVES = frozenset(
 )
 
 
-class Identity(amanda.Tool):
+class Identity(Everywhere):
     """`routine` at all six points: forward, backward aligned and backward raw.
 
     Attributes:
@@ -104,15 +105,13 @@ class Identity(amanda.Tool):
             refused: Gradients to leave out: (type of op, "inputs" or "outputs").
             left_alone: Types of ops whose values are not copied, but returned as they are.
         """
-        super().__init__()
-        self.routine, self.refused, self.left_alone = routine, refused, left_alone
+        super().__init__(self.run)
+        self.chosen, self.refused, self.left_alone = routine, refused, left_alone
         self.called = 0
-        self.add_inst_for_op(self.forward)
-        self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: amanda.OpContext) -> None:
         """Insert at the points of a forward op."""
-        copies = self.routine is clones
+        copies = self.chosen is clones
         kept = copies and context.op_type in self.left_alone
         reshapes = copies and context.op_type in RESHAPE_THEMSELVES
         context.insert_before_op(same if kept else self.run)
@@ -122,12 +121,7 @@ class Identity(amanda.Tool):
         if (context.op_type, "inputs") not in self.refused:
             context.insert_after_backward_op(self.run)
 
-    def backward(self, context: amanda.OpContext) -> None:
-        """Insert at the points of a backward op."""
-        context.insert_before_backward_op(self.run)
-        context.insert_after_backward_op(self.run)
-
     def run(self, *values: Any) -> Any:
         """The routine, counted."""
         self.called += 1
-        return self.routine(*values)
+        return self.chosen(*values)

@@ -55,6 +55,7 @@ FORWARD: dict[str, Callable[..., torch.Tensor]] = {
     "pad": lambda x, width: F.pad(x, [width] * 4),
     "flatten": lambda x: x.flatten(1),
     "transpose": lambda x: x.permute(0, 1, 3, 2),
+    "slice": lambda x, start, step: x[:, start::step],
 }
 
 
@@ -248,6 +249,11 @@ def unpadded(output: Index, shapes: Sequence[Index], arguments: dict[str, Any]) 
         yield 0, index
 
 
+def spread(output: Index, shapes: Sequence[Index], arguments: dict[str, Any]) -> Places:
+    start = arguments["start"] % shapes[0][0]  # From the end, if it is negative.
+    yield 0, (start + output[0] * arguments["step"], *output[1:])
+
+
 def split(output: Index, shapes: Sequence[Index], arguments: dict[str, Any]) -> Places:
     start = 0
     for place, shape in enumerate(shapes):
@@ -262,6 +268,7 @@ PASSING: dict[str, Callable[[Index, Sequence[Index], dict[str, Any]], Places]] =
     "transpose": swapped,
     "pad": unpadded,
     "concat": split,
+    "slice": spread,
 }
 
 
@@ -310,6 +317,8 @@ def networks(count: int, seed: int = 0) -> Iterator[tuple[Network, torch.Tensor]
             value = network.add("relu", value)
         if one_of(True, False):
             value = network.add(one_of("max_pool", "avg_pool"), value, kernel_size=2, stride=2)
+        if one_of(True, False):
+            value = network.add("slice", value, start=one_of(0, 1, -3), step=one_of(1, 2))
         value = network.add(one_of("mean", "flatten"), value)
         features = network.run(x)[value].shape[1]
         value = network.add("linear", value, weight=draw(6, features), bias=draw(6))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
 
 import bench
+import instructions_bench
 from bench_models import SUBJECTS, small_program
 from bench_timing import Way, interleaved
 from bench_tools import INTERCEPTORS, KINDS, Count, applied, unavailable
@@ -50,3 +52,26 @@ def test_a_way_that_fails_is_reported_and_the_others_are_measured() -> None:
 
     assert list(compared.timings) == ["works"]
     assert compared.failed == {"fails": "ValueError: cannot run this"}
+
+
+def test_instructions_are_read_from_callgrinds_dumps(tmp_path: Path) -> None:
+    runs = instructions_bench.COUNTED
+    counted = {"plain torch": 2_000_000, "a tool": 2_100_000}
+    for number, (way, instructions) in enumerate(counted.items()):
+        (tmp_path / f"counts.{number + 1}").write_text(
+            "# callgrind format\nversion: 1\npid: 7\n\n"
+            f"desc: Trigger: Client Request: BERT; forward; {way}\n\nevents: Ir\n\n"
+            f"totals: {instructions * runs}\n"
+        )
+    # One more is written when the process ends, and has no name.
+    (tmp_path / "counts.3").write_text("desc: Trigger: Program termination\n\ntotals: 12\n")
+
+    counts = instructions_bench.collected(tmp_path)
+
+    assert counts == {
+        ("BERT", "forward", "plain torch"): 2_000_000,
+        ("BERT", "forward", "a tool"): 2_100_000,
+    }
+    page = instructions_bench.report(counts)
+    assert "|  | forward (2.00 million) |" in page
+    assert "| a tool | 1.050 |" in page

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,11 @@ from torch.nn.utils import prune
 
 import amanda
 from amanda_core.results import HasResult, Result
+from amanda_tools.dump import Dump
+from amanda_tools.effective_path import EffectivePath
+from amanda_tools.graph import GraphTracing
+from amanda_tools.latency import Latency
+from amanda_tools.memory import Memory
 from amanda_tools.prune import Prune, numpy_mask, torch_mask
 from amanda_tools.trace import Trace
 
@@ -63,6 +70,13 @@ def test_what_has_no_weight_is_listed() -> None:
     assert [weight.pruned for weight in found.weights] == [2]
     assert json.loads(found.to_json())["skipped"] == ["matmul"]
     assert found.table().rows[-1] == ("all", "", 4, 2)
+    told = found.table().title.split("; ")
+    assert told[:2] == [
+        "50.0% of the weights pruned",
+        "1 product without a known weight NOT pruned",
+    ]
+    assert told[2].startswith("making masks took ")
+    assert found.tool_seconds > 0
 
 
 @given(
@@ -114,6 +128,19 @@ def test_a_trace() -> None:
     assert len(found.table().rows) == len(found.ops)
     with pytest.raises(ValueError, match="limit must not be negative"):
         Trace(limit=-1)
+
+
+@pytest.mark.parametrize("make", [EffectivePath, GraphTracing, Latency, Memory, Dump])
+def test_results_are_written_to_a_folder_that_is_made(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    tool = make()
+    with amanda.apply(tool):
+        nn.Sequential(nn.Linear(3, 2))(torch.ones(2, 3))
+    for folder in (tmp_path / "new" / "own", str(tmp_path / "by name")):
+        files = tool.result().write(folder)
+        assert files
+        assert all(file.parent == Path(folder) and file.is_file() for file in files)
 
 
 def test_results_have_all_forms() -> None:

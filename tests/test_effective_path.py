@@ -221,11 +221,68 @@ def test_where_paths_end() -> None:
         ("mul", "end"),
         ("head/linear", "linear"),
     ]
-    assert "paths END at 1 operators: mul (mul: both" in found.table().title
+    assert "paths END at 1 operator: mul (mul: both" in found.table().title
     assert found.table("end").rows == [("mul", "mul", 1, end.reason, end.consequence)]
     assert json.loads(found.to_json())["ends"][0]["consequence"] == end.consequence
     with pytest.raises(ValueError, match="by must be op or end"):
         found.table("layer")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda x: x[:, 0],
+        lambda x: x[:, -1:, ::2],
+        lambda x: x[..., None, 1:3],
+        lambda x: x.select(1, 1),
+        lambda x: x.select(-1, -2),
+        lambda x: x.narrow(2, 1, 2),
+        lambda x: x.narrow(-2, -1, 1),
+    ],
+)
+def test_slices_hand_on_what_they_picked(pick: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    places = torch.arange(2 * 3 * 4).reshape(2, 3, 4)
+    size = pick(places)[0].numel()
+    first, head = nn.Linear(4, 4), nn.Linear(size, 3)
+
+    class Sliced(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return head(pick(first(x)).flatten(1))
+
+    found = extracted(Sliced(), torch.randn(2, 3, 4), theta=0.9)
+    assert found.ends == []
+    before, slice_ = (
+        next(x.name for x in found.layers if x.kind == k) for k in ("linear", "slice")
+    )
+    for sample, path in enumerate(found.paths):
+        picked = path.points[slice_]
+        assert len(picked)
+        # Where PyTorch itself takes them from.
+        expected = pick(places)[sample].flatten()[picked] - sample * 12
+        assert sorted(path.points[before].tolist()) == sorted(expected.tolist())
+
+
+@pytest.mark.parametrize(
+    ("pick", "reason"),
+    [
+        (lambda x: x[:, [0, 2]], "it picks otherwise than by numbers and ranges"),
+        (lambda x: x[[1, 0]], "it picks otherwise than by numbers and ranges"),
+        (lambda x: x[1:], "it changes the axis of samples"),
+        (lambda x: x[:1], "one of its inputs has other samples than its output"),
+        (lambda x: x.index_select(1, torch.tensor([2])), "there is no rule for slice"),
+    ],
+)
+def test_what_picks_otherwise_ends_paths(pick: Any, reason: str) -> None:
+    first = nn.Linear(4, 6)
+    head = nn.Linear(pick(torch.zeros(2, 6)).shape[-1], 3)
+
+    class Picked(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return head(pick(first(x)))
+
+    (end,) = extracted(Picked(), torch.randn(2, 4)).ends
+    assert (end.type, end.reason, end.lost) == ("slice", reason, True)
 
 
 def test_paths_end_at_any_output() -> None:
@@ -302,7 +359,7 @@ def test_paths_end_where_memory_was_written(write: Any, kind: str, reason: str, 
     assert (end.type, end.reason, end.runs, end.lost) == (kind, reason, 2, True)
     for path in found.paths:
         assert [sorted(points) for points in path.points.values()] == [[0], [0]]
-    assert "paths END at 1 operators" in found.table().title
+    assert "paths END at 1 operator" in found.table().title
 
 
 def test_nothing_is_kept_of_an_operator_that_fails() -> None:

@@ -16,6 +16,7 @@ import torch
 
 import amanda
 from amanda_core import OpContext
+from amanda_core.testing.tools import Everywhere
 
 from .architectures import ARCHITECTURES, Architecture, loss_of
 from .bits import Bits, bits_of, differences, state_of
@@ -103,7 +104,7 @@ EXCEPTIONS: dict[tuple[str, str], dict[str, str]] = {
 }
 
 
-class Identity(amanda.Tool):
+class Identity(Everywhere):
     """`routine` at all six points: forward, backward aligned and backward raw.
 
     Ops of the types in `left_alone` get a routine that returns the very objects instead, or none
@@ -111,10 +112,8 @@ class Identity(amanda.Tool):
     """
 
     def __init__(self, routine: Routine, left_alone: Mapping[str, str] | None = None) -> None:
-        super().__init__()
-        self.routine, self.left_alone = routine, left_alone or {}
-        self.add_inst_for_op(self.forward)
-        self.add_inst_for_op(self.backward, backward=True)
+        super().__init__(routine)
+        self.left_alone = left_alone or {}
 
     def forward(self, context: OpContext) -> None:
         routine = same if context.op_type in self.left_alone else self.routine
@@ -123,10 +122,6 @@ class Identity(amanda.Tool):
         context.insert_before_backward_op(routine)
         if self.left_alone.get(context.op_type) is not TOGETHER:
             context.insert_after_backward_op(routine)
-
-    def backward(self, context: OpContext) -> None:
-        context.insert_before_backward_op(self.routine)
-        context.insert_after_backward_op(self.routine)
 
 
 # What is compared.

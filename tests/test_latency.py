@@ -5,6 +5,7 @@ Long, since it is a list of cases.
 
 from __future__ import annotations
 
+import gzip
 import json
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from amanda_tools.common.chrome import lanes
 from amanda_tools.latency import Latency, LatencyResult, TimedOp
 from amanda_tools.latency.device_events import EventPairs
 from amanda_tools.latency.intervals import Overlapping
-from amanda_tools.latency.kernels import join
+from amanda_tools.latency.kernels import Kernel, join
 
 from .profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by
 
@@ -267,6 +268,19 @@ def test_a_trace_file(tmp_path: Path) -> None:
     assert {event["cat"] for event in spans} == {"forward", "backward"}
     named = {event["tid"] for event in events if event["ph"] == "M"}
     assert {event["tid"] for event in spans} <= named
+
+
+def test_a_large_trace_file_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = Latency()
+    with amanda.apply(tool):
+        torch.ones(2).exp()
+    (plain,) = tool.result().write(tmp_path)
+    content = plain.read_bytes()
+    monkeypatch.setattr("amanda_tools.common.chrome._LARGE", len(content) - 1)
+    (compressed,) = tool.result().write(tmp_path)
+    assert (plain.name, compressed.name) == ("trace.json", "trace.json.gz")
+    assert gzip.decompress(compressed.read_bytes()) == content
+    assert not plain.exists()  # Nobody takes the earlier file for this one.
 
 
 def test_a_limit_of_the_trace_file() -> None:
@@ -525,6 +539,29 @@ def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: Any = found.table("kernel").rows
     assert ("aten::exp", "exp") in [row[:2] for row in rows]
     assert "kernel ms" in found.table("type").columns
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_kernels_on_cuda_add_up_to_those_of_kineto(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+
+    def recording(found: Any) -> list[Kernel]:
+        events.extend(found)
+        return join(events)
+
+    monkeypatch.setattr("amanda_tools.latency.kernels.join", recording)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(7200, 5)).cuda()
+    x = torch.rand(4, 3, 32, 32, device="cuda")
+    tool = Latency(kernels=True)
+    with amanda.apply(tool):
+        for _ in range(3):
+            model(x).sum().backward()
+    found = tool.result()
+    on_device = [event for event in events if event.device_type().name == "CUDA"]
+    whole = sum(event.duration_ns() for event in on_device if not event.is_user_annotation())
+    assert all(kernel.op is not None for kernel in found.kernels)
+    assert whole > 0
+    assert found.total.kernel_time == pytest.approx(whole, rel=0.01)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

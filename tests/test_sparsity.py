@@ -195,6 +195,25 @@ def test_products_that_are_not_with_a_zero() -> None:
     assert linear.executions == 2
 
 
+@pytest.mark.parametrize("channels", ["auto", "first"])
+def test_a_linear_layer_has_its_channels_last_however_many_axes_there_are(channels: str) -> None:
+    # As many on the second axis as there are channels, so that one could be taken for the other.
+    x, weight = sparse(2, 10, 5, 10, seed=3), sparse(6, 10, seed=4)
+    x[..., 7] = 0
+    found = measure(F.linear, x, nn.Parameter(weight), channels=channels)
+    assert one(found, "input", "linear").dead == (x == 0).all(0).all(0).all(0).nonzero().tolist()[0]
+    (product,) = found.products
+    both = (x != 0).double() @ (weight != 0).double().T
+    assert (product.by_both, product.exact) == (int(both.sum()), True)
+    assert product.by_input == int((x != 0).sum()) * 6
+
+
+def test_what_is_subtracted_is_no_weight() -> None:
+    parameter = nn.Parameter(torch.zeros(4))
+    found = measure(lambda x: (x - parameter) / (parameter + 1), torch.ones(3, 4))
+    assert [tensor.tensor for tensor in found.of("weight")] == []
+
+
 def test_products_of_convolutions() -> None:
     x, weight = sparse(2, 4, 9, 9, share=0.5), sparse(8, 4, 3, 3, share=0.5)
     (found,) = measure(lambda: F.conv2d(x, nn.Parameter(weight))).products

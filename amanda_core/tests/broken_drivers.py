@@ -447,7 +447,7 @@ class IgnoresDisabledOnceItHasBegun(Sabotaged):
     def is_enabled(self, session: Session) -> bool:
         if session.enabled:
             self.memory["begun"] = True
-        return "begun" in self.memory and not session.closed and not THREAD.routine_depth
+        return "begun" in self.memory and not session.closed and not THREAD.control.routine_depth
 
 
 class GivesUpOnOpsThatRanDisabledFirst(Sabotaged):

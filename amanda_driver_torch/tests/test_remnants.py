@@ -18,7 +18,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 import amanda
-from amanda_core.testing.tools import at_inputs, tool
+from amanda_core.testing.tools import Everywhere, at_inputs
 
 
 def model() -> nn.Sequential:
@@ -37,16 +37,7 @@ def boom(*values: Any) -> Any:
 
 
 def everything() -> amanda.Tool:
-    def analyse(context: amanda.OpContext) -> None:
-        if context.is_forward():
-            context.insert_before_op(lambda *values: None)
-            context.insert_after_op(lambda *values: None)
-            context.insert_after_backward_op(lambda *grads: None)
-        context.insert_before_backward_op(lambda *grads: None)
-
-    made = tool(analyse)
-    made.add_inst_for_op(analyse, backward=True)
-    return made
+    return Everywhere(lambda *values: None)
 
 
 # Nothing stays alive.

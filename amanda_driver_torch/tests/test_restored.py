@@ -23,6 +23,7 @@ from torch.autograd.graph import get_gradient_edge
 
 import amanda
 from amanda_core.testing.tools import (
+    Everywhere,
     after,
     at_inputs,
     at_outputs,
@@ -168,16 +169,7 @@ WAYS: dict[str, Callable[[], amanda.Tool]] = {
 
 
 def everything() -> amanda.Tool:
-    def analyse(context: amanda.OpContext) -> None:
-        if context.is_forward():
-            context.insert_before_op(lambda *values: None)
-            context.insert_after_op(lambda *values: None)
-            context.insert_after_backward_op(lambda *grads: None)
-        context.insert_before_backward_op(lambda *grads: None)
-
-    made = tool(analyse)
-    made.add_inst_for_op(analyse, backward=True)
-    return made
+    return Everywhere(lambda *values: None)
 
 
 @pytest.fixture

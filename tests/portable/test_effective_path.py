@@ -223,6 +223,46 @@ def test_the_sets_of_pytorch(mode: str, variant: Any) -> None:
     assert len(expected.layers) == (5 if variant == "FwAB" else 13)
 
 
+def test_slices() -> None:
+    """The same in PyTorch, eagerly, in a function and in a session, in each way to write them."""
+    x, weight, head = draw(3, 2, 5), draw(5, 6), draw(5, 4)
+    kept = [torch.from_numpy(array) for array in (x, weight, head)]
+    expected = EffectivePath(until="step", theta=0.8)
+    with amanda.apply(expected):
+        value = kept[0][:, -1] @ kept[1]
+        value = torch.cat([value[:, None, 1::2].flatten(1), value.narrow(1, 2, 2)], 1)
+        value @ kept[2]
+        amanda.step()
+
+    def network(x: Any) -> Any:
+        value = tf.matmul(x[:, -1], tf.constant(weight))
+        sliced = tf.reshape(value[:, tf.newaxis, 1::2], [-1, 3])
+        value = tf.concat([sliced[..., :], tf.slice(value, [0, 2], [-1, 2])], 1)
+        return tf.matmul(value, tf.constant(head))
+
+    def in_session(x: Any) -> None:
+        with tf.Graph().as_default():
+            given = v1.placeholder(tf.float64, [None, 2, 5])
+            logits = network(given)
+            with v1.Session() as session:
+                session.run(logits, {given: x})
+
+    theirs = [list(path.points.values()) for path in expected.result().paths]
+    assert expected.result().ends == []
+    for run in (network, tf.function(network), in_session):
+        tool = EffectivePath(until="step", theta=0.8)
+        with amanda.apply(tool):
+            run(x if run is in_session else tf.constant(x))
+            amanda.step()
+        found = tool.result()
+        assert found.ends == []
+        assert sum(layer.kind == "slice" for layer in found.layers) == 4
+        for path, other in zip(found.paths, theirs, strict=True):
+            sets = [points.tolist() for points in path.points.values()]
+            assert all(points.tolist() in sets for points in other)
+            assert sets[-1] == other[-1].tolist()  # What is taken of the input.
+
+
 def test_keras_layers() -> None:
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -370,7 +410,7 @@ def test_a_run_that_ends_with_what_is_not_followed() -> None:
         session.run(logits, {x: SAMPLES})
     result = tool.result()
     assert (result.paths, result.empty) == ([], 1)
-    assert "1 runs have NO path" in result.table().title
+    assert "1 run with NO path" in result.table().title
 
 
 def test_gradients_are_no_run() -> None:

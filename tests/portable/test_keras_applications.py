@@ -22,6 +22,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.testing.tools import Everywhere
 
 from .tools import Array
 
@@ -129,28 +130,21 @@ def variant_of(family: str, variant: str) -> Callable[..., Any]:
     return (STAGED if FAMILIES[family].staged else VARIANTS)[variant]
 
 
-class Identity(amanda.Tool):
-    """`routine` at all points: forward, backward aligned and backward raw."""
+class Identity(Everywhere):
+    """`routine` at all points, and the types of the ops."""
 
     def __init__(self, routine: Callable[..., Any]) -> None:
-        super().__init__()
-        self.routine = routine
+        super().__init__(routine)
         self.forward_types: set[str] = set()
         self.backward_types: set[str] = set()
-        self.add_inst_for_op(self.forward)
-        self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: amanda.OpContext) -> None:
         self.forward_types.add(context.op_type)
-        context.insert_before_op(self.routine)
-        context.insert_after_op(self.routine)
-        context.insert_before_backward_op(self.routine)
-        context.insert_after_backward_op(self.routine)
+        super().forward(context)
 
     def backward(self, context: amanda.OpContext) -> None:
         self.backward_types.add(context.op_type)
-        context.insert_before_backward_op(self.routine)
-        context.insert_after_backward_op(self.routine)
+        super().backward(context)
 
 
 # The programs.

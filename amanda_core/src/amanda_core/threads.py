@@ -59,11 +59,6 @@ class _Thread(threading.local):
         #: The session of this thread, while tools are applied.
         self.session: Session | None = None
 
-    @property
-    def routine_depth(self) -> int:
-        """More than 0 while a routine of a tool runs in this thread; see its control."""
-        return self.control.routine_depth
-
 
 THREAD = _Thread()
 

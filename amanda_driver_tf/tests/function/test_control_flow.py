@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import before, tool, watching
+from amanda_core.testing.tools import Everywhere, before, tool, watching
 
 from .making import close, straight, values
 
@@ -290,14 +290,8 @@ def test_every_op_of_a_recurrent_layer_can_be_watched() -> None:
             y = function(sequence)
         return [y, *tape.gradient(y, layer.trainable_variables)]
 
-    def everything(context: amanda.OpContext) -> None:
-        context.insert_before_op(lambda *v: v)
-        context.insert_after_op(lambda *v: v)
-        context.insert_before_backward_op(lambda *v: None)
-        context.insert_after_backward_op(lambda *v: None)
-
     wanted = run()
-    with amanda.apply(tool(everything)):
+    with amanda.apply(Everywhere(lambda *values: values)):
         close(run(), wanted)
 
 

@@ -42,26 +42,6 @@ def analysing(visit: Callable[[OpContext], Any]) -> Tool:
     return made
 
 
-def everywhere(routine: Routine, aligned: bool = True) -> Tool:
-    """A tool that inserts a routine at every point of every op, forward and backward.
-
-    Args:
-        routine: The routine.
-        aligned: Whether also at the gradients of forward ops.
-    """
-
-    def visit(context: OpContext) -> None:
-        if context.is_forward():
-            context.insert_before_op(routine)
-            context.insert_after_op(routine)
-            if not aligned:
-                return
-        context.insert_before_backward_op(routine)
-        context.insert_after_backward_op(routine)
-
-    return analysing(visit)
-
-
 def double(value: Any) -> Any:
     """An edit."""
     return value * 2.0

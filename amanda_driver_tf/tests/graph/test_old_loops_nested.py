@@ -10,10 +10,10 @@ import tensorflow as tf
 
 import amanda
 from amanda import Tool
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.tools import Edit, Everywhere, editing
 
 from .looping import VALUES, loop, masked, named, recurrent, shifted
-from .making import Ops, build, check, close, equal, everywhere, new_session, results, staged, v1
+from .making import Ops, build, check, close, equal, new_session, results, staged, v1
 
 pytestmark = pytest.mark.usefixtures("old_control_flow")
 
@@ -138,7 +138,7 @@ def test_identities_everywhere_change_no_bit(name: str) -> None:
     with new_session(built.graph, optimised=False) as session:
         plain = results(session, built)
         for routine in (lambda *values: None, copies):
-            with amanda.apply(everywhere(routine)):
+            with amanda.apply(Everywhere(routine)):
                 equal(results(session, built), plain)
         equal(results(session, built), plain)
 

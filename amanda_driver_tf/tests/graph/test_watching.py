@@ -12,10 +12,10 @@ import tensorflow as tf
 import amanda
 from amanda import Tool
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.tools import Edit, Everywhere, editing
 
 from .looping import control_flow
-from .making import close, equal, everywhere, new_session, staged, v1
+from .making import close, equal, new_session, staged, v1
 
 Made = tuple[Any, list[Any]]
 
@@ -217,8 +217,8 @@ def test_watching_changes_nothing(program: Callable[[], Made], new: bool) -> Non
     calls: list[int] = []
     # A Hessian's gradients are computed in a loop behind their ops, where only raw views serve.
     aligned = program is not hessian
-    watch = everywhere(lambda *values: calls.append(1), aligned)
-    same = everywhere(lambda *values: list(values) or None, aligned)
+    watch = Everywhere(lambda *values: calls.append(1), aligned)
+    same = Everywhere(lambda *values: list(values) or None, aligned)
     with control_flow(new):
         plain = results(program, [])
         close(results(program, [watch]), plain)

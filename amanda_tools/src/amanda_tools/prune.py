@@ -14,7 +14,8 @@ from typing import Any
 from amanda_core import OpContext, Tool
 from amanda_core.action import staged
 from amanda_core.results import Table
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.clock import Clock
+from amanda_tools.common.rendering import counted, dataframe, html_of, share
 from amanda_tools.mapping import MappingTool
 
 __all__ = ["Prune", "PruneResult", "PrunedWeight"]
@@ -58,22 +59,28 @@ class PruneResult:
         weights: The weights.
         skipped: Names of operators that could have had a weight and have none that is known before
             they run: products of two activations, or weights that are computed.
+        tool_seconds: Time that making the masks took. That of multiplying by them in each
+            execution is not in it: in a graph they are operators of the program.
     """
 
     sparsity: float
     weights: list[PrunedWeight] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    tool_seconds: float = 0.0
 
     def table(self) -> Table:
         """One row for each weight, and their sum."""
         rows = [(w.op, str(tuple(w.shape)), w.elements, w.pruned) for w in self.weights]
-        total = (
-            "all",
-            "",
-            sum(w.elements for w in self.weights),
-            sum(w.pruned for w in self.weights),
-        )
-        return Table("", ("op", "weight", "elements", "pruned"), [*rows, total])
+        elements = sum(w.elements for w in self.weights)
+        pruned = sum(w.pruned for w in self.weights)
+        told = [f"{share(pruned, elements) or 'nothing'} of the weights pruned"]
+        if self.skipped:
+            told.append(
+                f"{counted(len(self.skipped), 'product')} without a known weight NOT pruned"
+            )
+        told.append(f"making masks took {self.tool_seconds:.3g} s")
+        columns = ("op", "weight", "elements", "pruned")
+        return Table("; ".join(told), columns, [*rows, ("all", "", elements, pruned)])
 
     def to_json(self) -> str:
         """All of it."""
@@ -117,6 +124,7 @@ class Prune(Tool):
         self.sparsity = sparsity
         self.gradients = gradients
         self._result = PruneResult(sparsity)
+        self._clock = Clock()
         self.depends_on(MappingTool([["*", _by(numpy_mask)], ["pytorch", _by(torch_mask)]]))
         self.add_inst_for_op(self.analyse)
 
@@ -135,7 +143,8 @@ class Prune(Tool):
             elements *= size
         count = round(self.sparsity * elements)
         axes = [layout.index(axis) for axis in _AXES if axis in layout]
-        mask = context[_MASK](weight, axes, count)
+        with self._clock:
+            mask = context[_MASK](weight, axes, count)
         self._result.weights.append(
             PrunedWeight(context.name, context.source, shape, elements, count)
         )
@@ -146,7 +155,9 @@ class Prune(Tool):
     def result(self) -> PruneResult:
         """Which weights are pruned so far."""
         found = self._result
-        return PruneResult(found.sparsity, list(found.weights), list(found.skipped))
+        return PruneResult(
+            found.sparsity, list(found.weights), list(found.skipped), self._clock.spent / 1e9
+        )
 
 
 def _by(mask: Callable[[Any, list[int], int], Any]) -> Callable[[OpContext], None]:

@@ -15,7 +15,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.common.sizes import described
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
@@ -70,7 +70,7 @@ class TraceResult:
             for op in self.ops
         ]
         executions = sum(op.calls for op in self.ops)
-        told = [f"{len(self.ops)} operators, {executions} executions"]
+        told = [f"{counted(len(self.ops), 'operator')}, {counted(executions, 'execution')}"]
         if self.left_out:
             told.append(f"the order of {self.left_out} is left out")
         told += shares("tracing", self.tool_seconds, self.wall_seconds)

@@ -13,6 +13,7 @@ from amanda_core import OpContext, Tool
 
 __all__ = [
     "Edit",
+    "Everywhere",
     "Positions",
     "Routine",
     "after",
@@ -98,6 +99,40 @@ def editing(*edits: Edit) -> Tool:
                 _ask(context, edit.kind, edit.routine, positions)
 
     return tool(analyse)
+
+
+class Everywhere(Tool):
+    """A tool that inserts a routine at every point of every op.
+
+    The points are those of forward ops, of the gradients aligned with them, and of raw backward
+    ops. What is left out of it is said by a subclass in `forward` and `backward`, its analysis
+    routines.
+
+    Args:
+        routine: The routine.
+        aligned: Whether also at the gradients of forward ops.
+    """
+
+    def __init__(self, routine: Routine, aligned: bool = True) -> None:
+        super().__init__()
+        self.routine, self.aligned = routine, aligned
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: OpContext) -> None:
+        """Insert at the points of a forward op."""
+        context.insert_before_op(self.routine)
+        context.insert_after_op(self.routine)
+        if self.aligned:
+            self._at_gradients(context)
+
+    def backward(self, context: OpContext) -> None:
+        """Insert at the points of a backward op."""
+        self._at_gradients(context)
+
+    def _at_gradients(self, context: OpContext) -> None:
+        context.insert_before_backward_op(self.routine)
+        context.insert_after_backward_op(self.routine)
 
 
 def before(op: str, routine: Routine, inputs: Positions = None) -> Tool:

@@ -7,7 +7,8 @@ do in a gradient are on the tapes as `taped.Taped`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda_core import IPoint, Plan
@@ -21,79 +22,73 @@ from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
 from amanda_driver_tf._eager.taped import LEFT, mark
 from amanda_driver_tf._state import STATE
 
-__all__ = ["CustomGradient", "differentiate", "gradient_function", "jvp", "record_operation"]
+__all__ = ["CustomGradient", "differentiating", "gradient_function", "jvp", "record_operation"]
 
 
-def differentiate(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One backward pass of a tape."""
-    place = STATE.eager
-    if place is None or STATE.quiet or not place.mode.session.enabled or not executes_eagerly():
-        return original(*args, **kwargs)
-    session = place.mode.session
-    STATE.eager = Between(place.mode) if session.wants_backward else None
-    try:
-        results = original(*args, **kwargs)
-    except BaseException as error:
-        session.raised(error)
-        raise
-    finally:
-        STATE.eager = place
-    session.raise_pending()
-    return results
+def differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands for `imperative_grad`: one backward pass of a tape."""
 
-
-BOUNDARY.add(differentiate.__code__)
-
-
-def gradient_function(
-    op_name: str,
-    attr_tuple: Any,
-    num_inputs: int,
-    inputs: Any,
-    outputs: Any,
-    out_grads: Any,
-    skip_input_indices: Any,
-    forward_pass_name_scope: Any,
-) -> Any:
-    """The gradient of an op that is on a tape by itself: it has nothing to do, or is unknown."""
-    place = STATE.eager
-    original = ORIGINALS.gradient_function
-    call = (
-        op_name,
-        attr_tuple,
-        num_inputs,
-        inputs,
-        outputs,
-        out_grads,
-        skip_input_indices,
-        forward_pass_name_scope,
-    )
-    if place is None:
-        return original(*call)
-    record = _partner(attr_tuple)
-    if record is None:
-        STATE.eager = None
+    # As for layers, next to nothing stands in front of the call: see `keras_calls`.
+    @functools.wraps(original)
+    def imperative_grad(*args: Any, **kwargs: Any) -> Any:
+        place = _begin_pass()
         try:
-            return original(*call)
+            results = original(*args, **kwargs)
+        except BaseException as error:
+            if place is not None:
+                place.session.raised(error)
+            raise
         finally:
-            STATE.eager = place
-    mode = place.mode
-    session = mode.session
-    if (
-        record.settled == session.epoch
-        and record.skip == skip_input_indices
-        and mode.control.caching
-        and pywrap_tfe.TFE_Py_TapeSetIsEmpty()
-    ):
+            if place is not None:
+                STATE.eager = place
+        if place is not None:
+            place.session.raise_pending()
+        return results
+
+    BOUNDARY.add(imperative_grad.__code__)
+    return imperative_grad
+
+
+def _begin_pass() -> Place | None:
+    """Leave the forward program, where tools are applied to it; gives the place to come back to."""
+    place: Place | None = STATE.eager
+    if place is None or STATE.quiet or not place.session.enabled or not executes_eagerly():
+        return None
+    STATE.eager = Between(place.mode) if place.session.wants_backward else None
+    return place
+
+
+def gradient_function(*call: Any) -> Any:
+    """The gradient of an op that is on a tape by itself: it has nothing to do, or is unknown.
+
+    Args:
+        call: Name of the op, attributes, number of inputs, inputs, outputs, gradients of outputs,
+            indices of inputs that no tape asks about, and a scope of names.
+    """
+    place: Place | None = STATE.eager
+    record = _partner(call[1]) if place is not None else None
+    if place is None or record is None or _is_settled(record, call[6], place):
         STATE.eager = None
         try:
-            results = original(*call)
+            results = ORIGINALS.gradient_function(*call)
         finally:
             STATE.eager = place
     else:
-        results = mode.in_gradient(record, skip_input_indices, lambda: original(*call))
-    mark(results if isinstance(results, (list, tuple)) else [results], record)
+        compute = lambda: ORIGINALS.gradient_function(*call)  # noqa: E731
+        results = place.mode.in_gradient(record, call[6], compute)
+    if record is not None:
+        mark(results if isinstance(results, (list, tuple)) else [results], record)
     return results
+
+
+def _is_settled(record: Record, skip: tuple[int, ...] | None, place: Place) -> bool:
+    """Whether nothing is to be done in the gradient of an op, and no tape sees it."""
+    return (
+        record.settled == place.session.epoch
+        and record.skip == skip
+        and place.control.caching
+        and bool(pywrap_tfe.TFE_Py_TapeSetIsEmpty())
+    )
 
 
 BOUNDARY.add(gradient_function.__code__)

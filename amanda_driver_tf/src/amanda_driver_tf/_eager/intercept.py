@@ -85,7 +85,11 @@ class _Patches(Patches):
             (forwardprop, "_jvp_dispatch", backward.jvp),
             (record, "record_operation", backward.record_operation),
             (record, "stop_recording", recompute.stop_recording),
-            (imperative_grad, "imperative_grad", _differentiate(imperative_grad.imperative_grad)),
+            (
+                imperative_grad,
+                "imperative_grad",
+                backward.differentiating(imperative_grad.imperative_grad),
+            ),
             (tape, "watch", _watch(tape.watch)),
         ):
             self._replace(owner, name, replacement)
@@ -139,7 +143,7 @@ def _replacements() -> tuple[Any, Any]:
 def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
     """Stands for `TFE_Py_FastPathExecute`, through which every op comes first."""
     place = STATE.eager
-    if place is None or STATE.quiet or THREAD.routine_depth or not place.control.enabled:
+    if place is None or STATE.quiet or THREAD.control.routine_depth or not place.control.enabled:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
     op_type = op_type_of(op_name)
     found = place.locate(op_type, args)
@@ -276,7 +280,7 @@ def execute_op(
         place is None
         or type(op_name) is not bytes
         or STATE.quiet
-        or THREAD.routine_depth
+        or THREAD.control.routine_depth
         or not place.control.enabled
     ):
         return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
@@ -328,14 +332,6 @@ def _must_record(original: Callable[[], bool]) -> Callable[[], bool]:
 
 
 # Tapes.
-
-
-def _differentiate(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return backward.differentiate(original, args, kwargs)
-
-    return replacement
 
 
 def _watch(original: Callable[..., Any]) -> Callable[..., Any]:

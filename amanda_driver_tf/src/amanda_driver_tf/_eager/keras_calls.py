@@ -54,7 +54,7 @@ def _watching() -> Forward | None:
         isinstance(place, Forward)
         and place.control.enabled
         and not STATE.quiet
-        and not THREAD.routine_depth
+        and not THREAD.control.routine_depth
         and executes_eagerly()
     ):
         return place

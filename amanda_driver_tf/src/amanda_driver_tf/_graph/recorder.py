@@ -205,46 +205,14 @@ def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _gradient_function(
-        op_name: Any,
-        attrs: Any,
-        num_inputs: Any,
-        inputs: Any,
-        outputs: Any,
-        out_grads: Any,
-        skip_input_indices: Any,
-        forward_pass_name_scope: Any,
-    ) -> Any:
+    def _gradient_function(op_name: Any, attrs: Any, *call: Any) -> Any:
         if not attrs or len(attrs) < 2 or attrs[-2] != _MARK:
-            return original(
-                op_name,
-                attrs,
-                num_inputs,
-                inputs,
-                outputs,
-                out_grads,
-                skip_input_indices,
-                forward_pass_name_scope,
-            )
+            return original(op_name, attrs, *call)
         op = attrs[-1]
+        _, _, _, out_grads, *_ = call
         missing = frozenset(i for i, gradient in enumerate(out_grads) if gradient is None)
-        return _note(
-            op,
-            op.inputs,
-            op.outputs,
-            out_grads,
-            missing,
-            lambda: original(
-                op_name,
-                attrs[:-2],
-                num_inputs,
-                inputs,
-                outputs,
-                out_grads,
-                skip_input_indices,
-                forward_pass_name_scope,
-            ),
-        )
+        compute = lambda: original(op_name, attrs[:-2], *call)  # noqa: E731
+        return _note(op, op.inputs, op.outputs, out_grads, missing, compute)
 
     return _gradient_function
 

@@ -20,12 +20,20 @@ static int attribute(PyObject* object, PyObject* name, int otherwise) {
     return result < 0 ? otherwise : result;
 }
 
+/* Whether a routine of a tool runs in this thread, which may have borrowed its control. */
+static int is_in_routine(Interceptor* self) {
+    PyObject* control = PyObject_GetAttr(self->thread, names.control);
+    PyObject* depth = IS(control, control) ? SLOT(control, control, routine_depth) : NULL;
+    int inside = depth == NULL || PyObject_IsTrue(depth) != 0;
+    Py_XDECREF(control);
+    return inside;
+}
+
 int is_watching(Interceptor* self, PyObject* place) {
     if (!IS(place, forward)) return 0;
     PyObject* control = SLOT(place, forward, control);
     return IS(control, control) && SLOT(control, control, enabled) == Py_True &&
-           !attribute(self->state, names.quiet, 1) &&
-           !attribute(self->thread, names.routine_depth, 1);
+           !attribute(self->state, names.quiet, 1) && !is_in_routine(self);
 }
 
 int is_idle(Interceptor* self, PyObject* place, PyObject* record, int* pair) {

@@ -44,12 +44,12 @@
     X(record, occurrence) X(record, op_type) X(record, operands) X(record, settled) \
     X(record, token) X(record, watched) \
     X(op_type, count) X(op_type, handles) X(op_type, kind) X(op_type, name) \
-    X(control, caching) X(control, enabled)
+    X(control, caching) X(control, enabled) X(control, routine_depth)
 
 /* Other attributes. */
 #define NAMES(X) \
-    X(_amanda_source) X(eager) X(epoch) X(execute) X(firsts) X(handed) X(mode) X(quiet) X(records) \
-    X(routine_depth) X(sites) X(told) X(wants_backward)
+    X(_amanda_source) X(control) X(eager) X(epoch) X(execute) X(firsts) X(handed) X(mode) X(quiet) \
+    X(records) X(sites) X(told) X(wants_backward)
 
 typedef struct {
     PyObject_HEAD

@@ -2,11 +2,12 @@
 
 Owns the format: times in microseconds, one `pid` and `tid` for each event, complete events (``X``)
 nested on each track, of which there are as many as that takes, arrows between them (``s``, ``f``),
-counters (``C``), names (``M``).
+counters (``C``), names (``M``). Large files are compressed, which the viewers take as well.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 __all__ = ["Span", "TraceFile", "lanes"]
+
+#: Bytes above which a file is compressed.
+_LARGE = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -98,13 +102,19 @@ class TraceFile:
         self._events.append({**event, "args": dict(values)})
 
     def write(self, path: Path) -> Path:
-        """Write the file.
+        """Write the file, in place of what an earlier run has left of it.
 
         Returns:
-            The path.
+            The path, with ``.gz`` behind it if the file is large.
         """
-        content = {"traceEvents": self._events, "displayTimeUnit": "ms"}
-        path.write_text(json.dumps(content), encoding="utf-8")
+        content = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}).encode()
+        compressed = path.with_name(f"{path.name}.gz")
+        for earlier in (path, compressed):
+            earlier.unlink(missing_ok=True)
+        if len(content) > _LARGE:
+            compressed.write_bytes(gzip.compress(content))
+            return compressed
+        path.write_bytes(content)
         return path
 
     def _tid(self, track: str) -> int:

@@ -20,7 +20,8 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
-from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
+from amanda_tools.common.folders import made
+from amanda_tools.common.rendering import counted, dataframe, html_of, scaled, shares
 from amanda_tools.common.sizes import TensorType, described, dtype_name
 from amanda_tools.common.statistics import statistics_of
 from amanda_tools.common.tensors import (
@@ -80,7 +81,8 @@ class DumpResult:
     def title(self) -> str:
         """The dump in one line."""
         index = self.index
-        text = f"{len(index.tensors)} tensors of {len(index.ops)} operators"
+        ops = counted(len(index.ops), "operator")
+        text = f"{counted(len(index.tensors), 'tensor')} of {ops}"
         for left in index.left_out:
             size = f", {scaled(left.bytes, 'B')}" if left.bytes else ""
             text += f"; left out: {left.tensors} ({left.reason}{size})"
@@ -97,7 +99,7 @@ class DumpResult:
     def _repr_html_(self) -> str:
         return html_of([self.table()])
 
-    def write(self, folder: Path) -> list[Path]:
+    def write(self, folder: Path | str) -> list[Path]:
         """Write the index, and bring the files, into a folder.
 
         Where the tool was given a folder of its own, all is there already.
@@ -105,9 +107,10 @@ class DumpResult:
         Returns:
             The files.
         """
+        folder = Path(folder)
         if self._keeps and folder != self.folder:
             return []
-        folder.mkdir(parents=True, exist_ok=True)
+        made(folder)
         if folder != self.folder:
             for name in self.files:
                 shutil.copyfile(self.folder / name, folder / name)

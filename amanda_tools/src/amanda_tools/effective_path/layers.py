@@ -7,42 +7,18 @@ when it is used.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from amanda_core import OpContext
+from amanda_tools.effective_path.model import LayerRule, Unsuited
+from amanda_tools.effective_path.slices import tensorflow_slice, torch_slice
 from amanda_tools.flops.formulas import words
 from amanda_tools.mapping import MappingTool
 
-__all__ = ["LAYER", "LayerRule", "Unsuited", "rules"]
+__all__ = ["LAYER", "rules"]
 
 #: Key of a context: the `LayerRule` of an operator that paths go through.
 LAYER = "effective_path.layer"
-
-
-class Unsuited(Exception):
-    """Paths do not go through an operator that is called like this; the message says why."""
-
-
-@dataclass(frozen=True)
-class LayerRule:
-    """How paths go through an operator.
-
-    Attributes:
-        kind: A kind of `model.Node`; ``shift`` and ``scale`` for what adds or multiplies by
-            what does not depend on the input of the network.
-        operands: Positions of the inputs that paths go on to.
-        arguments: Gives what the kind's rule needs, of the inputs by name, the attributes among
-            them, the arrays of the operands, and the array of the output.
-        weight: Position of the weight, which is no operand.
-    """
-
-    kind: str
-    operands: tuple[int, ...] = (0,)
-    arguments: Callable[[Mapping[str, Any], Sequence[Any], Any], dict[str, Any]] = (
-        lambda given, operands, output: {}
-    )
-    weight: int | None = None
 
 
 def rules() -> MappingTool:
@@ -274,6 +250,7 @@ _TORCH: Mapping[str, Callable[[OpContext], LayerRule | None]] = {
     **dict.fromkeys(_REDUCING, _torch_reduction),
     "concat": _concat(words("cat concat concatenate"), "dim"),
     "pad": _torch_pad,
+    "slice": torch_slice,
     "transpose": _torch_transpose,
 }
 
@@ -379,6 +356,7 @@ _TENSORFLOW: Mapping[str, Callable[[OpContext], LayerRule | None]] = {
     **dict.fromkeys(_REDUCING, _tensorflow_reduction),
     "concat": _concat(words("ConcatV2"), "axis"),
     "pad": _tensorflow_pad,
+    "slice": tensorflow_slice,
     "transpose": _tensorflow_transpose,
     "add": _tensorflow_add,
 }

@@ -5,11 +5,20 @@ Owns the data between the tool, the walk and the rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-__all__ = ["WEIGHTED", "Extraction", "Layer", "Node", "PathEnd", "Variant"]
+__all__ = [
+    "WEIGHTED",
+    "Extraction",
+    "Layer",
+    "LayerRule",
+    "Node",
+    "PathEnd",
+    "Unsuited",
+    "Variant",
+]
 
 Variant = Literal["cumulative", "BwCU", "BwAB", "FwAB"]
 #: Kinds of nodes that have a weight.
@@ -33,6 +42,31 @@ class Node:
     inputs: tuple[int, ...]
     output: int
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Unsuited(Exception):
+    """Paths do not go through an operator that is called like this; the message says why."""
+
+
+@dataclass(frozen=True)
+class LayerRule:
+    """How paths go through an operator.
+
+    Attributes:
+        kind: A kind of `Node`; ``shift`` and ``scale`` for what adds or multiplies by
+            what does not depend on the input of the network.
+        operands: Positions of the inputs that paths go on to.
+        arguments: Gives what the kind's rule needs, of the inputs by name, the attributes among
+            them, the arrays of the operands, and the array of the output.
+        weight: Position of the weight, which is no operand.
+    """
+
+    kind: str
+    operands: tuple[int, ...] = (0,)
+    arguments: Callable[[Mapping[str, Any], Sequence[Any], Any], dict[str, Any]] = (
+        lambda given, operands, output: {}
+    )
+    weight: int | None = None
 
 
 @dataclass

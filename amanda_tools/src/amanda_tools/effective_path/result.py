@@ -12,7 +12,8 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from amanda_core.results import Table
-from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.common.folders import made
+from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.effective_path.model import PathEnd
 
 __all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
@@ -216,7 +217,10 @@ class EffectivePathResult:
             return Table(self._title(), heads, ends)
         if by != "op":
             raise ValueError(f"by must be op or end, and is {by!r}")
-        columns = ("op", "kind", "neurons", "in path", "edges", "in path", "weights", "in path")
+        columns = (
+            *("op", "kind", "neurons", "of all neurons", "edges", "of all edges"),
+            *("weights", "of all weights"),
+        )
         rows = [
             (
                 layer.name,
@@ -266,8 +270,8 @@ class EffectivePathResult:
         """
         return dataframe(LayerSum, self.layers)
 
-    def write(self, folder: FilePath) -> list[FilePath]:
-        """Write the sets of all samples to ``paths.npz``.
+    def write(self, folder: FilePath | str) -> list[FilePath]:
+        """Write the sets of all samples to ``paths.npz``; the folder is made if it is not there.
 
         Its arrays are called ``<sample>/<part>/<name>``. No pickle is in it.
         """
@@ -279,7 +283,7 @@ class EffectivePathResult:
             for part in ("points", "edges", "weights")
             for name, indices in getattr(path, part).items()
         }
-        file = folder / "paths.npz"
+        file = made(folder) / "paths.npz"
         with file.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
         return [file]
@@ -289,16 +293,17 @@ class EffectivePathResult:
 
     def _title(self) -> str:
         parts = [
-            f"{len(self.paths)} paths ({self.variant}, theta {self.theta:g}), "
+            f"{counted(len(self.paths), 'path')} ({self.variant}, theta {self.theta:g}), "
             f"{self.density:.2%} of the neurons"
         ]
         if self.left_out:
-            parts.append(f"{self.left_out} more samples left out")
+            parts.append(f"{counted(self.left_out, 'more sample')} left out")
         lost = [f"{end.name} ({end.type}: {end.reason})" for end in self.ends if end.lost]
         if lost:
-            parts.append(f"paths END at {len(lost)} operators: {', '.join(lost)}")
+            parts.append(f"paths END at {counted(len(lost), 'operator')}: {', '.join(lost)}")
         if self.empty:
-            parts.append(f"{self.empty} runs have NO path: what they end with is not followed")
+            runs = counted(self.empty, "run")
+            parts.append(f"{runs} with NO path: what is at the end is not followed")
         parts += shares("the tool", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)
 

@@ -2,7 +2,7 @@
 
 Owns one rule for each kind of operator (Qiu et al., 2019), and what a rule is given and gives.
 Works on NumPy arrays, for all samples of a batch at once; NumPy is imported when it is used.
-A line over 400: a list of rules.
+Over 400 lines: a list of rules.
 """
 
 from __future__ import annotations
@@ -371,6 +371,16 @@ def _reshape(given: Given) -> Result:
     return _passed(given, lambda array, number: array.reshape(given.inputs[0].shape))
 
 
+def _slice(given: Given) -> Result:
+    """``places`` has the index in the flattened input of each element of the output."""
+    import numpy as np
+
+    (x,), taken = given.inputs, given.node.arguments["places"][given.mask]
+    mask, signs = np.zeros(x.size, bool), np.ones(x.size, np.int8)
+    mask[taken], signs[taken] = True, given.signs[given.mask]
+    return Result([mask.reshape(x.shape)], [signs.reshape(x.shape)])
+
+
 def _transpose(given: Given) -> Result:
     import numpy as np
 
@@ -397,6 +407,7 @@ _RULES: Mapping[str, Callable[[Given], Result]] = {
     "concat": _concat,
     "pad": _pad,
     "reshape": _reshape,
+    "slice": _slice,
     "transpose": _transpose,
     "batch_norm": _batch_norm,
 }

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_tools.common.sizes import is_dense, is_tensor
-from amanda_tools.effective_path.layers import LayerRule, Unsuited
-from amanda_tools.effective_path.model import WEIGHTED, Node, PathEnd
+from amanda_tools.effective_path.model import WEIGHTED, LayerRule, Node, PathEnd, Unsuited
 from amanda_tools.graph.values import Port
 
 __all__ = ["Execution", "Network", "Run", "array_of"]

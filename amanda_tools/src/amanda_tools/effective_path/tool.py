@@ -20,8 +20,8 @@ from amanda_tools.common.facts import key_of
 from amanda_tools.common.sizes import is_dense, is_tensor
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
-from amanda_tools.effective_path.layers import LAYER, LayerRule, rules
-from amanda_tools.effective_path.model import Extraction, PathEnd, Variant
+from amanda_tools.effective_path.layers import LAYER, rules
+from amanda_tools.effective_path.model import Extraction, LayerRule, PathEnd, Variant
 from amanda_tools.effective_path.paths import extract
 from amanda_tools.effective_path.result import EffectivePathResult, Thresholds
 from amanda_tools.effective_path.runs import Execution, Network, Run, array_of

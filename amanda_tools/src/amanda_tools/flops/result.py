@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
+from amanda_tools.common.rendering import counted, dataframe, html_of, scaled, shares
 from amanda_tools.common.summing import Summed
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
@@ -190,7 +190,8 @@ class FlopsResult(Summed[Sum]):
             types = list(dict.fromkeys(op.kind for op in self.unknown))
             more = ", ..." if len(types) > _TYPES else ""
             parts.append(
-                f"NOT counted: {len(self.unknown)} operators ({', '.join(types[:_TYPES])}{more})"
+                f"NOT counted: {counted(len(self.unknown), 'operator')} "
+                f"({', '.join(types[:_TYPES])}{more})"
             )
         parts += shares("counting", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import Span
 from amanda_tools.common.extras import program, require
-from amanda_tools.common.rendering import dataframe, html_of, shares
+from amanda_tools.common.folders import made
+from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events, timeline
 from amanda_tools.graph.model import Graph, Op
 
@@ -86,11 +87,11 @@ class GraphResult:
             for tool, found in figures.items():
                 graph.annotate(found, tool)
 
-    def write(self, folder: Path) -> list[Path]:
+    def write(self, folder: Path | str) -> list[Path]:
         """Write the forms that were asked for, but for JSON.
 
         Args:
-            folder: An existing folder.
+            folder: The folder; it is made if it is not there.
 
         Returns:
             The files.
@@ -99,13 +100,13 @@ class GraphResult:
             MissingExtraError: A form needs a package, or a program, that is not installed.
             ResultError: A trace file was asked for, and there are no times.
         """
+        folder = made(folder)
         found: list[Path] = []
         if "html" in self.formats:
             found.append(folder / "graph.html")
             found[-1].write_text(html.page(self.graphs), encoding="utf-8")
         if "trace" in self.formats:
-            found.append(folder / "graph-trace.json")
-            timeline.write(self.graphs, self.spans, found[-1])
+            found.append(timeline.write(self.graphs, self.spans, folder / "graph-trace.json"))
         for number, graph in enumerate(self.graphs):
             for form, (ending, writer) in _WRITERS.items():
                 if form in self.formats:
@@ -120,9 +121,9 @@ class GraphResult:
     def _title(self) -> str:
         graphs = self.graphs
         parts = [
-            f"{sum(len(graph.ops) for graph in graphs)} operators, "
-            f"{sum(len(graph.backward_ops) for graph in graphs)} backward operators, "
-            f"{sum(len(graph.edges) for graph in graphs)} values between them"
+            f"{counted(sum(len(graph.ops) for graph in graphs), 'operator')}, "
+            f"{counted(sum(len(graph.backward_ops) for graph in graphs), 'backward operator')}, "
+            f"{counted(sum(len(graph.edges) for graph in graphs), 'value')} between them"
         ]
         if self.left_out:
             parts.append(f"{self.left_out} executions are not in the trace file")

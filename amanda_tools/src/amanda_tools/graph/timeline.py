@@ -16,7 +16,7 @@ from amanda_tools.graph.model import Graph, Op
 __all__ = ["write"]
 
 
-def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> None:
+def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> Path:
     """Write a trace file: an event for each execution, arrows from forward to backward.
 
     Args:
@@ -24,6 +24,9 @@ def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> None:
         spans: Executions of their operators, as `amanda_tools.latency` times them; what is none of
             theirs is left out.
         path: The file.
+
+    Returns:
+        The file as it is called, see `amanda_tools.common.chrome.TraceFile.write`.
 
     Raises:
         ResultError: None of the spans is of an operator of the graphs.
@@ -48,7 +51,7 @@ def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> None:
         trace.add_flow(
             name, (tracks[begin], timed[begin][2].start), (tracks[end], timed[end][2].start)
         )
-    trace.write(path)
+    return trace.write(path)
 
 
 def _key_of(span: Span) -> tuple[object, bool, str]:

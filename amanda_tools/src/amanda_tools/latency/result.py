@@ -14,6 +14,7 @@ from typing import Any, Literal
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import Span, TraceFile
 from amanda_tools.common.facts import with_parents
+from amanda_tools.common.folders import made
 from amanda_tools.common.rendering import counted, dataframe, html_of, share, shares
 from amanda_tools.common.summing import Summed
 from amanda_tools.latency.kernels import Kernel
@@ -185,15 +186,15 @@ class LatencyResult(Summed[Times]):
         """
         return dataframe(TimedOp, self.ops)
 
-    def write(self, folder: Path) -> Sequence[Path]:
-        """Write ``trace.json``, which Perfetto and chrome://tracing show.
+    def write(self, folder: Path | str) -> Sequence[Path]:
+        """Write ``trace.json``, or ``trace.json.gz``, which Perfetto and chrome://tracing show.
 
         Returns:
             The file.
         """
         trace = TraceFile("amanda latency")
         trace.add_spans(self.spans)
-        return [trace.write(folder / "trace.json")]
+        return [trace.write(made(folder) / "trace.json")]
 
     def write_tensorboard(self, folder: Path) -> None:
         """Write the times of each step and each type of operator for TensorBoard.

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.chrome import TraceFile
 from amanda_tools.common.facts import EitherWayOp
+from amanda_tools.common.folders import made
 from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
 from amanda_tools.common.summing import Summed
 
@@ -216,8 +217,8 @@ class MemoryResult(Summed[Sum]):
         """
         return dataframe(AllocatingOp, self.ops)
 
-    def write(self, folder: Path) -> Sequence[Path]:
-        """Write ``timeline.json``: counters that Perfetto and chrome://tracing show.
+    def write(self, folder: Path | str) -> Sequence[Path]:
+        """Write ``timeline.json``, or ``timeline.json.gz``, for Perfetto and chrome://tracing.
 
         Returns:
             The file.
@@ -226,7 +227,7 @@ class MemoryResult(Summed[Sum]):
         for moment in self.timeline:
             values = {"from operators": moment.live, "from before": moment.given}
             trace.add_counter("bytes", moment.time, values)
-        return [trace.write(folder / "timeline.json")]
+        return [trace.write(made(folder) / "timeline.json")]
 
     def _repr_html_(self) -> str:
         return html_of([self.table(), self.table("type"), self.table("step")])

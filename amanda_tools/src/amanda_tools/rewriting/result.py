@@ -43,12 +43,14 @@ class RewriteResult:
 
     Attributes:
         matches: One entry for each.
+        rules: Names of the rules whose patterns were looked for.
         tool_seconds: Time that the tool itself took, of `wall_seconds`; the replacements are not in
             it.
         wall_seconds: Time from the first to the last operator that was looked at.
     """
 
     matches: list[Rewritten] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
 
@@ -72,9 +74,13 @@ class RewriteResult:
         ]
         refused = sum(match.refused is not None for match in self.matches)
         matches = counted(len(self.matches), "match", "matches")
-        title = f"{matches}, {refused} refused; rewritten {counted(self.rewritten, 'time')}"
-        title = "; ".join([title, *shares("the tool", self.tool_seconds, self.wall_seconds)])
-        return Table(title, ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows)
+        told = [f"{matches}, {refused} refused; rewritten {counted(self.rewritten, 'time')}"]
+        if not self.rules:
+            told.append("NO rules were given, so nothing was looked for: name some as `rules`")
+        told += shares("the tool", self.tool_seconds, self.wall_seconds)
+        return Table(
+            "; ".join(told), ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows
+        )
 
     def to_json(self) -> str:
         """All of it."""

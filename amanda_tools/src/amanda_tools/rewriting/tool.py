@@ -184,6 +184,7 @@ class Rewrite(Tool):
         with self._lock:
             return RewriteResult(
                 [match.report for match in self._matches.values()],
+                list(dict.fromkeys(rule.name for rule in self._rules)),
                 tool_seconds=self._clock.spent / 1e9,
                 wall_seconds=self._clock.wall / 1e9,
             )

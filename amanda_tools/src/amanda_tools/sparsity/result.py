@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of, scaled, share, shares
+from amanda_tools.common.rendering import counted, dataframe, html_of, scaled, share, shares
 
 __all__ = ["MeasuredTensor", "Product", "SparsityResult"]
 
@@ -210,7 +210,8 @@ class SparsityResult:
             parts.append(f"{scaled(both, 'MACs')} of {scaled(macs, 'MACs')} are not with a zero")
         if self.dead:
             channels = sum(len(tensor.dead) for tensor in self.dead)
-            parts.append(f"{channels} dead channels in {len(self.dead)} outputs")
+            outputs = counted(len(self.dead), "output")
+            parts.append(f"{counted(channels, 'dead channel')} in {outputs}")
         parts += shares("measuring", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 

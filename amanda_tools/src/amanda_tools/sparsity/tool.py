@@ -32,6 +32,8 @@ __all__ = ["Sparsity"]
 
 #: Words of the operators whose zeros are told by those of two operands.
 _PRODUCTS = frozenset(word for word in MATMUL if word.startswith(("conv", "linear", "matmul")))
+#: Words of the operators that work along the last axis, however many axes there are.
+_LAST = frozenset({"attention", "embedding", "layer_norm", "linear", "matmul", "rms_norm"})
 
 
 class Sparsity(Tool):
@@ -44,9 +46,9 @@ class Sparsity(Tool):
         limit: Magnitudes below it count as small.
         block: Side of the blocks whose zeros are counted.
         gradients: Whether to measure the gradients of outputs as well.
-        channels: Where the channels are in a tensor whose layout is not known: ``first`` (second
-            axis), ``last``, or ``auto``: second of the four or five axes that PyTorch has for
-            images and volumes, else last.
+        channels: Where the channels are in a tensor whose layout the operator does not tell:
+            ``first`` (second axis), ``last``, or ``auto``: second of the four or five axes that
+            PyTorch has for images and volumes, else last.
         everything: Whether to measure what is not the model's as well, such as an optimizer.
 
     Raises:
@@ -286,13 +288,14 @@ class _Op:
         self.entered: dict[int, tuple[dict[int, Counts], Sequence[Any] | None]] = {}
         word, roles = context["type"], context.get("input_roles", ())
         self._names = [*roles, *context.input_names[len(roles) :]]
-        self._channels = channels
+        self._channels = "last" if word in _LAST else channels
         self._layout: str | None = context.get("layout")
         self._weight_layout: str | None = context.get("weight_layout")
         #: Position of what is multiplied by, and whether it is a weight.
         self._right = next((roles.index(r) for r in ("weight", "right") if r in roles), None)
         self._is_weight = self._right is not None and (
-            roles[self._right] == "weight" or context.value(self._right) is not None
+            roles[self._right] == "weight"
+            or (word in _PRODUCTS and context.value(self._right) is not None)
         )
         if word == "matmul" and self._weight_layout is None:
             self._weight_layout = "IO"

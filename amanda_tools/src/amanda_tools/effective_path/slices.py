@@ -1,0 +1,103 @@
+"""Slices: the ways in which frameworks write what they take, as indices of NumPy.
+
+Owns the rules for them, which `layers` lists. Picking by lists, tensors and masks is none of it.
+NumPy is imported when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
+from typing import Any
+
+from amanda_core import OpContext
+from amanda_tools.effective_path.model import LayerRule, Unsuited
+
+__all__ = ["tensorflow_slice", "torch_slice"]
+
+
+def torch_slice(context: OpContext) -> LayerRule | None:
+    """The rule for an operator of PyTorch."""
+    return _rule(context.op_type, _TORCH)
+
+
+def tensorflow_slice(context: OpContext) -> LayerRule | None:
+    """The rule for an operator of TensorFlow."""
+    return _rule(context.op_type, _TENSORFLOW)
+
+
+def _rule(name: str, known: Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> LayerRule | None:
+    if name not in known:
+        return None
+
+    def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
+        return {"places": _places(known[name](given), operands[0], output)}
+
+    return LayerRule("slice", (0,), arguments)
+
+
+# Indices, of the inputs by name.
+
+
+def _getitem(given: Mapping[str, Any]) -> Any:
+    indices = given["indices"]
+    items = indices if isinstance(indices, tuple) else (indices,)
+    if not all(isinstance(item, (int, slice, EllipsisType, type(None))) for item in items):
+        raise Unsuited("it picks otherwise than by numbers and ranges")
+    return items
+
+
+def _select(given: Mapping[str, Any]) -> Any:
+    return _along(given["dim"], given["index"])
+
+
+def _narrow(given: Mapping[str, Any]) -> Any:
+    start, length = int(given["start"]), int(given["length"])
+    # A range from -1 of length 1 ends at the end.
+    return _along(given["dim"], slice(start, start + length or None))
+
+
+def _along(axis: int, index: Any) -> Any:
+    whole = (slice(None),)
+    return (whole * axis + (index,)) if axis >= 0 else (..., index, *(whole * (-axis - 1)))
+
+
+def _begin_and_size(given: Mapping[str, Any]) -> Any:
+    pairs = zip(given["begin"].tolist(), given["size"].tolist(), strict=True)
+    return tuple(slice(start, None if size < 0 else start + size) for start, size in pairs)
+
+
+def _strided(given: Mapping[str, Any]) -> Any:
+    bounds = (given[bound].tolist() for bound in ("begin", "end", "strides"))
+    items: list[Any] = []
+    for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):
+
+        def has(mask: str, bit: int = 1 << place) -> bool:
+            return bool(given[mask] & bit)
+
+        if has("ellipsis_mask"):
+            items.append(...)
+        elif has("new_axis_mask"):
+            items.append(None)
+        elif has("shrink_axis_mask"):
+            items.append(begin)
+        else:
+            first, last = has("begin_mask"), has("end_mask")
+            items.append(slice(None if first else begin, None if last else end, stride))
+    return tuple(items)
+
+
+_TORCH = {"__getitem__": _getitem, "select": _select, "narrow": _narrow}
+_TENSORFLOW = {"Slice": _begin_and_size, "StridedSlice": _strided}
+
+
+def _places(index: Any, x: Any, output: Any) -> Any:
+    """Where the elements of an output are in its flattened input."""
+    import numpy as np
+
+    found = np.arange(x.size).reshape(x.shape)[index]
+    samples = np.arange(len(found) if found.ndim else 0).reshape(-1, *[1] * (found.ndim - 1))
+    size = max(1, x[:1].size)
+    if found.shape != output.shape or not found.ndim or (found // size != samples).any():
+        raise Unsuited("it changes the axis of samples")
+    return found

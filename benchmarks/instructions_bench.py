@@ -1,0 +1,168 @@
+"""How many instructions instrumentation adds: what decides where noise hides a difference in time.
+
+Valgrind's callgrind runs this program once more inside and counts the instructions of each way to
+run a model, the one that is nothing but overhead; a small library, compiled for it, says when.
+Writes docs/benchmarks/instructions.md; without valgrind or a C compiler it says so and writes
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from bench_growth import PLAIN
+from bench_machine import machine, versions
+from bench_models import SUBJECTS
+from bench_report import table
+from bench_timing import Way
+from bench_tools import ways
+
+OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "instructions.md"
+INTERCEPTOR = "native"
+
+#: Runs before and while counting. The first three with tools analyse and settle; Python adapts its
+#: code to what it meets in some more.
+WARM, COUNTED = 16, 4
+
+#: Instructions of one run, by model, kind of run, and way.
+Counts: TypeAlias = "dict[tuple[str, str, str], int]"
+
+SWITCH = """\
+#include <valgrind/callgrind.h>
+void start(void) { CALLGRIND_START_INSTRUMENTATION; }
+void stop(const char *name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_STOP_INSTRUMENTATION; }
+"""
+
+INTRODUCTION = """\
+# What instrumentation costs in instructions
+
+Written by `nox -s bench`. The times in [README.md](README.md) vary from run to run by more than
+what an idle tool costs; instructions do not. Counted by valgrind's callgrind, in one process, on
+one thread, from the {warm}th run with each tool on, as the mean of {counted} runs; in ratio to
+plain torch before anything was applied. The tools are those of the times. The model is nothing but
+overhead: a larger one of as many operators adds as many instructions to more of its own.
+Valgrind's processor has no AVX-512: where torch would use it, plain torch executes fewer
+instructions than here.
+"""
+
+
+def main() -> None:
+    """Count, and write the table; inside valgrind, count only."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the same: it is short")
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside is not None:
+        run_inside(options.inside)
+        return
+    missing = [program for program in ("valgrind", "cc") if shutil.which(program) is None]
+    if missing:
+        print(f"No instructions are counted: no {' and no '.join(missing)}.", file=sys.stderr)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        counts = count(Path(folder))
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(report(counts))
+    print(f"Written to {OUTPUT}", file=sys.stderr)
+
+
+def count(folder: Path) -> Counts:
+    """Run this program under callgrind."""
+    source, library = folder / "switch.c", folder / "switch.so"
+    source.write_text(SWITCH)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    command = [
+        *("valgrind", "--tool=callgrind", "--instr-atstart=no"),
+        f"--callgrind-out-file={folder / 'counts'}",
+        *(sys.executable, __file__, "--inside", str(library)),
+    ]
+    # Python hashes strings alike in each run of this program.
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
+    return collected(folder)
+
+
+def collected(folder: Path) -> Counts:
+    """What callgrind has written down."""
+    counts = {}
+    # Numbered as they were written.
+    for dump in sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:])):
+        text = dump.read_text()
+        name = re.search(r"^desc: Trigger: Client Request: (.+)$", text, re.MULTILINE)
+        total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
+        if name is not None and total is not None:
+            subject, run, way = name[1].split("; ")
+            counts[subject, run, way] = int(total[1]) // COUNTED
+    return counts
+
+
+def run_inside(library: Path) -> None:
+    """Run the model in each way, and tell callgrind which part is to be counted."""
+    switch = ctypes.CDLL(str(library))
+    torch.set_num_threads(1)
+    subject = SUBJECTS[0]
+    for run, training in (("forward", False), ("training step", True)):
+        program = subject.program(training)
+        for way in [
+            Way(PLAIN, program),
+            *ways(INTERCEPTOR, program, subject.counted),
+            Way(f"{PLAIN}, after `apply`", program),
+        ]:
+            name = f"{subject.name}; {run}; {way.name}"
+            print(name, file=sys.stderr, flush=True)
+            with way.enter():
+                counted(way.run, switch.start, partial(switch.stop, name.encode()))
+
+
+def counted(
+    program: Callable[[], object], start: Callable[[], object], stop: Callable[[], object]
+) -> None:
+    """Run a program until it is settled, and then as often as is counted."""
+    for _ in range(WARM):
+        program()
+    gc.collect()
+    gc.disable()
+    try:
+        start()
+        for _ in range(COUNTED):
+            program()
+        stop()
+    finally:
+        gc.enable()
+
+
+def report(counts: Counts) -> str:
+    """The page."""
+    facts = {**machine(), **versions()}
+    parts = [
+        INTRODUCTION.format(warm=WARM + 1, counted=COUNTED),
+        table(["machine and versions", ""], [[k, str(v)] for k, v in facts.items()]),
+    ]
+    for subject in dict.fromkeys(subject for subject, _, _ in counts):
+        runs = [run for name, run, way in counts if name == subject and way == PLAIN]
+        plain = {run: counts[subject, run, PLAIN] for run in runs}
+        rows = []
+        for way in dict.fromkeys(way for name, _, way in counts if name == subject):
+            seen = [counts[subject, run, way] for run in runs]
+            ratios = [f"{n / plain[run]:.3f}" for n, run in zip(seen, runs, strict=True)]
+            rows.append([way, *ratios])
+        columns = [f"{run} ({plain[run] / 1e6:.2f} million)" for run in runs]
+        parts += [f"## {subject}", table(["", *columns], rows)]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+if __name__ == "__main__":
+    main()
