@@ -225,8 +225,7 @@ def test_twins_go_with_their_tool() -> None:
 
 
 def test_a_refused_function_leaves_nothing() -> None:
-    @tf.function
-    def second(x: Any, w: Any) -> Any:
+    def derivative(x: Any, w: Any) -> Any:
         with tf.GradientTape() as outer:
             outer.watch(x)
             with tf.GradientTape() as tape:
@@ -235,7 +234,7 @@ def test_a_refused_function_leaves_nothing() -> None:
             gradient = tape.gradient(y, x)
         return outer.gradient(gradient, x)
 
-    inner = tf.function(layer)
+    inner, second = tf.function(layer), tf.function(derivative)
     known_before, hosts = ours(), script_ops._py_funcs.size()
     doubled = replacing("Tanh", lambda value: value * value)
     with (

@@ -276,7 +276,7 @@ def test_two_losses_and_given_gradients(edit: Edit) -> None:
 )
 @pytest.mark.parametrize("with_value", [True, False])
 def test_second_derivatives(edit: Edit, with_value: bool) -> None:
-    check(lambda *given: twice(*given, with_value), VALUES, [edit])
+    check(lambda ops, x, w: twice(ops, x, w, with_value), VALUES, [edit])
 
 
 def twice(ops: Ops, x: Any, w: Any, with_value: bool = False) -> Any:

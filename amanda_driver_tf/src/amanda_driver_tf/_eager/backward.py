@@ -29,7 +29,6 @@ def differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
     """What stands for `imperative_grad`: one backward pass of a tape."""
 
     # As for layers, next to nothing stands in front of the call: see `keras_calls`.
-    @functools.wraps(original)
     def imperative_grad(*args: Any, **kwargs: Any) -> Any:
         place = _begin_pass()
         try:
@@ -46,7 +45,7 @@ def differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
         return results
 
     BOUNDARY.add(imperative_grad.__code__)
-    return imperative_grad
+    return functools.update_wrapper(imperative_grad, original)
 
 
 def _begin_pass() -> Place | None:
