@@ -1,9 +1,9 @@
 """How many instructions instrumentation adds: what decides where noise hides a difference in time.
 
 Valgrind's callgrind runs this program once more inside and counts the instructions of each way to
-run a model; a small library, compiled for it, says when. Writes docs/benchmarks/instructions.md;
-without valgrind or a C compiler it says so and writes nothing. `--quick` counts the first model
-alone.
+run a model, the one that is nothing but overhead; a small library, compiled for it, says when.
+Writes docs/benchmarks/instructions.md; without valgrind or a C compiler it says so and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -53,33 +53,34 @@ INTRODUCTION = """\
 Written by `nox -s bench`. The times in [README.md](README.md) vary from run to run by more than
 what an idle tool costs; instructions do not. Counted by valgrind's callgrind, in one process, on
 one thread, from the {warm}th run with each tool on, as the mean of {counted} runs; in ratio to
-plain torch before anything was applied. The tools are those of the times. Larger models of the
-same operators add the same numbers to more instructions of plain torch. Valgrind's processor has
-no AVX-512: where torch would use it, plain torch executes fewer instructions than here.
+plain torch before anything was applied. The tools are those of the times. The model is nothing but
+overhead: a larger one of as many operators adds as many instructions to more of its own.
+Valgrind's processor has no AVX-512: where torch would use it, plain torch executes fewer
+instructions than here.
 """
 
 
 def main() -> None:
     """Count, and write the table; inside valgrind, count only."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the first model alone")
+    parser.add_argument("--quick", action="store_true", help="the same: it is short")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside is not None:
-        run_inside(options.inside, options.quick)
+        run_inside(options.inside)
         return
     missing = [program for program in ("valgrind", "cc") if shutil.which(program) is None]
     if missing:
         print(f"No instructions are counted: no {' and no '.join(missing)}.", file=sys.stderr)
         return
     with tempfile.TemporaryDirectory() as folder:
-        counts = count(Path(folder), options.quick)
+        counts = count(Path(folder))
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(report(counts))
     print(f"Written to {OUTPUT}", file=sys.stderr)
 
 
-def count(folder: Path, quick: bool) -> Counts:
+def count(folder: Path) -> Counts:
     """Run this program under callgrind."""
     source, library = folder / "switch.c", folder / "switch.so"
     source.write_text(SWITCH)
@@ -88,7 +89,6 @@ def count(folder: Path, quick: bool) -> Counts:
         *("valgrind", "--tool=callgrind", "--instr-atstart=no"),
         f"--callgrind-out-file={folder / 'counts'}",
         *(sys.executable, __file__, "--inside", str(library)),
-        *(["--quick"] if quick else []),
     ]
     # Python hashes strings alike in each run of this program.
     subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
@@ -109,26 +109,22 @@ def collected(folder: Path) -> Counts:
     return counts
 
 
-def run_inside(library: Path, quick: bool) -> None:
-    """Run each model in each way, and tell callgrind which part is to be counted."""
+def run_inside(library: Path) -> None:
+    """Run the model in each way, and tell callgrind which part is to be counted."""
     switch = ctypes.CDLL(str(library))
     torch.set_num_threads(1)
-    for subject in SUBJECTS:
-        if not subject.quick:
-            continue
-        for run, training in (("forward", False), ("training step", True)):
-            program = subject.program(training)
-            for way in [
-                Way(PLAIN, program),
-                *ways(INTERCEPTOR, program, subject.counted),
-                Way(f"{PLAIN}, after `apply`", program),
-            ]:
-                name = f"{subject.name}; {run}; {way.name}"
-                print(name, file=sys.stderr, flush=True)
-                with way.enter():
-                    counted(way.run, switch.start, partial(switch.stop, name.encode()))
-        if quick:
-            break
+    subject = SUBJECTS[0]
+    for run, training in (("forward", False), ("training step", True)):
+        program = subject.program(training)
+        for way in [
+            Way(PLAIN, program),
+            *ways(INTERCEPTOR, program, subject.counted),
+            Way(f"{PLAIN}, after `apply`", program),
+        ]:
+            name = f"{subject.name}; {run}; {way.name}"
+            print(name, file=sys.stderr, flush=True)
+            with way.enter():
+                counted(way.run, switch.start, partial(switch.stop, name.encode()))
 
 
 def counted(

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing
 
 from .making import Ops, close, values
@@ -111,7 +112,12 @@ def test_random_edits(program: Any, way: str) -> None:
 def test_second_derivatives_under_random_edits(program: Any, way: str) -> None:
     some = random.Random(f"{program.__name__} {way}")
     for _ in range((ROUNDS + 1) // 2):
-        run(program, some_edits(some, PROGRAMS[program].split(), ["before", "after"]), way)
+        try:
+            run(program, some_edits(some, PROGRAMS[program].split(), ["before", "after"]), way)
+        except UnsupportedError as error:
+            # One tensor at two positions of an op, edited at one of them.
+            if "differentiated once more" not in str(error):
+                raise
 
 
 @pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)

@@ -13,7 +13,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 import amanda
-from amanda_core.testing.tools import after, at_inputs, before, watching
+from amanda_core.testing.tools import after, at_inputs, before, replacing, watching
 
 from .making import close, values
 from .patches import fingerprint
@@ -222,6 +222,30 @@ def test_twins_go_with_their_tool() -> None:
     gc.collect()
     assert reference() is None
     assert ours() == []
+
+
+def test_a_refused_function_leaves_nothing() -> None:
+    @tf.function
+    def second(x: Any, w: Any) -> Any:
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = inner(x, w)
+            gradient = tape.gradient(y, x)
+        return outer.gradient(gradient, x)
+
+    inner = tf.function(layer)
+    known_before, hosts = ours(), script_ops._py_funcs.size()
+    doubled = replacing("Tanh", lambda value: value * value)
+    with (
+        pytest.raises(amanda.AmandaError, match="differentiated once more"),
+        amanda.apply(doubled),
+    ):
+        second(X, W)
+    gc.collect()
+    assert ours() == known_before
+    assert script_ops._py_funcs.size() == hosts
 
 
 def test_tools_keep_no_model_alive() -> None:

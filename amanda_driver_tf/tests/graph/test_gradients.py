@@ -276,13 +276,47 @@ def test_two_losses_and_given_gradients(edit: Edit) -> None:
 )
 @pytest.mark.parametrize("with_value", [True, False])
 def test_second_derivatives(edit: Edit, with_value: bool) -> None:
-    def twice(ops: Ops, x: Any, w: Any) -> Any:
-        h = ops("Sin", "act", ops("MatMul", "mm", x, w))
-        loss = ops("Sum", "loss", ops("Square", "square", h))
-        (first,) = v1.gradients(loss, [x])
-        return tf.reduce_sum(tf.square(first)) + (loss if with_value else 0.0)
+    check(lambda *given: twice(*given, with_value), VALUES, [edit])
 
-    check(twice, VALUES, [edit])
+
+def twice(ops: Ops, x: Any, w: Any, with_value: bool = False) -> Any:
+    h = ops("Sin", "act", ops("MatMul", "mm", x, w))
+    loss = ops("Sum", "loss", ops("Square", "square", h))
+    (first,) = v1.gradients(loss, [x])
+    return tf.reduce_sum(tf.square(first)) + (loss if with_value else 0.0)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit("mm", "before", tf.sin, 1, autodiff=True),
+        Edit("act", "after", tf.sin, 0, autodiff=True),
+        Edit("act", "replace", lambda a: tf.cos(a) * a),
+        Edit("act", "backward", shifted),
+    ],
+    ids=lambda edit: edit.kind,
+)
+def test_second_derivatives_of_gradients_that_are_computed_anew_are_refused(edit: Edit) -> None:
+    with pytest.raises(UnsupportedError, match="differentiated once more"):
+        check(twice, VALUES, [edit])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        Edit("MatMul", "before", shifted, 1),
+        Edit("MatMul", "before", tf.sin, 1, autodiff=True),
+        Edit("MatMul", "grad_in", shifted, 0),
+        Edit("Tanh", "replace", lambda a: tf.cos(a) * a),
+    ],
+    ids=lambda edit: f"{edit.kind}{' autodiff' * edit.autodiff}",
+)
+def test_recomputation(edit: Edit) -> None:
+    def recomputing(ops: Ops, x: Any, w: Any) -> Any:
+        block = tf.recompute_grad(lambda x, w: ops("Tanh", "act", ops("MatMul", "mm", x, w)))
+        return ops("Sum", "loss", block(x, w) * tf.reduce_sum(x))
+
+    check(recomputing, VALUES, [edit])
 
 
 def test_custom_gradients_of_the_user() -> None:

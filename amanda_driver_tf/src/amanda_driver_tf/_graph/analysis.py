@@ -98,6 +98,13 @@ class OpPlans(NamedTuple):
     aligned_before: Plan
     aligned_after: Plan
 
+    def unaligned(self) -> OpPlans:
+        """Without what is to be done at gradients."""
+        return self._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
+
+
+_NO_PLAN = Plan()
+
 
 class Labels:
     """Names of graphs that are the same in another process; resumes with the contexts.
@@ -177,13 +184,24 @@ class Analysis:
         """Drop what was found out for one rewriting; contexts keep what must last."""
         self._plans.clear()
 
-    def forward_plans(self) -> dict[tuple[str, str], OpPlans]:
-        """What happens at the forward ops that were looked at, by label and name."""
-        return {
-            (self._labels.of(op.graph), op.name): plans
-            for op, plans in self._plans.values()
-            if plans is not None and plans.context.is_forward() and (plans.before or plans.after)
-        }
+    def forward_plans(self, aligned: bool) -> dict[tuple[str, str], OpPlans]:
+        """What happens at the forward ops that were looked at, by label and name.
+
+        Args:
+            aligned: Whether their routines at gradients run.
+        """
+        found = {}
+        for op, plans in self._plans.values():
+            if plans is not None and plans.context.is_forward():
+                kept = plans if aligned else plans.unaligned()
+                if any(kept[1:]):
+                    found[self._labels.of(op.graph), op.name] = kept
+        return found
+
+    def is_aligned(self) -> bool:
+        """Whether there are routines at gradients of the forward ops that were looked at."""
+        found = (plans for _, plans in self._plans.values() if plans is not None)
+        return any(plans.aligned_before or plans.aligned_after for plans in found)
 
     def label(self, graph: Any) -> str:
         """The label of a graph."""

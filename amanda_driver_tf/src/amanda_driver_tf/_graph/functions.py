@@ -2,7 +2,7 @@
 
 Owns the interception of calls, when a function gets a twin, and how values of a forward function
 reach the function of its gradients that a tape calls later. What a twin is made of, `rewrite` says.
-A little over 400 lines: one way, from a call to the gradients of what it ran.
+Over 400 lines: one way, from a call to the gradients of what it ran.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorflow.python.eager import context, forwardprop_util, record
 from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.framework import dtypes, ops
 
-from amanda_core import Blind, Plan, Session
+from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patches
 from amanda_driver_tf._graph import records
@@ -29,13 +29,11 @@ from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.records import GRAPHS, Records, children_of, name_of
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
 from amanda_driver_tf._graph.shapes import refusal
-from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins
+from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins, remove
 from amanda_driver_tf._namespaces import FUNCTION
 from amanda_driver_tf._state import STATE
 
 __all__ = ["FunctionMode"]
-
-_NO_PLAN = Plan()
 
 # Building one twin changes what another thread may be weaving: graphs know nothing of locks.
 _BUILDING = threading.RLock()
@@ -63,7 +61,7 @@ class _Bare(Analysis):
         plans = self._whole.plans_of(op, analyse=False)
         if plans is None or self._aligned:
             return plans
-        return plans._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
+        return plans.unaligned()
 
 
 class _Kept(Analysis):
@@ -83,12 +81,7 @@ class _Kept(Analysis):
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
         """The plans of a forward op, None for others."""
-        plans = self._kept.get((self._whole.label(op.graph), op.name))
-        return (
-            None
-            if plans is None
-            else plans._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
-        )
+        return self._kept.get((self._whole.label(op.graph), op.name))
 
 
 class _Carried:
@@ -117,6 +110,30 @@ class _Carried:
         self.earlier = earlier
         self.graph = GRAPHS.get(function)
 
+    def refuse_in_graph(self) -> None:
+        """Refuse that the gradient is put into a graph, where nothing is carried to it."""
+        demanded = any(self.twin.gradients.values())
+        if not demanded and not (self.twin.is_aligned and _is_vectorised()):
+            return
+        error = UnsupportedError(
+            f"The gradient of the function {self.function!r}, in which ops were edited, is "
+            "computed while TensorFlow builds a graph (tape.jacobian and batch_jacobian by pfor, "
+            "a function around tape.gradient alone)",
+            fix="Pass experimental_use_pfor=False, or put the tape into the function, too",
+        )
+        error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as it is.
+        raise error
+
+
+def _is_vectorised() -> bool:
+    """Whether what is being built is the body of a loop for pfor, which makes its ops anew."""
+    graph = ops.get_default_graph()
+    while graph is not None:
+        if "loop_body" in (graph.get_name_scope() or "").split("/"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
 
 class FunctionMode(Mode):
     """Instruments the functions that one thread calls.
@@ -135,6 +152,10 @@ class FunctionMode(Mode):
         """What is not seen inside functions."""
         return [
             Blind("tf.data functions", "they run in TensorFlow's input pipeline"),
+            Blind(
+                "gradients that pfor vectorises (Jacobians)",
+                "it makes their ops anew, which are seen as forward ops",
+            ),
             Blind("constants, placeholders, calls and control flow", "they hold or steer values"),
             *(Blind(what, why) for what, why in self._blind.items()),
         ]
@@ -242,9 +263,9 @@ class FunctionMode(Mode):
                 if value.dtype == dtypes.resource
             }
         self._analysis.sweep()
+        definitions = _Definitions(carried)
+        rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
         try:
-            definitions = _Definitions(carried)
-            rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
             forward = None
             if carried is not None:
                 forward = self._forward(rewriter, carried)
@@ -273,9 +294,13 @@ class FunctionMode(Mode):
                 gradients,
                 takes=bool(woven.demands),
                 watched=watched,
+                is_aligned=not silent and self._analysis.is_aligned(),
                 definition=definition if gradients else None,
-                plans=self._analysis.forward_plans() if gradients else None,
+                plans=self._analysis.forward_plans(aligned=not silent) if gradients else None,
             )
+        except BaseException:
+            remove(tuple(rewriter.written.names))  # What was written until then has no twin.
+            raise
         finally:
             self._constants.handles = {}
             self._analysis.forget()
@@ -306,7 +331,8 @@ class FunctionMode(Mode):
             if asked is None:
                 continue
             kept = Records.of(child)
-            if not asked.demands and (kept is None or not kept.recomputes()):
+            unlike = woven.weaver.has_new_gradients()
+            if not (asked.demands or unlike or (kept is not None and kept.recomputes())):
                 continue  # It reads nothing that was edited.
             places = []
             for value in asked.demands:
@@ -423,6 +449,8 @@ def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
             carried, compute = made[1], backward_function
 
             def backward_function(*gradients: Any) -> Any:
+                if not context.executing_eagerly():
+                    carried.refuse_in_graph()
                 # The tools may have been left meanwhile; what was edited still counts.
                 if carried.mode.session.closed and carried.twin.watched:
                     carried.mode.session.warn_once(

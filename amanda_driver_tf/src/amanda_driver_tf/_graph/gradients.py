@@ -3,7 +3,7 @@
 Owns what is inserted at gradients in the aligned view, and what replaces or differentiates the
 gradient of an op. One tensor may be the gradient of several values (an addition passes its own on),
 so gradients are told apart by the records and not by tensors; where these cannot be told apart
-either, it is refused, for a wrong gradient would be silent. A little over 400 lines: one subject.
+either, it is refused, for a wrong gradient would be silent. Over 400 lines: one subject.
 """
 
 from __future__ import annotations
@@ -63,6 +63,33 @@ class Gradients:
         of = self._results.get(value)
         found = self._contributors(value, of) or self._last(self._contributors(value, None))
         return self._agreed(value, found)
+
+    def anew(self) -> list[tuple[Record, Step]]:
+        """The gradients that other ops compute than those TensorFlow made, and why."""
+        records = self._records.records if self._records is not None else ()
+        return [(owner, step) for owner in records for step in self._steps_anew(owner)]
+
+    def _steps_anew(self, owner: Record) -> list[Step]:
+        forward = owner.forward
+        if forward.graph is self._body.graph and self._body.node_of(forward) is None:
+            return []
+        plans, seen = self._plans_of(owner), self._seen_there(owner)
+        steps: list[Step | None] = []
+        if plans is not None:
+            steps.append(plans.aligned_before.replacement)
+            if id(owner) in self._weaver.ambiguous:
+                steps += plans.before.steps
+        if seen is not None:
+            inserted = (*seen.before, *seen.after, seen.replacement)
+            steps += [each.step for each in inserted if each is not None]
+        return [step for step in steps if step is not None]
+
+    def within(self, value: Value, owner: Record) -> Value | None:
+        """A gradient that the gradient function of another op asked for itself, as it is read."""
+        found = [each for each in self._contributors(value, None) if each[0].is_within(owner)]
+        of = self._results.get(value, ())
+        asked = [each for each in found if self._key_of(*each) in of]
+        return self._agreed(value, asked or self._last(found))
 
     def passed_on(self, op: Any, behind: bool) -> set[int]:
         """Inputs of an op, or outputs, that have gradients, here or in a function, or are some."""
@@ -245,11 +272,14 @@ class Gradients:
         # Gradients of gradients have no aligned view of their own.
         return plans if plans is not None and plans.context.is_forward() else None
 
-    def _seen_of(self, owner: Record) -> Seen | None:
+    def _seen_there(self, owner: Record) -> Seen | None:
+        """What the op of a gradient saw and made, as values of the body that it stands in."""
         if owner.forward.graph is self._body.graph:
-            seen = self._weaver.seen(owner.forward)
-        else:
-            seen = self._weaver.foreign.seen(owner.forward)
+            return self._weaver.seen(owner.forward)
+        return self._weaver.foreign.seen(owner.forward)
+
+    def _seen_of(self, owner: Record) -> Seen | None:
+        seen = self._seen_there(owner)
         if seen is None or not (seen.before or seen.after or seen.replacement):
             return seen
         brought = Seen(seen.op, seen.inputs, seen.outputs)

@@ -52,6 +52,10 @@ class Link(Foreign):
         """Whether TensorFlow's own path carries the wanted version."""
         return self._forward.weaver.carries(tensor, wanted)
 
+    def refuse_second(self, body: Any) -> None:
+        """Refuse that `body` differentiates gradients of it that other ops compute by now."""
+        self._forward.weaver.refuse_second(body)
+
     def bring(self, value: Value) -> Value:
         """A value of the forward body, by a path of its own."""
         known = self._brought.get(value)

@@ -109,7 +109,7 @@ def _tensor_of(source: Any) -> Any:
 
 
 def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
-    run = Run(targets, sources)
+    run = Run(targets, sources, _THREAD.runs[-1] if _THREAD.runs else None)
     _THREAD.runs.append(run)
     try:
         results = compute()

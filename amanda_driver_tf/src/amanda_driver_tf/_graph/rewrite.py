@@ -1,7 +1,7 @@
 """`Rewriter`: functions woven together with the functions that they call.
 
 Owns the walk through calls, branches and loops, which gradient belongs to which call, and the
-names under which what was woven is made known to TensorFlow.
+names under which what was woven is made known to TensorFlow. A little over 400 lines: one walk.
 """
 
 from __future__ import annotations
@@ -349,6 +349,8 @@ class Rewriter:
 
     def write_calls(self, woven: Woven) -> None:
         """Write the functions that a woven body calls, and name them in it."""
+        for place in (woven.weaver, woven.weaver.foreign):
+            place.refuse_second(woven.body)
         for node, functions in woven.calls.values():
             written = [self.write(f) if f is not None else None for f in functions]
             if not any(written):

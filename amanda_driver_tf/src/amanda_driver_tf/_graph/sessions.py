@@ -176,9 +176,9 @@ class GraphMode(Mode):
         rewriter.add = library.append
         wired = {id(node): (list(node.inputs), len(node.controls)) for node in body.nodes}
         rewriter.weave_body(woven)
-        rewriter.write_calls(woven)
         weaver = woven.weaver
         seen = [weaver.final(_value(body, op, index, fed)) for op, index in fetched]
+        rewriter.write_calls(woven)
         names = {op.name for op in runs}
         kept = [
             made

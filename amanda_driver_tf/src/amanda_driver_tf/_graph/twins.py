@@ -17,7 +17,7 @@ from amanda_driver_tf._graph.analysis import OpPlans
 from amanda_driver_tf._graph.records import GRAPHS
 from amanda_driver_tf._graph.write import Written
 
-__all__ = ["UNKNOWN", "Gradients", "Twin", "Twins"]
+__all__ = ["UNKNOWN", "Gradients", "Twin", "Twins", "remove"]
 
 #: Graph of a function of gradients -> indices among the new results of its forward function.
 Gradients = weakref.WeakKeyDictionary[Any, list[int]]
@@ -40,6 +40,7 @@ class Twin:
         gradients: Graph of a function of gradients -> which of these results that one takes.
         takes: Whether it takes results of the forward function's twin as arguments.
         watched: Whether routines are to run when its gradient is computed.
+        is_aligned: Whether these change, or look at, the gradients of forward ops.
         number: Tells twins apart.
         plans: What happens at its forward ops; tools may be changed before its gradients.
         definition: FunctionDef of the function it stands for, which may die before its gradients.
@@ -53,6 +54,7 @@ class Twin:
         gradients: Gradients | None = None,
         takes: bool = False,
         watched: bool = False,
+        is_aligned: bool = False,
         definition: Any = None,
         plans: dict[tuple[str, str], OpPlans] | None = None,
     ) -> None:
@@ -60,15 +62,16 @@ class Twin:
         self.name = name
         self.results = results
         self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
-        self.takes, self.watched = takes, watched
+        self.takes, self.watched, self.is_aligned = takes, watched, is_aligned
         self.definition = definition
         self.plans = plans or {}
         self._written = written
-        finalizer = weakref.finalize(self, _remove, tuple(written.names))
+        finalizer = weakref.finalize(self, remove, tuple(written.names))
         finalizer.atexit = False
 
 
-def _remove(names: tuple[str, ...]) -> None:
+def remove(names: tuple[str, ...]) -> None:
+    """Have TensorFlow forget functions that were written."""
     for name in names:
         with contextlib.suppress(Exception):  # The runtime may have been reset meanwhile.
             context.context().remove_function(name)

@@ -74,6 +74,9 @@ class Foreign:
         """Whether the version of a forward tensor that this body is given is the wanted one."""
         return True
 
+    def refuse_second(self, body: Any) -> None:
+        """Refuse that `body` differentiates gradients of it that other ops compute by now."""
+
     def bring(self, value: Value) -> Value:
         """A value of the forward body as a value of this one."""
         raise NotImplementedError

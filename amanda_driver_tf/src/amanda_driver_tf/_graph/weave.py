@@ -36,6 +36,7 @@ from amanda_driver_tf._graph.routines import (
     only_watching,
     replaced,
 )
+from amanda_driver_tf._graph.second import refuse_second
 from amanda_driver_tf._graph.staging import trace
 from amanda_driver_tf._graph.versions import (
     Differentiated,
@@ -142,6 +143,14 @@ class Weaver:
                 self.body.results[name] = new
                 self.changed = True
         self.loops.settle(self._beside)
+
+    def refuse_second(self, body: Body) -> None:
+        """Refuse that `body` differentiates gradients of this one that other ops compute."""
+        refuse_second(self._gradients.anew(), body)
+
+    def has_new_gradients(self) -> bool:
+        """Whether other ops compute gradients of this body than those that TensorFlow made."""
+        return bool(self._gradients.anew())
 
     def seen(self, op: Any) -> Seen | None:
         """What a forward op saw and made; None if it is not in this body."""
@@ -458,7 +467,8 @@ class Weaver:
 
     def read_in_gradient(self, value: Value, owner: Record) -> Value:
         """What an op of a gradient function reads."""
-        tensor = self.foreign.tensor(value)
+        elsewhere = owner.forward.graph is not self.body.graph
+        tensor = self.foreign.tensor(value) if elsewhere else None
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)
         key = (id(value.node.op), value.slot)
@@ -467,7 +477,7 @@ class Weaver:
                 if key_of(arriving) == key:
                     arrived = self._gradients.arriving(owner)[position]
                     return arrived[part] if arrived is not None else self.visible(value)
-        led = self.loops.read(value, owner)
+        led = self.loops.read(value, owner) or self._gradients.within(value, owner)
         if led is not None:
             return led
         if self._owner(value.node.op) is owner:
