@@ -96,7 +96,7 @@ def test_self_times_of_nested_operators() -> None:
     assert (outer.total, outer.self) == (7 * MS, 0)
     assert only(found, "SleepBackward").self == 2 * MS
     assert found.total.self == 16 * MS
-    assert "1 executions did not end" in found.notes[0]
+    assert "1 execution did not end" in found.notes[0]
 
 
 def test_an_exception_leaves_the_other_times_right() -> None:
@@ -533,7 +533,7 @@ def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(found, "ExpBackward0").kernel_time > 0
     # Each belongs to one operator, or to none, and then it is said.
     nowhere = [kernel for kernel in found.kernels if kernel.op is None]
-    assert f"{len(nowhere)} kernels were started outside of timed operators" in found.notes
+    assert any(note.startswith(f"{len(nowhere)} kernel") for note in found.notes)
     whole = sum(kernel.duration for kernel in found.kernels)
     assert whole == found.total.kernel_time + sum(kernel.duration for kernel in nowhere)
     rows: Any = found.table("kernel").rows

@@ -16,7 +16,7 @@ from typing import Any
 from amanda_core.errors import ResultError
 from amanda_core.results import Table
 from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import dataframe, html_of
+from amanda_tools.common.rendering import counted, dataframe, html_of
 from amanda_tools.common.statistics import Statistics, statistics_of
 from amanda_tools.common.tensors import need_numpy
 from amanda_tools.diff.align import Outline, align, alike, is_movement, is_one_framework
@@ -117,7 +117,7 @@ class DiffResult:
         equal = sum(one.difference is not None and one.difference.equal for one in self.compared)
         text = f"{beyond} of {len(self.compared)} tensors differ, {equal} are equal bit for bit"
         if self.alone:
-            text += f"; {self.alone} tensors are in one dump only"
+            text += f"; {counted(self.alone, 'tensor')} in one dump only"
         unmatched = len(self.unmatched_a), len(self.unmatched_b)
         if any(unmatched):
             text += f"; operators without counterpart: {unmatched[0]} and {unmatched[1]}"

@@ -126,7 +126,7 @@ class GraphResult:
             f"{counted(sum(len(graph.edges) for graph in graphs), 'value')} between them"
         ]
         if self.left_out:
-            parts.append(f"{self.left_out} executions are not in the trace file")
+            parts.append(f"{counted(self.left_out, 'execution')} not in the trace file")
         parts += shares("tracing", self.tool_seconds, self.wall_seconds)
         return "; ".join(parts)
 

@@ -17,6 +17,7 @@ from amanda_core import OpContext, Tool
 from amanda_tools.common.chrome import Span
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
+from amanda_tools.common.rendering import counted
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
@@ -315,17 +316,17 @@ class Latency(Tool):
             )
         if self._unseen:
             notes.append(
-                f"{len(self._unseen)} operators of graphs wait for others without taking a value "
-                "from them (reads of variables, mostly), so their begin is not known: not timed"
+                f"{counted(len(self._unseen), 'operator')} of graphs not timed: the begin is not "
+                "known where no value is taken from what is waited for (reads of variables, mostly)"
             )
         unfinished = sum(op.facts.unfinished for op in self._ops.values())
         if unfinished:
-            notes.append(f"{unfinished} executions did not end and are not timed")
+            notes.append(f"{counted(unfinished, 'execution')} did not end: not timed")
         if self._kernels is not None and self._kernels.foreign:
             notes.append("the program has a profiler of its own, which has the ranges and kernels")
         nowhere = sum(kernel.op is None for kernel in kernels)
         if nowhere:
-            notes.append(f"{nowhere} kernels were started outside of timed operators")
+            notes.append(f"{counted(nowhere, 'kernel')} started outside of timed operators")
         return notes
 
 

@@ -148,7 +148,7 @@ class NonFiniteResult:
         if self.allowed:
             text += f", {self.allowed} allowed"
         if self.unchecked:
-            text += f"; {sum(self.unchecked.values())} tensors not checked: "
+            text += f"; {counted(sum(self.unchecked.values()), 'tensor')} not checked: "
             text += ", ".join(sorted(self.unchecked))
         return "; ".join([text, *shares("looking", self.tool_seconds, self.wall_seconds)])
 
