@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
-from amanda_core.testing.tools import Edit, at_inputs, at_outputs, before, editing, tool
+from amanda_core.testing.tools import Edit, around, at_inputs, at_outputs, before, editing, tool
 
 from .handwritten import W, X, compare, half, outside, triple
 from .making import at_gradient, close, straight
@@ -231,3 +231,31 @@ def test_sums_of_gradients_are_backward_ops_without_a_forward_op() -> None:
             (3 * (tf.exp(X) + tf.cos(X))).numpy(),
         )
     assert found == [None]
+
+
+# What runs although only gradients read it.
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_routines_after_an_op_run_where_only_its_own_gradient_needs_its_value(nested: bool) -> None:
+    def loss(x: Any, w: Any) -> Any:
+        return tf.reduce_sum(tf.nn.relu(tf.matmul(x, w)))
+
+    inner = tf.function(loss) if nested else loss
+
+    def gradient(x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            result = inner(x, w)
+        return tape.gradient(result, w)
+
+    function = tf.function(gradient)
+    plain = function(X, W)
+    counts, counting = around()
+    with amanda.apply(counting):
+        for _ in range(3):
+            close(function(X, W), plain)
+    # The gradient of the sum needs its shape alone, so that TensorFlow does not run it.
+    assert counts["Relu", "before"] == counts["Relu", "after"] == 3
+    assert counts["Sum", "before"] == counts["Sum", "after"]
+    assert nested or counts["Sum", "after"] == 0

@@ -12,7 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda import Tool
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, Everywhere, editing
+from amanda_core.testing.tools import Edit, Everywhere, around, editing
 
 from .looping import control_flow
 from .making import close, equal, new_session, staged, v1
@@ -224,6 +224,34 @@ def test_watching_changes_nothing(program: Callable[[], Made], new: bool) -> Non
         close(results(program, [watch]), plain)
         assert calls
         close(results(program, [same]), plain)
+
+
+@pytest.mark.parametrize("asked", ["value", "op", "group", "control", "gradient"])
+def test_routines_after_an_op_run_whatever_it_runs_for(asked: str) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.placeholder(tf.float32, [2])
+        y = tf.nn.relu(tf.sin(x))
+        total = tf.reduce_sum(y)
+        with tf.control_dependencies([y]):
+            other = tf.negative(tf.constant(1.0))
+        wanted = {
+            "value": y,
+            "op": y.op,
+            "group": tf.group(y),
+            "control": other,
+            "gradient": v1.gradients(total, [x])[0],  # It reads the original.
+        }[asked]
+    counts, counting = around()
+    with new_session(graph) as session:
+        plain = session.run(wanted, {x: [1.0, 2.0]})
+        with amanda.apply(counting):
+            for _ in range(2):
+                found = session.run(wanted, {x: [1.0, 2.0]})
+                if plain is not None:
+                    equal([found], [plain])
+    assert counts["Relu", "before"] == counts["Relu", "after"] == 2
+    assert ("Sum", "after") not in counts
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["host", "staged"])

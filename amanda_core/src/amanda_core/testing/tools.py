@@ -5,6 +5,7 @@ An op is named by its type, its name, or the last part of its name.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ __all__ = [
     "Routine",
     "after",
     "analysed",
+    "around",
     "at_inputs",
     "at_outputs",
     "before",
@@ -186,6 +188,21 @@ def watching() -> tuple[list[str], Tool]:
     def analyse(context: OpContext) -> None:
         op_type = context.op_type
         context.insert_before_op(lambda *values: seen.append(op_type))
+
+    return seen, tool(analyse)
+
+
+def around() -> tuple[Counter[tuple[str, str]], Tool]:
+    """How often routines before and after the forward ops of each type ran, and the tool.
+
+    They are counted as (type, "before") and (type, "after").
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def analyse(context: OpContext) -> None:
+        op_type = context.op_type
+        context.insert_before_op(lambda *values: seen.update([(op_type, "before")]))
+        context.insert_after_op(lambda *values: seen.update([(op_type, "after")]))
 
     return seen, tool(analyse)
 

@@ -115,6 +115,28 @@ class Body:
         node = self.node_of(tensor.op)
         return Value(node, tensor.value_index) if node is not None else None
 
+    def roots(self) -> list[Any]:
+        """What a function is run for: nodes of its results, and those that run by themselves."""
+        by_themselves = set(self.control_results.values())
+        return [
+            *(value.node for value in self.results.values()),
+            *(node for node in self.nodes if node.name in by_themselves),
+        ]
+
+    def reached(self, roots: Iterable[Any]) -> set[int]:
+        """Ids of the nodes, old and new, that `roots` need as they are wired now."""
+        by_name = {node.name: node for node in self.nodes}
+        found: set[int] = set()
+        waiting = list(roots)
+        while waiting:
+            node = waiting.pop()
+            if node is None or id(node) in found:
+                continue
+            found.add(id(node))
+            waiting += [value.node for value in node.inputs]
+            waiting += [by_name.get(c) if isinstance(c, str) else c for c in node.controls]
+        return found
+
     def _add(self, node: Node) -> None:
         self._by_op[id(node.op)] = node
         (self.arguments if node.is_argument else self.nodes).append(node)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
@@ -26,7 +26,7 @@ from amanda_driver_tf._graph.kernels import keeps_state, kept_as_they_are, refus
 from amanda_driver_tf._graph.nodes import Inlined, New
 from amanda_driver_tf._graph.write import Names, Written, name_of, node_defs
 
-__all__ = ["Cloned", "clone", "dirty_nodes", "reached"]
+__all__ = ["Cloned", "clone", "dirty_nodes"]
 
 _ATTRIBUTE = "_amanda_clones"
 _NUMBERS = itertools.count(1)
@@ -50,21 +50,6 @@ class Cloned:
         self.kept: list[Any] = []
         self.tokens: list[str] = []
         self.owner: weakref.ref[Any] | None = None
-
-
-def reached(body: Body, roots: Iterable[Any]) -> set[int]:
-    """Ids of the nodes, old and new, that `roots` need as they are wired now."""
-    by_name = {node.name: node for node in body.nodes}
-    found: set[int] = set()
-    waiting = list(roots)
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in found:
-            continue
-        found.add(id(node))
-        waiting += [value.node for value in node.inputs]
-        waiting += [by_name.get(c) if isinstance(c, str) else c for c in node.controls]
-    return found
 
 
 def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
@@ -111,7 +96,7 @@ def clone(
     body: Body,
     dirty: Sequence[Node],
     new: Sequence[New],
-    kept: Sequence[New],
+    kept: Sequence[New | Node],
     library: Sequence[Any],
     session: Session,
     written: Written,
@@ -122,7 +107,7 @@ def clone(
         body: The woven body.
         dirty: Its nodes that are to be cloned.
         new: The new nodes.
-        kept: Those among them that must run though nothing reads them.
+        kept: Those nodes that must run though nothing reads them.
         library: FunctionDefs that they call.
         session: Whose routines the host functions run.
         written: Is told what to keep alive; the clones are its own for as long as it lives.
@@ -228,7 +213,7 @@ def _import(
     body: Body,
     dirty: Sequence[Node],
     new: Sequence[New],
-    kept: Sequence[New],
+    kept: Sequence[New | Node],
     graph_def: Any,
     sources: dict[str, Value],
 ) -> Cloned:

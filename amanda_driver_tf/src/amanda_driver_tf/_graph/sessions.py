@@ -21,7 +21,7 @@ from amanda_core.patching import Patches
 from amanda_driver_tf._graph import records
 from amanda_driver_tf._graph.analysis import Analysis
 from amanda_driver_tf._graph.body import Body, Node, Value
-from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes, reached
+from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes
 from amanda_driver_tf._graph.kernels import draws
 from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
@@ -166,10 +166,10 @@ class GraphMode(Mode):
         fetches: list[Any],
         targets: list[Any],
     ) -> _Translation:
-        roots = [op for op, _ in fetched] + run
-        runs = _needed(roots, fed)
+        asked = [op for op, _ in fetched] + run
+        runs = _needed(asked, fed)
         # Gradients read versions of what their forward ops see, also where those do not run.
-        body = Body.of_graph(graph, _needed(roots, fed, with_forward=True), fed)
+        body = Body.of_graph(graph, _needed(asked, fed, with_forward=True), fed)
         rewriter = Rewriter(self.session, self._analysis, _definition_in(graph), self._note_blind)
         woven = Woven("session", body)
         library: list[Any] = []
@@ -178,6 +178,8 @@ class GraphMode(Mode):
         rewriter.weave_body(woven)
         weaver = woven.weaver
         seen = [weaver.final(_value(body, op, index, fed)) for op, index in fetched]
+        roots = [*(value.node for value in seen), *map(body.node_of, run)]
+        weaver.keep({id(body.node_of(op)) for op in runs}, roots)
         rewriter.write_calls(woven)
         names = {op.name for op in runs}
         kept = [
@@ -185,7 +187,7 @@ class GraphMode(Mode):
             for made in weaver.kept
             if names.issuperset(control for control in made.controls if isinstance(control, str))
         ]
-        live = reached(body, [*(value.node for value in seen), *map(body.node_of, run), *kept])
+        live = body.reached([*roots, *kept])
         changed = [
             node
             for node in body.nodes

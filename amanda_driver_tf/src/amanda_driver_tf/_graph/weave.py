@@ -8,7 +8,7 @@ Long, since the versions of a value have to be seen together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -86,7 +86,7 @@ class Weaver:
 
     Attributes:
         new: The new nodes.
-        kept: Those among them that must run though nothing reads them.
+        kept: What must run though nothing reads it: new nodes, and calls that have such inside.
         changed: Whether anything was inserted or rewired.
     """
 
@@ -102,7 +102,7 @@ class Weaver:
     ) -> None:
         self.body = body
         self.new: list[New] = []
-        self.kept: list[New] = []
+        self.kept: list[New | Node] = []
         self.changed = False
         self.analysis = analysis
         self.foreign = foreign or Foreign()
@@ -128,6 +128,9 @@ class Weaver:
         self.ambiguous: set[int] = set()
         #: New node (by identity) -> the node that it stands at.
         self._beside: dict[int, Node] = {}
+        #: New nodes behind an op, and that op's, which run as soon as something reads them.
+        self._behind: list[tuple[New, Node]] = []
+        self._running: Collection[int] = ()
         self.loops = OldLoops(self)
         self._gradients = Gradients(self)
 
@@ -135,6 +138,8 @@ class Weaver:
 
     def weave(self) -> None:
         """Weave all nodes, and what the body returns."""
+        is_function = self.body.fdef is not None
+        running = self.body.reached(self.body.roots()) if is_function else set()
         for node in self.body.nodes:
             self.visit(node)
         for name, value in self.body.results.items():
@@ -142,7 +147,46 @@ class Weaver:
             if new != value:
                 self.body.results[name] = new
                 self.changed = True
+        if is_function:
+            self.keep(running, self.body.roots())
         self.loops.settle(self._beside)
+
+    def keep(self, running: Collection[int], roots: Iterable[Any]) -> None:
+        """Have what stands behind ops run with them, also where nothing that runs reads it.
+
+        So it is behind an op whose value only its own gradient needs, which reads the original.
+
+        Args:
+            running: Ids of the nodes that run, as TensorFlow has wired them.
+            roots: What they run for, as it is now.
+        """
+        self._running = running
+        if self._behind:
+            live = self.body.reached([*roots, *self.kept])
+            self.kept += [
+                made for made, node in self._behind if id(node) in running and id(made) not in live
+            ]
+
+    def keep_handed_on(self, values: Iterable[Value]) -> None:
+        """Likewise behind the ops whose original values are handed on to a gradient elsewhere.
+
+        It may be all that the function runs for.
+        """
+        waiting = [value.node for value in values] if self._behind else []
+        handed_on: set[int] = set()
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, New) and id(node) not in handed_on:
+                waiting += [value.node for value in node.inputs]
+            handed_on.add(id(node))
+        for made, node in self._behind:
+            if id(node) in handed_on and made not in self.kept:
+                self.kept.append(made)
+
+    def keep_call(self, node: Node) -> None:
+        """Likewise a node in whose functions something runs though nothing reads it."""
+        if id(node) in self._running and node not in self.kept:
+            self.kept.append(node)
 
     def refuse_second(self, body: Body) -> None:
         """Refuse that `body` differentiates gradients of this one that other ops compute."""
@@ -418,7 +462,9 @@ class Weaver:
         if node is not None and behind and (not inputs or node.op.op_def.is_stateful):
             made.controls.append(node.name)
             self.kept.append(made)
-        elif node is not None and not behind:
+        elif node is not None and behind:
+            self._behind.append((made, node))
+        elif node is not None:
             # What the node waits for has happened before anything that runs before it.
             made.controls += node.controls
             if not inputs:

@@ -171,7 +171,7 @@ def write_function(
     body: Body,
     name: str,
     new: Sequence[New],
-    kept: Sequence[New],
+    kept: Sequence[New | Node],
     arguments: Sequence[Argument],
     results: Sequence[Value],
     session: Session,
@@ -183,7 +183,7 @@ def write_function(
         body: The body.
         name: Name of the new function.
         new: New nodes.
-        kept: Those that must run though nothing reads them.
+        kept: Those nodes that must run though nothing reads them.
         arguments: New arguments, behind those it has.
         results: New results, behind those it has.
         session: Whose routines the host functions run.
@@ -218,9 +218,9 @@ def write_function(
         definition.name = names.take("result")
         definition.type = _plain(value.dtype)
         fdef.ret[definition.name] = texts.of(value)
-    for addition in kept:
-        fdef.signature.control_output.append(addition.name)
-        fdef.control_ret[addition.name] = addition.name
+    for each in kept:
+        fdef.signature.control_output.append(each.name)
+        fdef.control_ret[each.name] = each.name
     if written.has_hosts or kept:
         fdef.signature.is_stateful = True
     return fdef
