@@ -7,7 +7,8 @@ passed straight through, by `tf.custom_gradient`, at every order of differentiat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,16 @@ def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> 
     assert one.dtype == other.dtype
     assert one.shape == other.shape
     compare(one, other)
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Extent in which TensorFlow does not rewrite formulas, which depends on what stands around."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def values(*shapes: Sequence[int], dtype: Any = tf.float64) -> list[Any]:

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import analysed, before, watching, watching_backward
+from amanda_core.testing.tools import Everywhere, analysed, before, watching, watching_backward
 
-from .making import close, straight, values
+from .making import as_written, close, equal, straight, values
 
 INPUTS, TARGETS = values((8, 3), (8, 2), dtype=tf.float32)
 MASK = tf.constant([[1.0, 0.0, 1.0, 1.0], [0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 1.0]])
@@ -78,6 +78,32 @@ def test_training_under_a_tool(configuration: dict[str, Any], staged: bool) -> N
     with amanda.apply(before("MatMul", staged_half if staged else half, 1)):
         found = numbers(made)
     close(found, wanted)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("scaled", [False, True], ids=["AdamW", "LossScaleOptimizer"])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_watching_changes_no_bit_in_mixed_precision(
+    policy: str, scaled: bool, eagerly: bool
+) -> None:
+    def trained() -> list[Any]:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(4, "relu", dtype=policy), keras.layers.Dense(2, dtype=policy)]
+        made = keras.Sequential([keras.layers.Input((3,)), *layers])
+        optimizer = keras.optimizers.AdamW(0.01)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        made.compile(optimizer, "mse", run_eagerly=eagerly)
+        losses = [np.float32(made.train_on_batch(INPUTS, TARGETS)) for _ in range(2)]
+        return [*losses, *numbers(made)]
+
+    calls: list[int] = []
+    with as_written():
+        plain = trained()
+        with amanda.apply(Everywhere(lambda *values: calls.append(1))):
+            watched = trained()
+    assert calls
+    equal(watched, plain)
 
 
 def test_a_model_that_ran_before() -> None:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing
 
-from .making import Ops, close, values
+from .making import Ops, as_written, close, values
 from .programs import OPS, PROGRAMS
 from .ways import TWICE, WAYS, Unchanged, check
 
@@ -78,16 +77,6 @@ def some_edits(some: random.Random, names: list[str], kinds: list[str]) -> list[
                 continue
         edits.append(one_edit(some, name, kind))
     return edits
-
-
-@contextmanager
-def as_written() -> Iterator[None]:
-    """Extent in which TensorFlow does not rewrite formulas, which depends on what stands around."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
 def run(program: Any, edits: list[Edit], way: str) -> None:

@@ -300,6 +300,8 @@ class Records:
 
 def _is_of_tape(op: Any) -> bool:
     """Whether an op's name, or that of the function it calls, says that it is a gradient."""
+    if op.type == "Placeholder":
+        return False  # What a branch captures is called after it.
     if _OF_TAPES.search(op.name):
         return True
     if not op.type.endswith("PartitionedCall"):
