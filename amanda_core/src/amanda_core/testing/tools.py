@@ -5,6 +5,7 @@ An op is named by its type, its name, or the last part of its name.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -55,6 +56,7 @@ class Edit(NamedTuple):
     autodiff: bool = False
 
 
+_NUMBER = re.compile(r"_\d+$")
 _METHODS = {
     "before": ("insert_before_op", "inputs"),
     "after": ("insert_after_op", "outputs"),
@@ -67,7 +69,10 @@ _METHODS = {
 
 def is_named(context: OpContext, name: str | None) -> bool:
     """Whether an op is one of those that a name stands for; None stands for all."""
-    return name in (None, context.op_type, context.name, context.name.rpartition("/")[2])
+    last = context.name.rpartition("/")[2]
+    if context.recomputed:
+        last = _NUMBER.sub("", last)  # In the same graph it has the first one's name and a number.
+    return name in (None, context.op_type, context.name, last)
 
 
 def tool(

@@ -8,17 +8,17 @@ either, it is refused, for a wrong gradient would be silent. Over 400 lines: one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.python.framework import ops
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf._graph.analysis import OpPlans, is_operator
+from amanda_driver_tf._graph.analysis import OpPlans, is_container, is_operator
 from amanda_driver_tf._graph.body import Node, Value
 from amanda_driver_tf._graph.nodes import Host, Inlined
-from amanda_driver_tf._graph.records import Record, Records, children_of, components
+from amanda_driver_tf._graph.records import Record, Records, Run, children_of, components
 from amanda_driver_tf._graph.routines import (
     Layout,
     fold,
@@ -84,9 +84,91 @@ class Gradients:
             steps += [each.step for each in inserted if each is not None]
         return [step for step in steps if step is not None]
 
-    def within(self, value: Value, owner: Record) -> Value | None:
+    def in_function(
+        self, value: Value, owner: Record, place: tuple[Node, int] | None
+    ) -> Value | None:
+        """What a gradient function reads or returns for a tensor; None for what is no gradient.
+
+        That is a gradient that it was given, or one that it asked for itself.
+
+        Args:
+            value: The tensor.
+            owner: The gradient.
+            place: The op of it that reads the tensor, and which input of that op this is; None
+                for what is returned.
+        """
+        given = self._given(value, owner, place)
+        within = self._contributors_within(value, owner)
+        if given is not None and place is not None:
+            # What was asked for after the reader was made is not what it reads.
+            within = [each for each in within if each[0].stop <= place[0].op._id]
+        if given is None or not within:
+            return given or self._within(value, owner)
+        # An op that was differentiated in there passes on what arrives.
+        asked = _count(value, (each for run in self._runs_of(owner) for each in run.results))
+        if place is None:
+            is_asked = _count(value, owner.in_grads) == asked
+        else:
+            node, slot = place
+            is_asked = self.is_summed_within(node, owner)
+            if node.op_type == "IdentityN":
+                # That of a custom gradient in the function: of its results, and then its arguments.
+                both = asked + _count(value, owner.out_grads)
+                is_asked = node.inputs.count(value) == both
+                if is_asked and node.inputs[:slot].count(value) >= asked:
+                    return given
+        asked_for = self._within(value, owner)
+        if is_asked or asked_for == given:
+            return asked_for
+        raise UnsupportedError(
+            f"One tensor is a gradient that {owner.forward.name!r} is given, and one that its "
+            "gradient function asks for itself; it was edited as the latter, and its reader does "
+            "not say which one it means",
+            fix="Edit the gradient at the outputs of that op instead",
+        )
+
+    def is_summed_within(self, node: Node, owner: Record) -> bool:
+        """Whether an op of a gradient function was made by a differentiation that it asked for."""
+        return any(run.start <= node.op._id < run.stop for run in self._runs_of(owner))
+
+    def _runs_of(self, owner: Record) -> list[Run]:
+        runs = self._records.runs if self._records is not None else []
+        return [run for run in runs if run.is_asked_by(owner)]
+
+    def _given(self, value: Value, owner: Record, place: tuple[Node, int] | None) -> Value | None:
+        """A gradient that a gradient function was given; None for what it was not given."""
+        key = (id(value.node.op), value.slot)
+        found = [
+            (position, part)
+            for position, gradient in enumerate(owner.out_grads)
+            for part, tensor in enumerate(components(gradient))
+            if key_of(tensor) == key
+        ]
+        if not found:
+            return None
+        arrived = [(self.arriving(owner)[position], part) for position, part in found]
+        versions = [
+            parts[part] if parts is not None else self._weaver.visible(value)
+            for parts, part in arrived
+        ]
+        if all(version == versions[0] for version in versions):
+            return versions[0]
+        if place is not None and _in_order(owner.forward.type):
+            node, slot = place
+            if node.inputs.count(value) == len(versions):
+                return versions[node.inputs[:slot].count(value)]
+        raise UnsupportedError(
+            f"One tensor is the gradient of several outputs of {owner.forward.name!r}; they were "
+            "edited differently, and their reader does not say which one it means",
+            fix="Edit the gradients of these outputs alike, or what the op makes of them",
+        )
+
+    def _contributors_within(self, value: Value, owner: Record) -> list[tuple[Record, int]]:
+        return [each for each in self._contributors(value, None) if each[0].is_within(owner)]
+
+    def _within(self, value: Value, owner: Record) -> Value | None:
         """A gradient that the gradient function of another op asked for itself, as it is read."""
-        found = [each for each in self._contributors(value, None) if each[0].is_within(owner)]
+        found = self._contributors_within(value, owner)
         of = self._results.get(value, ())
         asked = [each for each in found if self._key_of(*each) in of]
         return self._agreed(value, asked or self._last(found))
@@ -275,6 +357,7 @@ class Gradients:
     def _seen_there(self, owner: Record) -> Seen | None:
         """What the op of a gradient saw and made, as values of the body that it stands in."""
         if owner.forward.graph is self._body.graph:
+            self._weaver.visit(self._body.node_of(owner.forward))
             return self._weaver.seen(owner.forward)
         return self._weaver.foreign.seen(owner.forward)
 
@@ -455,6 +538,17 @@ class Gradients:
         return self._weaver.add(
             Host(f"{owner.forward.name}/derivative", run, [*given, *values], dtypes)
         )
+
+
+def _count(value: Value, gradients: Iterable[Any]) -> int:
+    """How many of some gradients are this tensor, or have it among their slices' tensors."""
+    key = (id(value.node.op), value.slot)
+    return sum(key_of(part) == key for each in gradients for part in components(each))
+
+
+def _in_order(op_type: str) -> bool:
+    """Whether the gradient of ops of a type has an op that reads what arrives in that order."""
+    return is_container(op_type) or op_type in ("Split", "SplitV", "Unpack")
 
 
 # Of the DataTypes those that are differentiated: float, double, complex, half, bfloat16.

@@ -110,6 +110,8 @@ def _tensor_of(source: Any) -> Any:
 
 def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
     run = Run(targets, sources, _THREAD.runs[-1] if _THREAD.runs else None)
+    graph = ops.get_default_graph()
+    run.start = next_id(graph)
     _THREAD.runs.append(run)
     try:
         results = compute()
@@ -117,7 +119,7 @@ def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[]
         _THREAD.runs.pop()
         _THREAD.collected = None  # It would keep the graph alive.
     run.results = tuple(_flat(results))
-    graph = ops.get_default_graph()
+    run.stop = next_id(graph)
     found = Records.made(graph)
     found.runs.append(run)
     for outer, inner in getattr(graph, "captures", ()):

@@ -61,9 +61,11 @@ class Run:
         number: Tells differentiations apart.
         around: Numbers of those whose gradient functions asked for this one; they may be of
             other graphs, which these must not keep alive.
+        start: Its ops are those of its graph with ids from here on ...
+        stop: ... to before here.
     """
 
-    __slots__ = ("around", "number", "results", "sources", "targets")
+    __slots__ = ("around", "number", "results", "sources", "start", "stop", "targets")
 
     def __init__(
         self, targets: Sequence[Any], sources: Sequence[Any], around: Run | None = None
@@ -74,6 +76,16 @@ class Run:
         if around is not None:
             self.around = around.around | {around.number}
         self.results: tuple[Any, ...] = ()
+        self.start = self.stop = 0
+
+    def is_asked_by(self, owner: Record) -> bool:
+        """Whether the gradient function of `owner` asked for this one."""
+        return (
+            owner.run is not None
+            and owner.run.number in self.around
+            and owner.start <= self.start
+            and self.stop <= owner.stop
+        )
 
 
 class Record:

@@ -27,7 +27,7 @@ from amanda_driver_tf._graph.gradients import Gradients
 from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
 from amanda_driver_tf._graph.old_loops import OldLoops
-from amanda_driver_tf._graph.records import Record, Records, children_of, components, is_symbolic
+from amanda_driver_tf._graph.records import Record, Records, children_of, is_symbolic
 from amanda_driver_tf._graph.routines import (
     Flat,
     Layout,
@@ -206,7 +206,7 @@ class Weaver:
 
     def final(self, value: Value) -> Value:
         """What is handed out where a value is fetched or returned."""
-        return self._read(value, None)
+        return self._read(value)
 
     def visible(self, value: Value) -> Value:
         """What an ordinary reader of a value gets."""
@@ -253,10 +253,17 @@ class Weaver:
         owner = self._owner(node.op)
         if owner is not None and not self.analysis.is_backward(node.op):
             owner = None  # Run again by the gradient: a forward op like any other.
-        if owner is None and is_accumulation(node.op, self.records):
+        if is_accumulation(node.op, self.records) and (
+            owner is None or self._gradients.is_summed_within(node, owner)
+        ):
             inputs = self._gradients.accumulated(node)
+        elif owner is not None:
+            inputs = [
+                self.read_in_gradient(value, owner, (node, slot))
+                for slot, value in enumerate(node.inputs)
+            ]
         else:
-            inputs = [self._read(value, owner) for value in node.inputs]
+            inputs = [self._read(value) for value in node.inputs]
         self.loops.note(node, inputs)
         if not is_operator(node.op_type):
             self._wire(node, inputs)
@@ -503,27 +510,32 @@ class Weaver:
 
     # Which version a reader gets.
 
-    def _read(self, value: Value, owner: Record | None) -> Value:
+    def _read(self, value: Value) -> Value:
         if not isinstance(value.node, Node):
             return value
-        if owner is not None:
-            return self.read_in_gradient(value, owner)
         gradient = self._gradients.read(value)
         return gradient if gradient is not None else self.visible(value)
 
-    def read_in_gradient(self, value: Value, owner: Record) -> Value:
-        """What an op of a gradient function reads."""
+    def read_in_gradient(
+        self, value: Value, owner: Record, place: tuple[Node, int] | None = None
+    ) -> Value:
+        """What an op of a gradient function reads, or what that function returns.
+
+        Args:
+            value: What it reads as TensorFlow has wired it.
+            owner: The gradient.
+            place: The op, and which input of it this is.
+        """
+        if not isinstance(value.node, Node):
+            return value
         elsewhere = owner.forward.graph is not self.body.graph
         tensor = self.foreign.tensor(value) if elsewhere else None
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)
-        key = (id(value.node.op), value.slot)
-        for position, gradient in enumerate(owner.out_grads):
-            for part, arriving in enumerate(components(gradient)):
-                if key_of(arriving) == key:
-                    arrived = self._gradients.arriving(owner)[position]
-                    return arrived[part] if arrived is not None else self.visible(value)
-        led = self.loops.read(value, owner) or self._gradients.within(value, owner)
+        gradient = self._gradients.in_function(value, owner, place)
+        if gradient is not None:
+            return gradient
+        led = self.loops.read(value, owner)
         if led is not None:
             return led
         if self._owner(value.node.op) is owner:
@@ -552,12 +564,12 @@ class Weaver:
 
     def _version(self, tensor: Any, owner: Record, seen: Seen) -> Value | None:
         """The version of a tensor that the op of a gradient saw; None if it saw it not at all."""
-        forward, key = owner.forward, key_of(source_of(tensor))
-        versions = [
-            seen.inputs[index]
-            for index, read in enumerate(forward.inputs)
-            if index < len(seen.inputs) and key_of(source_of(read)) == key
-        ]
+        forward = owner.forward
+        read_by = list(zip(forward.inputs, seen.inputs, strict=False))
+        versions = [version for read, version in read_by if key_of(read) == key_of(tensor)]
+        if not versions:
+            key = key_of(source_of(tensor))
+            versions = [version for read, version in read_by if key_of(source_of(read)) == key]
         if any(version != versions[0] for version in versions):
             # One tensor at several positions, edited differently: the gradient's ops do not say
             # which one they mean. The op is differentiated once more for it.
