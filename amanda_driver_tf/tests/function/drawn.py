@@ -99,7 +99,7 @@ class Drawn:
     def __call__(self, o: Ops, x: Any, w: Any, v: Any) -> Any:
         """Run it."""
         (result,) = _function(o, self._root, {})(x, w, v)
-        return tf.reduce_sum(result)
+        return tf.reduce_sum(result * x)  # So that there is a gradient.
 
     def __str__(self) -> str:
         return "\n".join(_shown(self._root))
@@ -119,7 +119,8 @@ class Drawn:
             seen += lines[-1].made
         returned = [lines[-1].made[0], *self._chance.sample(seen, results - 1)]
         # Only what leads to a result.
-        wanted, kept = set(returned), []
+        wanted = set(returned)
+        kept: list[Line] = []
         for line in reversed(lines):
             if wanted.intersection(line.made):
                 kept.insert(0, line)

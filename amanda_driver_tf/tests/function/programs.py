@@ -178,4 +178,7 @@ PROGRAMS: dict[Callable[..., Any], str] = {
 }
 
 #: First letter of an op's name -> its number of inputs that are differentiated.
-OPS = {"m": 2, "t": 1, "g": 1, "e": 1, "i": 1, "s": 1, "p": 2, "q": 2, "a": 2, "d": 2}
+OPS = {
+    **dict.fromkeys("tgeisfn", 1),
+    **dict.fromkeys("mpqadxbc", 2),
+}

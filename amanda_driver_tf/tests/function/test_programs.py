@@ -63,7 +63,7 @@ def one_edit(some: random.Random, name: str, kind: str) -> Edit:
 
 KINDS = ["before", "after", "grad_out", "grad_in", "before autodiff", "after autodiff"]
 # Replacements take the shape of their inputs and give it back.
-ELEMENTWISE = "tgeipqad"
+ELEMENTWISE = "tgeipqadfnx"
 
 
 def some_edits(some: random.Random, names: list[str], kinds: list[str]) -> list[Edit]:

@@ -5,7 +5,8 @@ A way takes the program, its `Ops`, tensors, and whether to make functions of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import amanda
 from amanda_core.testing.tools import Edit, editing
 
 from .making import Ops, close, dense
+
+v1 = tf.compat.v1
 
 Program = Callable[..., Any]
 
@@ -105,6 +108,41 @@ def gradients_twice_outside(
     return [result, *first, *outer.gradient(total, values)]
 
 
+@contextmanager
+def _old_control_flow() -> Iterator[None]:
+    v1.disable_control_flow_v2()
+    try:
+        yield
+    finally:
+        v1.enable_control_flow_v2()
+
+
+def _in_session(control_flow: Callable[[], Any]) -> Callable[..., list[Any]]:
+    def gradients_in_session(
+        program: Program, ops: Ops, values: Sequence[Any], function: bool
+    ) -> list[Any]:
+        """The program's result and its gradients, by `tf.gradients` in the graph of a session."""
+        if not function:
+            return gradients_inside(program, ops, values, False)
+        arrays = [dense(value) for value in values]
+        with control_flow(), tf.Graph().as_default():
+            fed = [v1.placeholder(value.dtype, value.shape) for value in values]
+            result = program(ops, *fed)
+            wanted = [result, *v1.gradients(result, fed)]
+            with v1.Session() as session:
+                there = [tensor for tensor in wanted if tensor is not None]
+                found = iter(session.run(there, dict(zip(fed, arrays, strict=True))))
+        return [None if tensor is None else tf.constant(next(found)) for tensor in wanted]
+
+    return gradients_in_session
+
+
+#: Ways to differentiate a program in sessions.
+IN_SESSIONS = {
+    "session": _in_session(nullcontext),
+    "session, old loops": _in_session(_old_control_flow),
+}
+
 #: Ways to differentiate a program twice.
 TWICE = {
     "inside and outside": gradients_twice,
@@ -130,7 +168,7 @@ def check(program: Program, values: Sequence[Any], edits: Sequence[Edit], way: s
     Also that the edits make a difference, and that nothing stays once the tools are left.
     """
     tensors = [tf.convert_to_tensor(value) for value in values]
-    differentiate = {**WAYS, **TWICE}[way]
+    differentiate = {**WAYS, **IN_SESSIONS, **TWICE}[way]
     wanted = differentiate(program, Ops(edits), tensors, False)
     with amanda.apply(editing(*edits)):
         found = differentiate(program, Ops(), tensors, True)

@@ -77,8 +77,7 @@ class OldLoops:
             wanted = self._weaver.version(tensor, owner)
             if wanted is None:
                 continue
-            plain = self._weaver.plain
-            if carried is not None and plain(carried) == plain(wanted):
+            if carried is not None and self._origin(carried) == self._origin(wanted):
                 return self._weaver.visible(value)
             place = control_flow_util.GetOutputContext(value.node.op)
             return self._bring(wanted, owner, place)
@@ -124,6 +123,9 @@ class OldLoops:
 
     def _popped(self, op: Any, tensor: Any) -> Value | None:
         """What arrives where a tensor of a loop was led to."""
+        if _is_way_in(op):
+            node = self._body.node_of(op)
+            return node.inputs[0] if node is not None else None
         if op.type != _POP:
             value = self._body.value_of(tensor)
             return self._weaver.visible(value) if value is not None else None
@@ -132,6 +134,17 @@ class OldLoops:
             return None
         self._weaver.visit(push)
         return self._pushed.get(id(push.op))
+
+    def _origin(self, value: Value) -> Value:
+        """What a value was led in from, if it is as it was there."""
+        value = self._weaver.plain(value)
+        while (
+            isinstance(value.node, Node)
+            and _is_way_in(value.node.op)
+            and self._weaver.visible(value) == value
+        ):
+            value = self._weaver.plain(value.node.inputs[0])
+        return value
 
     # Ways for values.
 

@@ -173,6 +173,8 @@ class Records:
         self._named: dict[str, Record] = {}
         self._by_forward_until = 0
         self._by_forward: dict[int, list[Record]] = {}
+        self._reruns_until = 0
+        self._reruns: dict[int, set[int]] = {}
         self._contributed = 0
         self._contributions: dict[tuple[int, int], list[tuple[Record, int]]] = {}
         self._sorted: list[Record] = []
@@ -251,20 +253,42 @@ class Records:
         return self._named_owner(op)
 
     def is_recomputed(self, op: Any, owner: Record) -> bool:
-        """Whether a gradient runs a forward op again, and differentiates it itself."""
-        return any(
-            owner.start <= found.start and found.stop <= owner.stop for found in self.of_op(op)
-        )
+        """Whether a gradient runs a forward op again, for what it differentiates itself."""
+        return op._id in self._rerun_by(owner)
 
     def recomputes(self) -> bool:
         """Whether some gradient runs forward ops again."""
-        graph = self._reference()
-        for found in self.records:
-            if found.forward.graph is graph:
-                owner = self.owner(found.forward)
-                if owner is not None and self.is_recomputed(found.forward, owner):
-                    return True
-        return False
+        return any(map(self._rerun_by, self.records))
+
+    def _rerun_by(self, owner: Record) -> set[int]:
+        """Ids of the ops that lead to what a gradient function differentiates itself.
+
+        Not all of these are differentiated one by one: those of custom gradients are not.
+        """
+        if self._reruns_until != len(self.runs):
+            self._reruns_until = len(self.runs)
+            self._reruns.clear()
+        known = self._reruns.get(id(owner))
+        if known is not None:
+            return known
+        found: set[int] = set()
+        for run in self.runs:
+            if not run.is_asked_by(owner):
+                continue
+            sources = {(id(t.op), t.value_index) for t in run.sources if is_symbolic(t)}
+            waiting = [tensor for tensor in run.targets if is_symbolic(tensor)]
+            while waiting:
+                tensor = waiting.pop()
+                number = tensor.op._id
+                if (
+                    number not in found
+                    and owner.start <= number < run.start
+                    and (id(tensor.op), tensor.value_index) not in sources
+                ):
+                    found.add(number)
+                    waiting += tensor.op.inputs
+        self._reruns[id(owner)] = found
+        return found
 
     def has_unpaired(self) -> bool:
         """Whether there are gradients' ops of which nobody knows what they are the gradient of."""

@@ -321,14 +321,14 @@ class Rewriter:
         weaver = woven.weaver
         if not (weaver.changed or woven.arguments or woven.results):
             return None
-        weaver.keep_handed_on(woven.results)
+        weaver.kept.settle_handed_on(woven.results)
         name = f"amanda_{next(_NUMBERS)}_{woven.name.strip('_')}"
         hosts_before, self.written.has_hosts = self.written.has_hosts, False
         fdef = write_function(
             woven.body,
             name,
             weaver.new,
-            weaver.kept,
+            weaver.kept.nodes,
             woven.arguments,
             woven.results,
             self.session,
@@ -357,8 +357,8 @@ class Rewriter:
             if not any(written):
                 continue
             woven.weaver.changed = True
-            if any(f is not None and f.weaver.kept for f in functions):
-                woven.weaver.keep_call(node)
+            if any(f is not None and f.weaver.kept.nodes for f in functions):
+                woven.weaver.kept.settle_call(node)
             attributes = self._attr_of(woven, node)
             names = _FUNCTIONS[node.op_type]
             old = _function_names(attributes, names)

@@ -179,12 +179,12 @@ class GraphMode(Mode):
         weaver = woven.weaver
         seen = [weaver.final(_value(body, op, index, fed)) for op, index in fetched]
         roots = [*(value.node for value in seen), *map(body.node_of, run)]
-        weaver.keep({id(body.node_of(op)) for op in runs}, roots)
+        weaver.kept.settle({id(body.node_of(op)) for op in runs}, roots)
         rewriter.write_calls(woven)
         names = {op.name for op in runs}
         kept = [
             made
-            for made in weaver.kept
+            for made in weaver.kept.nodes
             if names.issuperset(control for control in made.controls if isinstance(control, str))
         ]
         live = body.reached([*roots, *kept])
@@ -255,9 +255,11 @@ def _needed(
         needed[op._id] = op
         waiting += op.control_inputs
         waiting += [t.op for t in op.inputs if (t.op.name, t.value_index) not in fed]
-        owner = found.owner(op) if found is not None else None
-        if owner is not None and owner.forward.graph is op.graph:
-            waiting.append(owner.forward)
+        if found is not None:
+            # An op whose gradient function hands on what arrives owns no op.
+            handing = (found.contributions().get((id(op), i), ()) for i in range(len(op.outputs)))
+            owners = [found.owner(op), *(owner for each in handing for owner, _ in each)]
+            waiting += [o.forward for o in owners if o is not None and o.forward.graph is op.graph]
     return [needed[number] for number in sorted(needed)]
 
 

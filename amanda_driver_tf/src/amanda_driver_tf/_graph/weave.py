@@ -8,7 +8,7 @@ Long, since the versions of a value have to be seen together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,11 +19,13 @@ from amanda_driver_tf._graph.analysis import (
     Analysis,
     OpPlans,
     is_accumulation,
+    is_container,
     is_operator,
     runs_functions,
 )
 from amanda_driver_tf._graph.body import BACK, Body, Node, Value, is_ref
 from amanda_driver_tf._graph.gradients import Gradients
+from amanda_driver_tf._graph.kept import Kept
 from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
 from amanda_driver_tf._graph.old_loops import OldLoops
@@ -86,7 +88,7 @@ class Weaver:
 
     Attributes:
         new: The new nodes.
-        kept: What must run though nothing reads it: new nodes, and calls that have such inside.
+        kept: What must run though nothing reads it.
         changed: Whether anything was inserted or rewired.
     """
 
@@ -102,7 +104,7 @@ class Weaver:
     ) -> None:
         self.body = body
         self.new: list[New] = []
-        self.kept: list[New | Node] = []
+        self.kept = Kept(body)
         self.changed = False
         self.analysis = analysis
         self.foreign = foreign or Foreign()
@@ -128,9 +130,6 @@ class Weaver:
         self.ambiguous: set[int] = set()
         #: New node (by identity) -> the node that it stands at.
         self._beside: dict[int, Node] = {}
-        #: New nodes behind an op, and that op's, which run as soon as something reads them.
-        self._behind: list[tuple[New, Node]] = []
-        self._running: Collection[int] = ()
         self.loops = OldLoops(self)
         self._gradients = Gradients(self)
 
@@ -148,45 +147,8 @@ class Weaver:
                 self.body.results[name] = new
                 self.changed = True
         if is_function:
-            self.keep(running, self.body.roots())
+            self.kept.settle(running, self.body.roots())
         self.loops.settle(self._beside)
-
-    def keep(self, running: Collection[int], roots: Iterable[Any]) -> None:
-        """Have what stands behind ops run with them, also where nothing that runs reads it.
-
-        So it is behind an op whose value only its own gradient needs, which reads the original.
-
-        Args:
-            running: Ids of the nodes that run, as TensorFlow has wired them.
-            roots: What they run for, as it is now.
-        """
-        self._running = running
-        if self._behind:
-            live = self.body.reached([*roots, *self.kept])
-            self.kept += [
-                made for made, node in self._behind if id(node) in running and id(made) not in live
-            ]
-
-    def keep_handed_on(self, values: Iterable[Value]) -> None:
-        """Likewise behind the ops whose original values are handed on to a gradient elsewhere.
-
-        It may be all that the function runs for.
-        """
-        waiting = [value.node for value in values] if self._behind else []
-        handed_on: set[int] = set()
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, New) and id(node) not in handed_on:
-                waiting += [value.node for value in node.inputs]
-            handed_on.add(id(node))
-        for made, node in self._behind:
-            if id(node) in handed_on and made not in self.kept:
-                self.kept.append(made)
-
-    def keep_call(self, node: Node) -> None:
-        """Likewise a node in whose functions something runs though nothing reads it."""
-        if id(node) in self._running and node not in self.kept:
-            self.kept.append(node)
 
     def refuse_second(self, body: Body) -> None:
         """Refuse that `body` differentiates gradients of this one that other ops compute."""
@@ -414,10 +376,10 @@ class Weaver:
             for index, old, new in zip(selected, given, made, strict=True):
                 if not is_ref(old.dtype):
                     values[index] = new
-            if given and all(frozen) and made[0].node not in self.kept:
+            if given and all(frozen):
                 # Nobody reads it, as references go past it.
                 if behind:
-                    self.kept.append(made[0].node)
+                    self.kept.add(made[0].node)
                 else:
                     node.controls.append(made[0].node)
         return values
@@ -468,9 +430,9 @@ class Weaver:
             self._beside[id(made)] = node
         if node is not None and behind and (not inputs or node.op.op_def.is_stateful):
             made.controls.append(node.name)
-            self.kept.append(made)
+            self.kept.add(made)
         elif node is not None and behind:
-            self._behind.append((made, node))
+            self.kept.add_behind(made, node)
         elif node is not None:
             # What the node waits for has happened before anything that runs before it.
             made.controls += node.controls
@@ -566,10 +528,11 @@ class Weaver:
         """The version of a tensor that the op of a gradient saw; None if it saw it not at all."""
         forward = owner.forward
         read_by = list(zip(forward.inputs, seen.inputs, strict=False))
-        versions = [version for read, version in read_by if key_of(read) == key_of(tensor)]
-        if not versions:
-            key = key_of(source_of(tensor))
-            versions = [version for read, version in read_by if key_of(source_of(read)) == key]
+        key, source = key_of(tensor), key_of(source_of(tensor))
+        versions = [version for read, version in read_by if key_of(read) == key]
+        if not (versions and is_container(forward.type)):
+            # A gradient's loop is led one tensor for a value and for all identities of it.
+            versions = [version for read, version in read_by if key_of(source_of(read)) == source]
         if any(version != versions[0] for version in versions):
             # One tensor at several positions, edited differently: the gradient's ops do not say
             # which one they mean. The op is differentiated once more for it.

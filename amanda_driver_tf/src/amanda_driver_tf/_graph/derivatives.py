@@ -1,0 +1,265 @@
+"""`Derivatives`: what computes gradients in the place of TensorFlow's ops.
+
+Owns the new nodes at gradients: what is inserted at them in the aligned view, what replaces the
+whole gradient of an op, and derivatives of what was inserted at the op as it is written. Which
+versions these get and who reads what they make, `gradients` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from amanda_core.errors import UnsupportedError
+from amanda_core.plan import Step
+from amanda_driver_tf._graph.body import Value
+from amanda_driver_tf._graph.nodes import Host, Inlined
+from amanda_driver_tf._graph.records import Record, components
+from amanda_driver_tf._graph.routines import (
+    Layout,
+    fold,
+    of_gradients,
+    replaced_backward,
+    vector_jacobian,
+)
+from amanda_driver_tf._graph.staging import static_shape, trace_gradient
+from amanda_driver_tf._graph.versions import Differentiated, Seen
+from amanda_driver_tf._signature import signature_of
+
+if TYPE_CHECKING:
+    from amanda_driver_tf._graph.weave import Weaver
+
+__all__ = ["Derivatives"]
+
+
+class Derivatives:
+    """The gradients of one body that other ops compute than those that TensorFlow made.
+
+    Gradients are lists with the values of each, one or those of slices; None where there is none.
+
+    Args:
+        weaver: The weaver of the body.
+    """
+
+    def __init__(self, weaver: Weaver) -> None:
+        self._weaver, self._body = weaver, weaver.body
+
+    def insert(
+        self,
+        owner: Record,
+        steps: Sequence[Step],
+        gradients: list[list[Value] | None],
+        where: str,
+        hide: frozenset[int],
+    ) -> list[list[Value] | None]:
+        """Gradients as steps of the aligned view leave them, but those that are hidden from it."""
+        for step in steps:
+            lengths = _gradient_lengths(owner, where)
+            shown = [None if i in hide else parts for i, parts in enumerate(gradients)]
+            layout, flat_values, places = _gradient_layout(lengths, shown, owner, where)
+            positions = step.action.positions
+            chosen = range(len(lengths)) if positions is None else positions
+            if not any(
+                layout.group([True] * len(flat_values))[p] is not None
+                for p in chosen
+                if p < len(lengths)
+            ):
+                continue
+            dtypes = [value.dtype for value in flat_values]
+            flat = fold([step], layout, dtypes, [False] * len(dtypes))
+            whole = [len(gradients[index] or ()) == 1 for index, _ in places]
+            flat = of_gradients(flat, step, [at for at, alone in enumerate(whole) if alone])
+            made = self._weaver.insert(
+                f"{owner.forward.name}/{where}", flat, flat_values, dtypes, step
+            )
+            gradients = [list(parts) if parts is not None else None for parts in gradients]
+            for (index, part), value in zip(places, made, strict=True):
+                parts = gradients[index]
+                assert parts is not None
+                parts[part] = value
+        return gradients
+
+    def replaced(
+        self, owner: Record, step: Step, arrived: list[list[Value] | None]
+    ) -> list[list[Value] | None]:
+        """What replaces the whole gradient of an op."""
+        shown = [None if i in owner.missing else parts for i, parts in enumerate(arrived)]
+        given, values, _ = _gradient_layout(
+            _gradient_lengths(owner, "grad_outputs"), shown, owner, "grad_outputs"
+        )
+        returned = [self._dense(gradient) for gradient in owner.in_grads]
+        made_layout, targets, places = _gradient_layout(
+            _gradient_lengths(owner, "grad_inputs"), returned, owner, "grad_inputs"
+        )
+        dtypes = [value.dtype for value in targets]
+        # Slices may be of other rows.
+        shapes = [
+            static_shape(value) if len(returned[index] or ()) == 1 else None
+            for value, (index, _) in zip(targets, places, strict=True)
+        ]
+        flat = replaced_backward(step, given, made_layout, dtypes, shapes)
+        made = self._weaver.insert(f"{owner.forward.name}/backward", flat, values, dtypes, step)
+        return _placed(len(owner.in_grads), places, made)
+
+    def _dense(self, gradient: Any) -> list[Value] | None:
+        parts = [self._body.value_of(tensor) for tensor in components(gradient)]
+        return [part for part in parts if part is not None] or None
+
+    def through(
+        self, owner: Record, replacement: Differentiated, arrived: list[list[Value] | None]
+    ) -> list[list[Value] | None]:
+        """The gradient of a replacement of the op, differentiated as it is written."""
+        result: list[list[Value] | None] = [None] * len(owner.in_grads)
+        wanted = [
+            index
+            for index, value in enumerate(replacement.given[: len(owner.in_grads)])
+            if _is_real(value.dtype) and owner.in_grads[index] is not None
+        ]
+        ahead = [index for index, parts in enumerate(arrived) if parts is not None]
+        made = self._derivative(owner, replacement, ahead, arrived, wanted)
+        for index, value in zip(wanted, made, strict=True):
+            result[index] = [value]
+        return result
+
+    def of_op(
+        self, owner: Record, seen: Seen, arrived: list[list[Value] | None]
+    ) -> list[list[Value] | None]:
+        """The gradient of an op as it ran, by its own gradient function called once more."""
+        ahead = [i for i, parts in enumerate(arrived) if parts is not None and len(parts) == 1]
+        wanted = [i for i, gradient in enumerate(owner.in_grads) if gradient is not None]
+        inputs = [self.here(owner, value) for value in seen.inputs]
+        values = [*inputs, *((arrived[index] or [])[0] for index in ahead)]
+        name = f"{owner.forward.name}/gradient"
+        function = trace_gradient(name, owner.forward, ahead, wanted, values)
+        dtypes = [inputs[index].dtype for index in wanted]
+        made = self._weaver.add(Inlined(name, function, values, dtypes))
+        result: list[list[Value] | None] = [None] * len(owner.in_grads)
+        for index, value in zip(wanted, made, strict=True):
+            result[index] = [value]
+        return result
+
+    def here(self, owner: Record, value: Value) -> Value:
+        """A value of the body that the op of a gradient stands in, as one of this body."""
+        if owner.forward.graph is self._body.graph:
+            return self._weaver.loops.bring(value, owner)
+        return self._weaver.foreign.bring(value)
+
+    def of_step(
+        self,
+        owner: Record,
+        inserted: Differentiated,
+        gradients: list[list[Value] | None],
+    ) -> list[list[Value] | None]:
+        """Gradients behind a step as gradients ahead of it; its outputs are its inputs' places."""
+        _, given, selected, _ = inserted
+        result = list(gradients)
+        ahead = [
+            place
+            for place, index in enumerate(selected)
+            if index < len(gradients) and gradients[index] is not None
+        ]
+        wanted = [place for place in ahead if _is_real(given[place].dtype)]
+        arrived = [gradients[index] if index < len(gradients) else None for index in selected]
+        made = self._derivative(owner, inserted, ahead, arrived, wanted)
+        for place, value in zip(wanted, made, strict=True):
+            result[selected[place]] = [value]
+        return result
+
+    def _derivative(
+        self,
+        owner: Record,
+        inserted: Differentiated,
+        ahead: list[int],
+        arrived: Sequence[list[Value] | None],
+        wanted: list[int],
+    ) -> list[Value]:
+        """Gradients of the `wanted` inputs of a function from those of its outputs `ahead`."""
+        if not ahead or not wanted:
+            return []
+        flat, given, _, step = inserted
+        values: list[Value] = []
+        for index in ahead:
+            parts = arrived[index] or []
+            if len(parts) != 1:
+                raise UnsupportedError(
+                    f"The gradient of {owner.forward.name!r} is tf.IndexedSlices, and what was "
+                    "inserted at the op is to be differentiated",
+                    fix="Leave autodiff_enabled() out for this op",
+                )
+            values += parts
+
+        def forward(tensors: list[Any]) -> list[Any]:
+            outputs = flat(tensors)
+            return [outputs[index] for index in ahead]
+
+        derivative = vector_jacobian(forward, len(given), step)
+
+        def run(tensors: list[Any]) -> list[Any]:
+            found = derivative(tensors)
+            return [found[index] for index in wanted]
+
+        dtypes = [given[index].dtype for index in wanted]
+        return self._weaver.add(
+            Host(f"{owner.forward.name}/derivative", run, [*given, *values], dtypes)
+        )
+
+
+def _gradient_lengths(owner: Record, where: str) -> list[int | None]:
+    if where == "grad_outputs":
+        return [None] * len(owner.out_grads)
+    signature = signature_of(owner.forward.type)
+    if signature is None or len(owner.in_grads) != len(owner.forward.inputs):
+        return [None] * len(owner.in_grads)
+    return list(signature.lengths(owner.forward.get_attr))
+
+
+# Of the DataTypes those that are differentiated: float, double, complex, half, bfloat16.
+_REAL = frozenset({1, 2, 8, 14, 18, 19})
+
+
+def _is_real(dtype: int) -> bool:
+    return dtype in _REAL
+
+
+def _gradient_layout(
+    lengths: Sequence[int | None],
+    gradients: Sequence[list[Value] | None],
+    owner: Record,
+    where: str,
+) -> tuple[Layout, list[Value], list[tuple[int, int]]]:
+    """Layout of gradients, their tensors, and of each tensor the gradient and part that it is."""
+    of = owner.out_grads if where == "grad_outputs" else owner.in_grads
+    new_lengths: list[int | None] = []
+    slices: set[int] = set()
+    present: list[bool] = []
+    values: list[Value] = []
+    places: list[tuple[int, int]] = []
+    start = 0
+    for position, length in enumerate(lengths):
+        indices = range(start, start + (1 if length is None else length))
+        start = indices.stop
+        parts_of = len(components(of[indices[0]])) if length is None else 1
+        if parts_of > 1:
+            slices.add(position)
+            new_lengths.append(parts_of)
+        else:
+            new_lengths.append(length)
+        for index in indices:
+            parts = gradients[index] if index < len(gradients) else None
+            for part in range(parts_of if position in slices else 1):
+                there = parts is not None and part < len(parts)
+                present.append(there)
+                if there:
+                    assert parts is not None
+                    values.append(parts[part])
+                    places.append((index, part))
+    return Layout(new_lengths, present, frozenset(slices)), values, places
+
+
+def _placed(
+    count: int, places: Sequence[tuple[int, int]], values: Sequence[Value]
+) -> list[list[Value] | None]:
+    result: list[list[Value] | None] = [None] * count
+    for (index, _), value in zip(places, values, strict=True):
+        result[index] = [*(result[index] or []), value]
+    return result

@@ -1,0 +1,81 @@
+"""Random programs under random edits, differentiated in every way, against twins.
+
+As in `test_programs`, but that the programs are drawn, too. More of them: AMANDA_TEST_ROUNDS.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit
+
+from .drawn import Drawn
+from .making import values
+from .test_programs import KINDS, some_edits
+from .ways import IN_SESSIONS, TWICE, WAYS, Unchanged, check
+
+SEEDS = range(6 * int(os.environ.get("AMANDA_TEST_ROUNDS", "1")))
+VALUES = [value * 0.5 for value in values((3, 3), (3, 3), (3, 3))]
+
+#: At gradients, where loops and branches have zeros and Python's, in the twin, have none.
+AT_GRADIENTS = [
+    lambda t: t * 0.5,
+    tf.sin,
+    lambda t: tf.where(t > 0, t, 0.1 * t),
+    amanda.staged(lambda t: t * 0.3),
+]
+#: What TensorFlow does not differentiate that way.
+WITHOUT = {
+    "session, old loops": ("gradient", "recomputed", "switch"),
+    **dict.fromkeys(TWICE, ("recomputed", "gradient", "map")),
+}
+#: What may be refused: one tensor that stands for several gradients, or a second derivative.
+REFUSED = "which one it means|differentiated once more|cannot follow"
+
+
+def drawn_edits(some: random.Random, program: Drawn, way: str) -> list[Edit]:
+    # Gradients that are differentiated again have no aligned view of their own.
+    is_twice = way in TWICE or "gradient" in program.kinds
+    kinds = ["before", "after"] if is_twice else [*KINDS, "replace", "backward"]
+    return [
+        edit._replace(routine=some.choice(AT_GRADIENTS)) if edit.kind.startswith("grad") else edit
+        for edit in some_edits(some, program.names, kinds)
+    ]
+
+
+@pytest.mark.parametrize("way", [*WAYS, *IN_SESSIONS, *TWICE])
+def test_drawn_programs(way: str) -> None:
+    different = 0
+    for seed in SEEDS:
+        some = random.Random(f"{seed} {way}")
+        depth = 1 if way in TWICE else some.choice([1, 2])
+        program = Drawn(f"{seed} {way}", some.choice([3, 5]), depth, WITHOUT.get(way, ()))
+        for _ in range(2):
+            edits = drawn_edits(some, program, way)
+            try:
+                check(program, VALUES, edits, way)
+                different += 1
+            except Unchanged:
+                pass
+            except UnsupportedError as error:
+                if not any(reason in str(error) for reason in REFUSED.split("|")):
+                    raise
+            except AssertionError as error:
+                raise AssertionError(f"{edits} in\n{program}") from error
+    assert different >= len(SEEDS) // 2, "hardly an edit changed anything: a test of little"
+
+
+def test_drawn_programs_have_all_kinds_of_lines() -> None:
+    kinds: set[Any] = set()
+    for seed in range(60):
+        kinds |= Drawn(seed).kinds
+    assert kinds >= {"loop", "branch", "switch", "call", "map", "recomputed", "custom gradient"}
+    assert str(Drawn(3)) == str(Drawn(3))
+    assert str(Drawn(3)) != str(Drawn(4))

@@ -1,0 +1,162 @@
+"""One tensor that is several gradients at once, which TensorFlow hands on without an op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, around, editing
+
+from .making import Ops, values
+from .ways import IN_SESSIONS, WAYS, check, gradients_inside, gradients_outside
+
+X, W = (value * 0.5 for value in values((3, 3), (3, 3)))
+SHIFT = X.numpy()
+EVERY = [*WAYS, *IN_SESSIONS]
+
+
+def wave(value: Any) -> Any:
+    return tf.sin(value) * 2
+
+
+# An addition hands on what arrives to both of its inputs. Where they are outputs of one op, its
+# gradient is given one tensor for both.
+
+
+def of_a_call(o: Ops, x: Any, w: Any) -> Any:
+    def both(x: Any, w: Any) -> Any:
+        return tf.tanh(x), tf.sin(w)
+
+    return o("Sum", "s1", o("AddV2", "a1", *o.call(both, x, w)))
+
+
+def of_a_loop(o: Ops, x: Any, w: Any) -> Any:
+    def turn(x: Any, w: Any) -> Any:
+        return [tf.tanh(x), tf.sin(w)]
+
+    return o("Sum", "s1", o("AddV2", "a1", *o.loop(2, turn, x, w)))
+
+
+def of_a_split(o: Ops, x: Any, w: Any) -> Any:
+    left, right = tf.split(tf.concat([tf.tanh(x), tf.sin(w)], 0), 2)
+    return o("Sum", "s1", o("AddV2", "a1", left, right))
+
+
+def of_an_unstacked(o: Ops, x: Any, w: Any) -> Any:
+    left, right = tf.unstack(tf.stack([tf.tanh(x), tf.sin(w)]))
+    return o("Sum", "s1", o("AddV2", "a1", left, right))
+
+
+AT_ADDITION = [
+    Edit("a1", "grad_in", wave, 0),
+    Edit("a1", "grad_in", wave, 1),
+    Edit("a1", "backward", lambda g: (wave(g), g * 3)),
+    Edit("a1", "before", wave, 1, autodiff=True),
+    Edit("a1", "replace", lambda a, b: tf.sin(a) * b + a),
+]
+
+
+@pytest.mark.parametrize("way", EVERY)
+@pytest.mark.parametrize("program", [of_a_call, of_a_loop, of_a_split, of_an_unstacked])
+def test_one_gradient_for_several_outputs_of_an_op(program: Any, way: str) -> None:
+    for edit in AT_ADDITION:
+        check(program, [X, W], [edit], way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_custom_gradient_does_not_say_which_of_them_it_reads(way: str, swapped: bool) -> None:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def both(x: Any, w: Any) -> Any:
+        def back(one: Any, other: Any) -> Any:
+            return (other * 2, one - other) if swapped else (one * 2, other - one)
+
+        return (tf.tanh(x), tf.sin(w)), back
+
+    def program(o: Ops, x: Any, w: Any) -> Any:
+        return o("Sum", "s1", o("AddV2", "a1", *both(x, w)))
+
+    check(program, [X, W], [Edit("a1", "grad_out", wave, 0)], way)
+    with pytest.raises(UnsupportedError, match="several outputs of 'IdentityN'"):
+        check(program, [X, W], [Edit("a1", "grad_in", wave, 1)], way)
+
+
+def test_an_identity_and_what_it_reads_are_one_input_of_a_branch() -> None:
+    def program(o: Ops, x: Any, w: Any) -> Any:
+        same = o("Identity", "i1", x)
+        y = o.choose(
+            tf.reduce_sum(w) > 1e9,
+            lambda: o("Mul", "p1", same, x),
+            lambda: o("Mul", "p2", o("Mul", "p3", same, w), x),
+        )
+        return tf.reduce_sum(y)
+
+    for way in EVERY:
+        check(program, [X, W], [Edit("p3", "grad_out", wave, 0)], way)
+
+
+# In a gradient that recomputes, what arrives may be handed on as what it asked for itself.
+
+
+def doubled(o: Ops, x: Any, w: Any) -> Any:
+    def block(x: Any) -> Any:
+        h = x * x
+        return o("AddV2", "a1", h, h)
+
+    return tf.reduce_sum(tf.tanh(tf.recompute_grad(block)(x) * w))
+
+
+def shifted(o: Ops, x: Any, w: Any) -> Any:
+    return tf.reduce_sum(tf.tanh(tf.recompute_grad(lambda x: o("AddV2", "a1", x, SHIFT))(x) * w))
+
+
+def residual(o: Ops, x: Any, w: Any) -> Any:
+    block = tf.recompute_grad(lambda x: o("AddV2", "a1", x, tf.tanh(x)))
+    return tf.reduce_sum(tf.tanh(block(x)) * w)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "session"])
+@pytest.mark.parametrize("program", [doubled, shifted, residual])
+def test_gradients_that_a_recomputed_addition_hands_on(program: Any, way: str) -> None:
+    for edit in [*AT_ADDITION[:2], Edit("a1", "after", wave, 0, autodiff=True)]:
+        if program is not shifted or edit.position == 0:
+            check(program, [X, W], [edit], way)
+
+
+def custom_in_recomputed(o: Ops, x: Any, w: Any) -> Any:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def squared(x: Any) -> Any:
+        y = o("Square", "q1", x * 2)
+        return y, lambda g: g * tf.sin(y) * x
+
+    return tf.reduce_sum(tf.recompute_grad(lambda x: tf.tanh(squared(x)))(x) * w)
+
+
+@pytest.mark.parametrize("way", [*WAYS, "session"])
+@pytest.mark.parametrize("kind", ["before", "after", "replace"])
+def test_custom_gradients_are_recomputed_as_edited(kind: str, way: str) -> None:
+    check(custom_in_recomputed, [X, W], [Edit("q1", kind, wave, 0)], way)
+
+
+@pytest.mark.parametrize("differentiate", [gradients_outside, gradients_inside])
+def test_every_recomputed_op_is_a_forward_op(differentiate: Callable[..., Any]) -> None:
+    counted, watch = around()
+    with amanda.apply(watch):
+        differentiate(custom_in_recomputed, Ops(), [X, W], True)
+    assert counted["Square", "before"] == counted["Square", "after"] == 2
+    # That of the program, twice; in the gradient function of the custom gradient it is no more.
+    assert counted["Tanh", "before"] == 2
+
+
+def test_recomputed_edits_leave_nothing() -> None:
+    plain = gradients_outside(custom_in_recomputed, Ops(), [X, W], True)
+    with amanda.apply(editing(Edit("q1", "before", wave, 0))):
+        gradients_outside(custom_in_recomputed, Ops(), [X, W], True)
+    again = gradients_outside(custom_in_recomputed, Ops(), [X, W], True)
+    assert all((a is None) == (b is None) for a, b in zip(plain, again, strict=True))
+    tf.debugging.assert_equal(plain[1], again[1])
