@@ -208,28 +208,30 @@ def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
     def fail(value):
         raise Own(1, 2)
 
+    (mirrored,) = strategies[2:3]
+    calls, ids, zones, steps = [], set(), {}, []
+    watching = amanda.Tool()
+
+    def analyse(context):
+        zones.setdefault(context.zone, set()).add(context.op_type)
+        if context.op_type == "MatMul":
+            assert context.name.endswith("/dense/MatMul")
+            ids.add(context.get_op_id())
+            context.insert_before_op(lambda *values: calls.append(1))
+
+    watching.add_inst_for_op(analyse)
+    watching.add_inst_for_step(end=steps.append)
+    wanted = train(mirrored, Edited, [])
+    found = train(mirrored, keras.layers.Dense, [editing(), watching])
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert len(calls) == 2 * 2  # Of two batches, by two replicas.
+    assert steps == [0, 1]
+    assert len(ids) == 1  # It is one layer.
+    assert any("AssignSub" in op_type for op_type in zones["optimizer"])
+    assert not any("AssignSub" in op_type for op_type in zones["model"])
+
     for strategy in strategies[2:4]:  # A single replica has no thread of its own.
-        calls, ids, zones, steps = [], set(), {}, []
-        watching = amanda.Tool()
-
-        def analyse(context):
-            zones.setdefault(context.zone, set()).add(context.op_type)
-            if context.op_type == "MatMul":
-                assert context.name.endswith("/dense/MatMul")
-                ids.add(context.get_op_id())
-                context.insert_before_op(lambda *values: calls.append(1))
-
-        watching.add_inst_for_op(analyse)
-        watching.add_inst_for_step(end=steps.append)
-        wanted = train(strategy, Edited, [])
-        found = train(strategy, keras.layers.Dense, [editing(), watching])
-        for a, b in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, err_msg=str(strategy))
-        assert len(calls) == 2 * 2  # Of two batches, by two replicas.
-        assert steps == [0, 1]
-        assert len(ids) == 1  # It is one layer.
-        assert any("AssignSub" in op_type for op_type in zones["optimizer"])
-        assert not any("AssignSub" in op_type for op_type in zones["model"])
 
         def program():
             with amanda.disabled():
@@ -240,6 +242,17 @@ def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
             for off, on in zip(*map(strategy.experimental_local_results, strategy.run(program))):
                 np.testing.assert_allclose(off, (X @ W).sum(), rtol=1e-5)
                 np.testing.assert_allclose(on, (X @ half(W)).sum(), rtol=1e-5)
+        def applying():
+            with amanda.apply(editing()):
+                pass
+
+        try:
+            with amanda.apply(editing()):
+                strategy.run(applying)
+        except amanda.AmandaError as error:
+            assert "inside a replica" in str(error)
+        else:
+            raise AssertionError("not refused")
         failing = amanda.Tool()
         failing.add_inst_for_op(
             lambda c: c.insert_before_op(fail, inputs=[1]) if c.op_type == "MatMul" else None

@@ -21,7 +21,7 @@ from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.symbols import executes_eagerly
 from amanda_driver_tf._state import STATE
 
-__all__ = ["Replica", "install"]
+__all__ = ["Replica", "install", "refuse_in_replica"]
 
 _ATTRIBUTE = "_amanda_lender"
 
@@ -53,6 +53,15 @@ class Replica(Forward):
     def __init__(self, lender: Forward, is_last: bool) -> None:
         super().__init__(lender.mode, lender.activations)
         self.is_last = is_last
+
+
+def refuse_in_replica() -> None:
+    """Refuse that more tools are applied in the thread of a replica, where they would be alone."""
+    if isinstance(STATE.eager, Replica):
+        raise UnsupportedError(
+            "Tools are applied inside a replica that runs eagerly while others are applied",
+            fix="Apply them around strategy.run",
+        )
 
 
 def _started(original: Callable[..., Any]) -> Callable[..., Any]:
