@@ -138,13 +138,11 @@ def test_fit_on_two_replicas(tmp_path: Path) -> None:
 
 STRATEGIES = """
     tf.get_logger().setLevel("ERROR")  # It warns of replicas that run eagerly.
-    strategies = [
-        tf.distribute.get_strategy(),
-        tf.distribute.OneDeviceStrategy("CPU:1"),
-        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
-        tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"]),
-        tf.distribute.MultiWorkerMirroredStrategy(),
-    ]
+    both = ["CPU:0", "CPU:1"]
+    one = lambda: tf.distribute.OneDeviceStrategy("CPU:1")
+    mirrored = lambda: tf.distribute.MirroredStrategy(both)
+    central = lambda: tf.distribute.experimental.CentralStorageStrategy(both)
+    several = lambda: tf.distribute.MultiWorkerMirroredStrategy()
 """
 
 
@@ -171,8 +169,9 @@ def test_every_strategy_runs_edited_functions(tmp_path: Path) -> None:
             losses = [float(whole(tf.constant(X), tf.constant(Y))) for _ in range(2)]
         return losses, w.numpy()
 
-    plain = train(strategies[0], lambda w: w, [])
-    for strategy in (*strategies[:2], *strategies[3:]):
+    plain = train(tf.distribute.get_strategy(), lambda w: w, [])
+    for make in (tf.distribute.get_strategy, one, central, several):
+        strategy = make()
         wanted = train(strategy, lambda w: straight(tf.convert_to_tensor(w)), [])
         found = train(strategy, lambda w: w, [editing()])
         for a, b, c in zip(found, wanted, plain, strict=True):
@@ -208,7 +207,6 @@ def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
     def fail(value):
         raise Own(1, 2)
 
-    (mirrored,) = strategies[2:3]
     calls, ids, zones, steps = [], set(), {}, []
     watching = amanda.Tool()
 
@@ -221,8 +219,8 @@ def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
 
     watching.add_inst_for_op(analyse)
     watching.add_inst_for_step(end=steps.append)
-    wanted = train(mirrored, Edited, [])
-    found = train(mirrored, keras.layers.Dense, [editing(), watching])
+    wanted = train(mirrored(), Edited, [])
+    found = train(mirrored(), keras.layers.Dense, [editing(), watching])
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
     assert len(calls) == 2 * 2  # Of two batches, by two replicas.
@@ -231,7 +229,8 @@ def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
     assert any("AssignSub" in op_type for op_type in zones["optimizer"])
     assert not any("AssignSub" in op_type for op_type in zones["model"])
 
-    for strategy in strategies[2:4]:  # A single replica has no thread of its own.
+    for make in (mirrored, central):
+        strategy = make()
 
         def program():
             with amanda.disabled():
