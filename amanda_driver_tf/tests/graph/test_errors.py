@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -180,14 +181,20 @@ def test_the_first_of_several_exceptions(small: Small, session: Any) -> None:
     with small.graph.as_default():
         others = [tf.negative(small.w, name=f"neg{i}") for i in range(4)]
 
+    raised: list[int] = []
+
     def routine(*values: Any) -> None:
-        raise OwnError("one of them")
+        raised.append(len(raised))
+        time.sleep(0.02)  # Executors go on with what does not wait for this.
+        raise OwnError(f"number {raised[-1]}")
 
     with amanda.apply(before("Neg", routine)):
-        with pytest.raises(OwnError):
-            session.run(others)
-        with pytest.raises(OwnError):
-            session.run(others)
+        for _ in range(2):
+            raised.clear()
+            with pytest.raises(OwnError, match="number 0") as caught:
+                session.run(others)
+            _, *notes = caught.value.__notes__
+            assert notes == [f"Then also OwnError: number {number}" for number in raised[1:]]
     session.run(others)
 
 
