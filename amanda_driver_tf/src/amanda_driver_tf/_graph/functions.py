@@ -17,7 +17,7 @@ from typing import Any
 
 from tensorflow.python.eager import context, forwardprop_util, record
 from tensorflow.python.eager.polymorphic_function import concrete_function
-from tensorflow.python.framework import dtypes, ops
+from tensorflow.python.framework import dtypes, errors, ops
 
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
@@ -297,7 +297,9 @@ class FunctionMode(Mode):
             )
             if woven is None:
                 return None
-            gradients = self._lead_out(rewriter, woven) if "__forward_" in function else None
+            gradients = None
+            if "__forward_" in function:
+                gradients = self._lead_out(rewriter, woven, definitions)
             name = rewriter.write(woven)
             watched = self._is_watched(woven)
             if name is None and not watched:
@@ -343,12 +345,12 @@ class FunctionMode(Mode):
         kept = _Kept(self._analysis, carried.twin.plans)
         return rewriter.weave(carried.function, earlier, analysis=kept)
 
-    def _lead_out(self, rewriter: Rewriter, woven: Woven) -> Gradients:
+    def _lead_out(self, rewriter: Rewriter, woven: Woven, definitions: _Definitions) -> Gradients:
         """Have a forward function return what the functions of its gradients will ask for."""
         found: Gradients = weakref.WeakKeyDictionary()
         for child in children_of(woven.body.graph):
             gradient = name_of(child)
-            if not context.context().has_function(gradient):
+            if not definitions.knows(gradient):
                 continue
             asked = rewriter.weave(gradient, woven, analysis=_Bare(self._analysis, True))
             if asked is None:
@@ -379,6 +381,14 @@ class _Definitions:
         while carried is not None:
             self._kept[carried.function] = carried.twin.definition
             carried = carried.earlier
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a function; if so it is kept, as other threads may let go of it."""
+        try:
+            self._kept[name] = self(name)
+        except errors.NotFoundError:
+            return False
+        return True
 
     def __call__(self, name: str) -> Any:
         return self._kept.get(name) or context.context().get_function_def(name)

@@ -31,7 +31,6 @@ _SYMBOLS = {
         "Context.call_function: self name tensor_inputs num_outputs",
         "Context.add_function_def",
         "Context.get_function_def",
-        "Context.has_function",
         "Context.remove_function",
         "async_clear_error",
         "async_wait",
