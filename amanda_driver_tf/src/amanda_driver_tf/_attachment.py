@@ -14,6 +14,7 @@ from tensorflow.python.eager import record
 
 from amanda_core import Blind, Session
 from amanda_driver_tf._eager import EagerMode
+from amanda_driver_tf._eager.replicas import refuse_in_replica
 from amanda_driver_tf._graph.functions import FunctionMode
 from amanda_driver_tf._graph.sessions import GraphMode
 from amanda_driver_tf._state import STATE, quietly
@@ -52,7 +53,12 @@ class TensorFlowAttachment:
         self._attached = False
 
     def attach(self) -> None:
-        """Start intercepting in this thread."""
+        """Start intercepting in this thread.
+
+        Raises:
+            UnsupportedError: It is that of a replica, and watched already for the one that waits.
+        """
+        refuse_in_replica()
         self._attached = True
         STATE.attachment = self
         for mode in self._modes:
@@ -77,5 +83,8 @@ class TensorFlowAttachment:
         """What is not seen, and why."""
         return [
             *(blind for mode in self._modes for blind in mode.coverage()),
-            Blind("threads other than the one that entered `apply`", "they run vanilla"),
+            Blind(
+                "threads other than the one that entered `apply`, and those of its replicas",
+                "they run vanilla",
+            ),
         ]

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import tensorflow as tf
 
+from amanda import apply
+from amanda_core.testing.tools import at_inputs, before, tool
 from amanda_driver_tf.plugin import amanda_preflight
+
+from .making import close, normal, variable
+
+
+def double(value: Any) -> Any:
+    return value * 2.0
 
 
 def found() -> list[tuple[str, str]]:
@@ -55,3 +64,33 @@ def test_applying_tools_leaves_the_runtime_to_be_configured() -> None:
         "assert 'Relu' in seen\n"
     )
     subprocess.run([sys.executable, "-P", "-c", program], check=True)
+
+
+def test_a_program_whose_functions_run_eagerly() -> None:
+    """It is one of the eager mode: the same numbers, ops of it, and steps as there."""
+    x, w = normal(2, 3), variable(3, 2, seed=1)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(tf.tanh(tf.matmul(x, w)))
+        return y, tape.gradient(y, w)
+
+    namespaces: set[str] = set()
+    watch = tool(lambda context: namespaces.add(context.namespace.rpartition("/")[2]))
+    tools = before("MatMul", double, 1), at_inputs("MatMul", double, 1), watch
+    with apply(*tools):
+        function = step()
+        assert namespaces == {"function"}
+        tf.config.run_functions_eagerly(True)
+        try:
+            namespaces.clear()
+            eager = step()
+            assert namespaces == {"eager"}
+        finally:
+            tf.config.run_functions_eagerly(False)
+    hidden = tf.tanh(tf.matmul(x, w * 2.0))
+    wanted = 2.0 * tf.matmul(x, 1.0 - hidden**2, transpose_a=True)
+    for found in (function, eager):
+        close(found[0], tf.reduce_sum(hidden))
+        close(found[1], wanted)

@@ -6,6 +6,8 @@ import importlib
 from typing import Any
 
 _MODULES = [
+    "tensorflow.python.distribute.coordinator.cluster_coordinator",
+    "tensorflow.python.distribute.mirrored_run",
     "tensorflow.python.eager.context",
     "tensorflow.python.eager.execute",
     "tensorflow.python.eager.backprop",

@@ -1,4 +1,4 @@
-"""Distribution strategies; each in a process of its own, for devices are fixed once used."""
+"""Distribution strategies, in processes of their own, for devices are fixed once used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
 
 HEAD = """
     import os
@@ -130,24 +136,211 @@ def test_fit_on_two_replicas(tmp_path: Path) -> None:
     )
 
 
-def test_other_strategies_are_refused_or_right(tmp_path: Path) -> None:
+STRATEGIES = """
+    tf.get_logger().setLevel("ERROR")  # It warns of replicas that run eagerly.
+    both = ["CPU:0", "CPU:1"]
+    one = lambda: tf.distribute.OneDeviceStrategy("CPU:1")
+    mirrored = lambda: tf.distribute.MirroredStrategy(both)
+    central = lambda: tf.distribute.experimental.CentralStorageStrategy(both)
+    several = lambda: tf.distribute.MultiWorkerMirroredStrategy()
+"""
+
+
+def test_every_strategy_runs_edited_functions(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        STRATEGIES
+        + """
+    def train(strategy, edit, tools):
+        with strategy.scope():
+            w = tf.Variable(W, aggregation=tf.VariableAggregation.MEAN)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((tf.tanh(tf.matmul(x, edit(w))) - y) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        @tf.function
+        def whole(x, y):
+            return strategy.reduce("mean", strategy.run(step, args=(x, y)), axis=None)
+
+        with amanda.apply(*tools):
+            losses = [float(whole(tf.constant(X), tf.constant(Y))) for _ in range(2)]
+        return losses, w.numpy()
+
+    plain = train(tf.distribute.get_strategy(), lambda w: w, [])
+    for make in (tf.distribute.get_strategy, one, central, several):
+        strategy = make()
+        wanted = train(strategy, lambda w: straight(tf.convert_to_tensor(w)), [])
+        found = train(strategy, lambda w: w, [editing()])
+        for a, b, c in zip(found, wanted, plain, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, err_msg=str(strategy))
+            assert not np.allclose(a, c)
+    """,
+    )
+
+
+def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
+    """Each on a thread of its own; what they do together, the thread that called them does."""
+    run(
+        tmp_path,
+        STRATEGIES
+        + """
+    class Edited(keras.layers.Dense):
+        def call(self, x):
+            return tf.matmul(x, straight(tf.convert_to_tensor(self.kernel))) + self.bias
+
+    def train(strategy, layer, tools):
+        with strategy.scope():
+            keras.utils.set_random_seed(0)
+            model = keras.Sequential([keras.Input((3,)), layer(2, name="dense")], name="net")
+            model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        with amanda.apply(*tools):
+            losses = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+        return losses.history["loss"], model.get_weights()[0]
+
+    class Own(Exception):
+        def __init__(self, one, two):
+            super().__init__(one, two)
+
+    def fail(value):
+        raise Own(1, 2)
+
+    calls, ids, zones, steps = [], set(), {}, []
+    watching = amanda.Tool()
+
+    def analyse(context):
+        zones.setdefault(context.zone, set()).add(context.op_type)
+        if context.op_type == "MatMul":
+            assert context.name.endswith("/dense/MatMul")
+            ids.add(context.get_op_id())
+            context.insert_before_op(lambda *values: calls.append(1))
+
+    watching.add_inst_for_op(analyse)
+    watching.add_inst_for_step(end=steps.append)
+    wanted = train(mirrored(), Edited, [])
+    found = train(mirrored(), keras.layers.Dense, [editing(), watching])
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert len(calls) == 2 * 2  # Of two batches, by two replicas.
+    assert steps == [0, 1]
+    assert len(ids) == 1  # It is one layer.
+    assert any("AssignSub" in op_type for op_type in zones["optimizer"])
+    assert not any("AssignSub" in op_type for op_type in zones["model"])
+
+    for make in (mirrored, central):
+        strategy = make()
+
+        def program():
+            with amanda.disabled():
+                off = tf.reduce_sum(tf.matmul(X, W))
+            return off, tf.reduce_sum(tf.matmul(X, W))
+
+        with amanda.apply(editing()):
+            for off, on in zip(*map(strategy.experimental_local_results, strategy.run(program))):
+                np.testing.assert_allclose(off, (X @ W).sum(), rtol=1e-5)
+                np.testing.assert_allclose(on, (X @ half(W)).sum(), rtol=1e-5)
+        def applying():
+            with amanda.apply(editing()):
+                pass
+
+        try:
+            with amanda.apply(editing()):
+                strategy.run(applying)
+        except amanda.AmandaError as error:
+            assert "inside a replica" in str(error)
+        else:
+            raise AssertionError("not refused")
+        failing = amanda.Tool()
+        failing.add_inst_for_op(
+            lambda c: c.insert_before_op(fail, inputs=[1]) if c.op_type == "MatMul" else None
+        )
+        try:
+            with amanda.apply(failing):
+                strategy.run(program)
+        except Own as error:
+            assert "routine fail, op 'MatMul'" in error.__notes__[0], error.__notes__
+        else:
+            raise AssertionError("the routine's error was lost")
+        off, on = strategy.run(program)
+        for value in strategy.experimental_local_results(on):
+            np.testing.assert_allclose(value, (X @ W).sum(), rtol=1e-5)
+    """,
+    )
+
+
+def test_functions_sent_to_workers_are_refused() -> None:
+    class Coordinator(tf.distribute.coordinator.ClusterCoordinator):  # type: ignore[misc]
+        """Has no cluster: what is refused reaches none."""
+
+        def __new__(cls) -> Any:
+            return object.__new__(cls)
+
+        def __init__(self) -> None:
+            pass
+
+        def __del__(self) -> None:
+            pass
+
+    coordinator: Any = Coordinator()
+    step = tf.function(lambda: tf.constant(1.0))
+    with amanda.apply(amanda.Tool()):
+        with pytest.raises(amanda.AmandaError, match="is sent to a worker"):
+            coordinator.schedule(step)
+        with amanda.disabled(), pytest.raises(AttributeError):
+            coordinator.schedule(step)
+    with pytest.raises(AttributeError):
+        coordinator.schedule(step)
+
+
+def test_tensors_spread_over_devices(tmp_path: Path) -> None:
     run(
         tmp_path,
         """
-        wanted = np.tanh(X @ half(W))
-        for strategy in (
-            tf.distribute.OneDeviceStrategy("CPU:1"),
-            tf.distribute.get_strategy(),
-        ):
-            with strategy.scope():
-                w = tf.Variable(W)
-            run = tf.function(lambda: strategy.run(lambda: tf.tanh(tf.matmul(tf.constant(X), w))))
-            try:
-                with amanda.apply(editing()):
-                    found = run()
-            except amanda.AmandaError as error:
-                print("refused", error)
-            else:
-                np.testing.assert_allclose(found, wanted, rtol=1e-5)
-        """,
+    from tensorflow.experimental import dtensor
+
+    mesh = dtensor.create_mesh([("x", 2)], devices=["CPU:0", "CPU:1"])
+    rows = dtensor.Layout(["x", dtensor.UNSHARDED], mesh)
+    whole = dtensor.Layout.replicated(mesh, rank=2)
+    x = dtensor.relayout(dtensor.copy_to_mesh(tf.constant(X), whole), rows)
+    w = dtensor.DVariable(dtensor.copy_to_mesh(tf.constant(W), whole))
+
+    def layer(x):
+        return tf.tanh(tf.matmul(x, w))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = layer(x)
+        return y, tape.gradient(y, w)
+
+    def tool(routine):
+        made = amanda.Tool()
+        made.add_inst_for_op(
+            lambda c: c.insert_before_op(routine, inputs=[1]) if c.op_type == "MatMul" else None
+        )
+        return made
+
+    def check(found, kernel):
+        assert dtensor.fetch_layout(found) == rows
+        parts = [part.numpy() for part in dtensor.unpack(found)]
+        np.testing.assert_allclose(np.concatenate(parts), np.tanh(X @ kernel), rtol=1e-4)
+
+    for kernel, tools in ((W, []), (half(W), [tool(amanda.staged(lambda v: half(v)))])):
+        with amanda.apply(*tools):
+            y, gradient = step(x)
+            check(y, kernel)
+        wanted = X.T @ (1 - np.tanh(X @ kernel) ** 2)
+        np.testing.assert_allclose(dtensor.unpack(gradient)[0], wanted, rtol=1e-4)
+    with amanda.apply(tool(half)):
+        check(layer(x), half(W))
+        try:
+            step(x)
+        except amanda.AmandaError as error:
+            assert "DTensor" in str(error) and "@amanda.staged" in str(error)
+        else:
+            raise AssertionError("not refused")
+    check(step(x)[0], W)
+    """,
     )

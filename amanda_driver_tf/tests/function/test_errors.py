@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -136,13 +137,18 @@ def test_the_same_session_goes_on_after_an_error() -> None:
 
 def test_several_errors_of_one_run() -> None:
     function = tf.function(lambda x: [tf.exp(x), tf.sin(x), tf.cos(x)])
+    raised: list[int] = []
 
     def fail(value: Any) -> None:
-        raise Mine("one of them")
+        raised.append(len(raised))
+        time.sleep(0.02)  # Executors go on with what does not wait for this.
+        raise Mine(f"number {raised[-1]}")
 
     tools = [before(op_type, fail) for op_type in ("Exp", "Sin", "Cos")]
-    with pytest.raises(Mine, match="one of them"), amanda.apply(*tools):
+    with pytest.raises(Mine, match="number 0") as caught, amanda.apply(*tools):
         function(X)
+    _, *others = caught.value.__notes__
+    assert others == [f"Then also Mine: number {number}" for number in raised[1:]]
     function(X)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from tensorflow.python.ops import script_ops
 
 import amanda
 from amanda_core.testing.tools import after, at_inputs, before, replacing, watching
+from amanda_driver_tf._graph.records import GRAPHS
 
 from .making import close, values
 from .patches import fingerprint
@@ -131,11 +134,90 @@ def test_everything_is_put_back() -> None:
     assert fingerprint() == found
 
 
-def test_the_recorder_is_inert_once_tools_are_left() -> None:
-    with amanda.apply(amanda.Tool()):
-        pass
-    function = tf.function(layer)
-    run(function)
+WITH_AND_WITHOUT = """
+import re
+import tensorflow as tf
+
+v1 = tf.compat.v1
+
+
+@tf.custom_gradient
+def clipped(x):
+    return tf.identity(x), lambda g: tf.clip_by_value(g, -1.0, 1.0)
+
+
+def layer(x, w):
+    y = tf.tanh(tf.matmul(x, w)) + clipped(x)
+    y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.sin(y) * 2.0), (0, y))[1]
+    y = tf.cond(tf.reduce_sum(y) > 0, lambda: tf.exp(y), lambda: tf.square(y))
+    return tf.nn.silu(tf.gather(y, [0, 1]))
+
+
+def parts(graph):
+    # Functions and gradients are numbered through the process.
+    shown = graph.as_graph_def()
+    found = [*shown.node, *shown.library.function]
+    return sorted(re.sub(r"[_-]\\d+", "", str(part)) for part in found)
+
+
+def built():
+    found = []
+    for new in (True, False):
+        (v1.enable_control_flow_v2 if new else v1.disable_control_flow_v2)()
+        with tf.Graph().as_default() as graph:
+            x, w = v1.placeholder(tf.float32, [2, 3]), v1.get_variable("w", [3, 3])
+            tf.gradients(tf.reduce_sum(layer(x, w)), [w])
+            found.append(parts(graph))
+    v1.enable_control_flow_v2()
+    w = tf.ones((3, 3))
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as outer:
+            outer.watch(w)
+            with tf.GradientTape() as tape:
+                tape.watch(w)
+                y = tf.nn.silu(clipped(tf.matmul(x, w)))
+            gradient = tape.gradient(y, w)
+        return y, outer.gradient(gradient, w)
+
+    found.append(parts(step.get_concrete_function(tf.ones((2, 3))).graph))
+    return found
+
+
+before = built()
+import amanda
+with amanda.apply(amanda.Tool()):
+    pass
+from amanda_driver_tf._graph import recorder
+assert recorder.is_installed()
+assert built() == before, "what is built afterwards differs"
+assert sum(map(len, before)) > 300
+"""
+
+
+def test_the_recorder_is_inert_once_tools_are_left(tmp_path: Path) -> None:
+    """What TensorFlow builds is what it builds in a process without Amanda."""
+    program = tmp_path / "program.py"
+    program.write_text(WITH_AND_WITHOUT)
+    ran = subprocess.run(
+        [sys.executable, "-P", str(program)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+def test_records_die_with_their_graphs() -> None:
+    def once() -> None:
+        run(tf.function(layer))
+
+    once()
+    gc.collect()
+    known_graphs, objects = len(GRAPHS), len(gc.get_objects())
+    for _ in range(5):
+        once()
+    gc.collect()
+    assert len(GRAPHS) <= known_graphs
+    assert len(gc.get_objects()) - objects < 100
     assert ours() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,56 @@ def test_a_routine_raises(small: Small, session: Any, kind: str) -> None:
     session.run(small.train)
 
 
+POINTS = [
+    *("insert_before_op", "insert_after_op", "replace_op"),
+    *("insert_before_backward_op", "insert_after_backward_op", "replace_backward_op"),
+    *("raw insert_before_backward_op", "raw insert_after_backward_op"),
+    "raw replace_backward_op",
+]
+
+
+@pytest.mark.parametrize("staging", [False, True], ids=["host", "staged"])
+@pytest.mark.parametrize("point", POINTS)
+def test_the_note_names_tool_routine_and_op(
+    small: Small, session: Any, point: str, staging: bool
+) -> None:
+    class Failing(amanda.Tool):
+        def __init__(self) -> None:
+            self.add_inst_for_op(self.analyse, backward=point.startswith("raw "))
+
+        def analyse(self, context: OpContext) -> None:
+            if context.name in ("act", GRADIENT):
+                routine = amanda.staged(lambda *v: wrong(*v)) if staging else wrong
+                getattr(context, point.removeprefix("raw "))(routine)
+                raw = context.is_backward()
+                numbers.append(context.get_backward_op_id() if raw else context.get_op_id())
+
+    def wrong(*values: Any) -> Any:
+        raise OwnError("mine")
+
+    numbers: list[int | None] = []
+    plain = session.run([small.w, small.total])
+    with amanda.apply(Failing()):
+        for _ in range(2):
+            with pytest.raises(OwnError, match="mine") as caught:
+                session.run([small.total, small.train])
+            note, *others = caught.value.__notes__
+            assert all("Then also" in other for other in others)
+            assert point.removeprefix("raw ") in note
+            assert "tool test_the_note" in note
+            assert "Failing" in note
+            assert ("lambda" if staging else "wrong") in note
+            assert repr(GRADIENT if point.startswith("raw ") else "act") in note
+            assert f"id {numbers[0]}" in note
+            assert "test_errors.py:" in note
+    if point != "insert_after_op":  # The gradient waits for all but this one.
+        equal(session.run([small.w, small.total]), plain)
+    session.run([small.total, small.train])
+
+
+GRADIENT = "gradients/act_grad/TanhGrad"
+
+
 def test_a_staged_routine_raises_when_it_is_traced(small: Small, session: Any) -> None:
     @amanda.staged
     def routine(value: Any) -> Any:
@@ -130,14 +181,20 @@ def test_the_first_of_several_exceptions(small: Small, session: Any) -> None:
     with small.graph.as_default():
         others = [tf.negative(small.w, name=f"neg{i}") for i in range(4)]
 
+    raised: list[int] = []
+
     def routine(*values: Any) -> None:
-        raise OwnError("one of them")
+        raised.append(len(raised))
+        time.sleep(0.02)  # Executors go on with what does not wait for this.
+        raise OwnError(f"number {raised[-1]}")
 
     with amanda.apply(before("Neg", routine)):
-        with pytest.raises(OwnError):
-            session.run(others)
-        with pytest.raises(OwnError):
-            session.run(others)
+        for _ in range(2):
+            raised.clear()
+            with pytest.raises(OwnError, match="number 0") as caught:
+                session.run(others)
+            _, *notes = caught.value.__notes__
+            assert notes == [f"Then also OwnError: number {number}" for number in raised[1:]]
     session.run(others)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -248,3 +250,43 @@ def test_gradients_of_the_same_tensors_do_not_walk_clones() -> None:
         with other.graph.as_default():
             tf.gradients(other.total, [other.w])
         assert added == all_ops(other.graph) - count
+
+
+def test_other_threads_meet_no_op_that_is_being_hidden() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x = y = v1.placeholder(tf.float32, [2, 2], "x")
+        for number in range(40):
+            y = tf.tanh(tf.matmul(y, tf.eye(2), name=f"mm{number}"))
+    asking = {name: ANSWERS[name] for name in _QUICK}
+    asking["readers of one"] = lambda _: [op.name for op in x.consumers()]
+    expected = {name: ask(graph) for name, ask in asking.items()}
+    wrong: list[Any] = []
+    asked, done = threading.Semaphore(0), threading.Event()
+
+    def ask_all() -> None:
+        while not done.is_set():
+            for name, ask in asking.items():
+                if ask(graph) != expected[name]:
+                    wrong.append(name)
+            asked.release()
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=ask_all)
+    sys.setswitchinterval(1e-4)
+    try:
+        with new_session(graph) as session:
+            thread.start()
+            for number in range(0, 40, 4):
+                assert asked.acquire(timeout=60)
+                with amanda.apply(before(f"mm{number}", double, 1)):
+                    session.run(y, {x: GIVEN})
+    finally:
+        done.set()
+        thread.join(60)
+        sys.setswitchinterval(interval)
+    assert all_ops(graph) > graph.num_operations() + 200
+    assert wrong == []
+
+
+_QUICK = {"graph_def", "operations", "num_operations", "version", "functions"}

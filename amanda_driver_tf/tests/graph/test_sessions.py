@@ -110,6 +110,97 @@ def test_tools_applied_inside_a_monitored_session() -> None:
         close(session.run(model.mm) * 2, via)
 
 
+def test_hooks_that_feed_run_and_end() -> None:
+    model = Trained()
+    with model.graph.as_default():
+        factor = v1.placeholder_with_default(1.0, [], "factor")
+        scaled = tf.multiply(model.mm, factor, name="scaled")
+    seen: dict[str, Any] = {"evaluated": []}
+
+    class Mine(v1.train.SessionRunHook):  # type: ignore[misc]
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            seen["created"] = session.run(model.mm)
+
+        def before_run(self, run_context: Any) -> Any:
+            return v1.train.SessionRunArgs({"scaled": scaled}, {factor: 10.0})
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            seen["run"] = run_values.results["scaled"]
+            seen["evaluated"].append(run_context.session.run(scaled))
+
+        def end(self, session: Any) -> None:
+            seen["end"] = session.run(model.mm)
+
+    with model.graph.as_default():
+        final = v1.train.FinalOpsHook([model.mm, model.step])
+        creator = v1.train.ChiefSessionCreator()
+        calls, counted = counting("scaled")
+        with (
+            amanda.apply(doubled(), counted),
+            v1.train.MonitoredSession(creator, [Mine(), final]) as session,
+        ):
+            fetched = session.run(model.mm)
+    mm = np.full((2, 2), 4, np.float32)
+    equal([fetched, seen["created"], seen["end"], final.final_ops_values[0]], [mm] * 4)
+    equal([seen["run"], *seen["evaluated"]], [10 * mm, mm])
+    assert len(calls) == 2
+
+
+def test_a_routine_that_raises_in_a_monitored_session() -> None:
+    model, fails = Trained(), [True]
+
+    class Own(Exception):
+        pass
+
+    def failing(value: Any) -> None:
+        if fails[0]:
+            raise Own("mine")
+
+    with (
+        model.graph.as_default(),
+        amanda.apply(before("mm", failing, 1), doubled()),
+        v1.train.MonitoredTrainingSession() as session,
+    ):
+        for _ in range(2):
+            with pytest.raises(Own, match="mine") as caught:
+                session.run(model.train)
+            assert "'mm'" in caught.value.__notes__[0]
+        fails[0] = False
+        session.run(model.train)
+        close(session.run(model.w), reached(1))
+
+
+def test_a_monitored_session_that_recovers(tmp_path: pathlib.Path) -> None:
+    model = Trained()
+
+    class Aborts(v1.train.SessionRunHook):  # type: ignore[misc]
+        runs = sessions = 0
+
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            self.sessions += 1
+
+        def after_run(self, run_context: Any, run_values: Any) -> None:
+            self.runs += 1
+            if self.runs == 4:
+                raise tf.errors.AbortedError(None, None, "the worker has gone")
+
+    hook = Aborts()
+    with (
+        model.graph.as_default(),
+        amanda.apply(doubled()),
+        v1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), hooks=[hook], save_checkpoint_steps=2
+        ) as session,
+    ):
+        for _ in range(4):
+            session.run(model.train)
+        # The session made anew goes on from the last checkpoint.
+        step, w = session.run([model.step, model.w])
+        close(w, reached(int(step)))
+        assert step > 2
+    assert hook.sessions == 2
+
+
 def test_a_supervisor() -> None:
     # A supervisor knows no resource variables, the global step's included.
     was = v1.resource_variables_enabled()
@@ -232,7 +323,8 @@ def test_steps_end_once_for_each_run() -> None:
         session.run(model.train)
     assert len(ended) == 5
     assert nested == [1]
-    assert ended == sorted(set(ended))
+    assert ended == [0, 1, 2, 3, 4]
+    assert begun == [0, 1, 2, 3, 4, 5]
 
 
 # Threads.

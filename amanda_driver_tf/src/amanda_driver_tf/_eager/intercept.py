@@ -2,7 +2,7 @@
 
 Owns the replacements and the decision, at each op, whether somebody watches the calling thread and
 whether there is anything to do. What is done is `execute`'s, backward passes are `backward`'s, the
-calls of Keras `keras_calls`'.
+calls of Keras `keras_calls`', threads of distribution strategies `replicas`'.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patches
 from amanda_core.threads import THREAD, Control
 from amanda_driver_tf import _build
-from amanda_driver_tf._eager import backward, keras_calls, recompute
+from amanda_driver_tf._eager import backward, keras_calls, recompute, replicas
 from amanda_driver_tf._eager.execute import Call, is_plain, run, tag
 from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type_of
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
@@ -94,7 +94,7 @@ class _Patches(Patches):
         ):
             self._replace(owner, name, replacement)
         _register()
-        for undo in keras_calls.install():
+        for undo in (*keras_calls.install(), *replicas.install()):
             self._afterwards(undo)
 
 

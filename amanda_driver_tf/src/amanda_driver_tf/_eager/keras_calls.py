@@ -15,6 +15,7 @@ from amanda_core.patching import Patch
 from amanda_core.threads import THREAD
 from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.places import Forward
+from amanda_driver_tf._eager.replicas import Replica
 from amanda_driver_tf._eager.scopes import OPTIMIZER, Activation
 from amanda_driver_tf._eager.symbols import executes_eagerly, ops
 from amanda_driver_tf._state import STATE
@@ -162,7 +163,8 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             if activations[-1] is activation:
                 activations.pop()
-        place.mode.session.end_step()
+        if type(place) is not Replica or place.is_last:
+            place.mode.session.end_step()
         return result
 
     return _left_alone(apply)

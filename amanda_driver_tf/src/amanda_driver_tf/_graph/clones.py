@@ -222,6 +222,8 @@ def _import(
     prefix = f"amanda_{next(_NUMBERS)}"
     clean = {node.name for node in body.nodes} - {node.name for node in dirty}
     with hiding(graph) as hidden:
+        for value in sources.values():
+            hide_consumers(value.node.op.outputs[value.slot], hidden)
         input_map = {
             f"{name}:0": value.node.op.outputs[value.slot] for name, value in sources.items()
         }
@@ -246,6 +248,4 @@ def _import(
                 ]
             )
         cloned.kept = [graph._get_operation_by_name(f"{prefix}/{k.name}") for k in kept]
-    for value in sources.values():
-        hide_consumers(value.node.op.outputs[value.slot], hidden)
     return cloned

@@ -17,7 +17,7 @@ from typing import Any
 
 from tensorflow.python.eager import context, forwardprop_util, record
 from tensorflow.python.eager.polymorphic_function import concrete_function
-from tensorflow.python.framework import dtypes, ops
+from tensorflow.python.framework import dtypes, errors, ops
 
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
@@ -125,6 +125,16 @@ class _Carried:
         raise error
 
 
+def _spread(error: BaseException) -> UnsupportedError | None:
+    """What to raise where DTensor, which runs a function on several devices, met a routine."""
+    if "'tf.EagerPyFunc' op does not implement layout propagation" not in str(error):
+        return None
+    return UnsupportedError(
+        "A host routine was inserted into a function that runs on DTensors",
+        fix="Mark the routine with @amanda.staged",
+    )
+
+
 def _is_vectorised() -> bool:
     """Whether what is being built is the body of a loop for pfor, which makes its ops anew."""
     graph = ops.get_default_graph()
@@ -180,18 +190,15 @@ class FunctionMode(Mode):
         twin = self._twin(function, inputs, carried)
         outermost = STATE.running == 0 and "__forward_" not in function
         outermost = outermost and "__backward_" not in function
+        waits = twin is not None and context.is_async()
         STATE.running += 1
         try:
             if twin is None:
                 outputs = call(name, inputs, count)
             else:
-                outputs = self._run_twin(call, function, twin, inputs, count, carried)
+                outputs = self._run_twin(call, function, twin, inputs, count, carried, waits)
         except BaseException as error:
-            session.raised(error)
-            session.raise_pending()
-            refused = refusal(error)
-            if refused is not None:
-                raise refused from error
+            self._raise_own(error, waits)
             raise
         finally:
             STATE.running -= 1
@@ -199,6 +206,19 @@ class FunctionMode(Mode):
         if outermost and session.enabled:
             session.end_step()
         return outputs
+
+    def _raise_own(self, error: BaseException, waits: bool) -> None:
+        """Raise what stands behind an error of TensorFlow's: a routine's own, or a refusal."""
+        try:
+            self.session.raised(error)
+            self.session.raise_pending()
+            refused = refusal(error) or _spread(error)
+            if refused is not None:
+                raise refused from error
+        except BaseException:
+            if waits:
+                context.async_clear_error()  # It would be that of everything that runs later.
+            raise
 
     def _run_twin(
         self,
@@ -208,6 +228,7 @@ class FunctionMode(Mode):
         inputs: list[Any],
         count: int,
         carried: _Carried | None,
+        waits: bool,
     ) -> Any:
         if twin.takes:
             assert carried is not None
@@ -220,6 +241,8 @@ class FunctionMode(Mode):
                 fix="Leave the accumulator out, or use a tf.GradientTape",
             )
         outputs = call(twin.name, inputs, count + twin.results)
+        if waits:
+            context.async_wait()  # What a routine raises belongs to this call.
         if not twin.gradients and not twin.watched:
             return outputs
         outputs = outputs or []
@@ -274,7 +297,9 @@ class FunctionMode(Mode):
             )
             if woven is None:
                 return None
-            gradients = self._lead_out(rewriter, woven) if "__forward_" in function else None
+            gradients = None
+            if "__forward_" in function:
+                gradients = self._lead_out(rewriter, woven, definitions)
             name = rewriter.write(woven)
             watched = self._is_watched(woven)
             if name is None and not watched:
@@ -320,12 +345,12 @@ class FunctionMode(Mode):
         kept = _Kept(self._analysis, carried.twin.plans)
         return rewriter.weave(carried.function, earlier, analysis=kept)
 
-    def _lead_out(self, rewriter: Rewriter, woven: Woven) -> Gradients:
+    def _lead_out(self, rewriter: Rewriter, woven: Woven, definitions: _Definitions) -> Gradients:
         """Have a forward function return what the functions of its gradients will ask for."""
         found: Gradients = weakref.WeakKeyDictionary()
         for child in children_of(woven.body.graph):
             gradient = name_of(child)
-            if not context.context().has_function(gradient):
+            if not definitions.knows(gradient):
                 continue
             asked = rewriter.weave(gradient, woven, analysis=_Bare(self._analysis, True))
             if asked is None:
@@ -356,6 +381,14 @@ class _Definitions:
         while carried is not None:
             self._kept[carried.function] = carried.twin.definition
             carried = carried.earlier
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a function; if so it is kept, as other threads may let go of it."""
+        try:
+            self._kept[name] = self(name)
+        except errors.NotFoundError:
+            return False
+        return True
 
     def __call__(self, name: str) -> Any:
         return self._kept.get(name) or context.context().get_function_def(name)

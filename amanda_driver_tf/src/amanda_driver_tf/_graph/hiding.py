@@ -2,7 +2,8 @@
 
 Owns what a `tf.Graph` answers once it holds hidden ops: names, lists, counts, serialised forms and
 consumers are those of the graph as its owner built it. TensorFlow cannot delete ops from a graph;
-hidden ones stay, cost nothing when they are not run, and nobody meets them.
+hidden ones stay, cost nothing when they are not run, and nobody meets them: other threads, which
+ask under the graph's lock, wait while some are being added.
 """
 
 from __future__ import annotations
@@ -46,34 +47,44 @@ class _Hiding:
     """Answers of a graph with hidden ops. Mixed into the graph's own class."""
 
     _amanda_hidden: Hidden
+    _lock: Any
 
     def get_operations(self) -> list[Any]:
-        found: list[Any] = super().get_operations()  # type: ignore[misc]
         hidden = self._amanda_hidden
-        return found if hidden.open else [op for op in found if op.name not in hidden.names]
+        with self._lock:
+            found: list[Any] = super().get_operations()  # type: ignore[misc]
+            return found if hidden.open else [op for op in found if op.name not in hidden.names]
 
     def num_operations(self) -> int:
-        count = int(super().num_operations())  # type: ignore[misc]
-        return count if self._amanda_hidden.open else count - len(self._amanda_hidden.names)
+        with self._lock:
+            count = int(super().num_operations())  # type: ignore[misc]
+            return count if self._amanda_hidden.open else count - len(self._amanda_hidden.names)
 
     @property
     def version(self) -> int:
-        number = int(super().version)  # type: ignore[misc]
-        return number if self._amanda_hidden.open else number - len(self._amanda_hidden.names)
+        with self._lock:
+            number = int(super().version)  # type: ignore[misc]
+            return number if self._amanda_hidden.open else number - len(self._amanda_hidden.names)
 
     def _get_operation_by_name(self, name: str) -> Any:
         hidden = self._amanda_hidden
-        if name in hidden.names and not hidden.open:
-            raise KeyError(f"The name '{name}' refers to an Operation not in the graph.")
-        return super()._get_operation_by_name(name)  # type: ignore[misc]
+        with self._lock:
+            if name in hidden.names and not hidden.open:
+                raise KeyError(f"The name '{name}' refers to an Operation not in the graph.")
+            return super()._get_operation_by_name(name)  # type: ignore[misc]
 
     def _is_function(self, name: str) -> bool:
         hidden = self._amanda_hidden
-        if name in hidden.functions and not hidden.open:
-            return False
-        return bool(super()._is_function(name))  # type: ignore[misc]
+        with self._lock:
+            if name in hidden.functions and not hidden.open:
+                return False
+            return bool(super()._is_function(name))  # type: ignore[misc]
 
     def _as_graph_def(self, *args: Any, **kwargs: Any) -> tuple[Any, int]:
+        with self._lock:
+            return self._shown(*args, **kwargs)
+
+    def _shown(self, *args: Any, **kwargs: Any) -> tuple[Any, int]:
         hidden = self._amanda_hidden
         hidden.open += 1
         try:
@@ -115,11 +126,18 @@ def _hiding_class(kind: type) -> type:
 @contextmanager
 def hiding(graph: Any) -> Iterator[Hidden]:
     """Extent in which what is added to a graph is hidden, and a finalized one accepts it."""
-    hidden = Hidden.of(graph)
-    if hidden is None:
-        hidden = Hidden(graph)
-        setattr(graph, _ATTRIBUTE, hidden)
-        graph.__class__ = _hiding_class(type(graph))
+    with graph._lock:
+        hidden = Hidden.of(graph)
+        if hidden is None:
+            hidden = Hidden(graph)
+            setattr(graph, _ATTRIBUTE, hidden)
+            graph.__class__ = _hiding_class(type(graph))
+        with _adding(graph, hidden):
+            yield hidden
+
+
+@contextmanager
+def _adding(graph: Any, hidden: Hidden) -> Iterator[None]:
     names, functions = dict(graph._names_in_use), dict(graph._functions)
     collections = {name: list(graph._collections[name]) for name in graph._collections}
     count = ops.Graph.num_operations(graph)
@@ -129,7 +147,7 @@ def hiding(graph: Any) -> Iterator[Hidden]:
     hidden.open += 1
     try:
         with _outside_scopes(graph):
-            yield hidden
+            yield
     finally:
         hidden.open -= 1
         if finalized:
@@ -182,7 +200,8 @@ def hide_consumers(tensor: Any, hidden: Hidden) -> None:
     original = type(tensor).consumers
 
     def consumers() -> list[Any]:
-        found = original(tensor)
-        return [op for op in found if hidden.open or op.name not in hidden.names]
+        with tensor.graph._lock:
+            found = original(tensor)
+            return [op for op in found if hidden.open or op.name not in hidden.names]
 
     tensor.consumers = consumers

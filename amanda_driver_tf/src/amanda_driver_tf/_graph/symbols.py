@@ -17,6 +17,13 @@ _SYMBOLS = {
         "BaseSession._call_tf_sessionprun: self handle feed_dict fetch_list",
         "BaseSession._extend_graph",
     ),
+    "tensorflow.python.distribute.coordinator.cluster_coordinator": (
+        "ClusterCoordinator.schedule: self fn",
+    ),
+    "tensorflow.python.distribute.mirrored_run": (
+        "_MirroredReplicaContext._merge_call: self fn args kwargs",
+        "_MirroredReplicaThread.run: self",
+    ),
     "tensorflow.python.eager.backprop": (
         "_gradient_function: op_name attr_tuple num_inputs inputs outputs out_grads",
     ),
@@ -24,8 +31,10 @@ _SYMBOLS = {
         "Context.call_function: self name tensor_inputs num_outputs",
         "Context.add_function_def",
         "Context.get_function_def",
-        "Context.has_function",
         "Context.remove_function",
+        "async_clear_error",
+        "async_wait",
+        "is_async",
     ),
     "tensorflow.python.eager.execute": ("record_gradient: op_name inputs attrs outputs",),
     "tensorflow.python.eager.imperative_grad": ("imperative_grad: tape target sources",),

@@ -1,0 +1,144 @@
+"""Threads of distribution strategies: replicas that run eagerly, and functions sent to workers.
+
+Owns what of a session the thread of a replica gets, and what is refused. A strategy runs its
+replicas one after the other, each for a stretch, so that nothing is watched by two threads at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tensorflow.python.distribute import mirrored_run
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+from amanda_core.errors import UnsupportedError
+from amanda_core.patching import Patch
+from amanda_core.threads import THREAD
+from amanda_driver_tf._eager.places import Forward
+from amanda_driver_tf._eager.symbols import executes_eagerly
+from amanda_driver_tf._state import STATE
+
+__all__ = ["Replica", "install", "refuse_in_replica"]
+
+_ATTRIBUTE = "_amanda_lender"
+
+
+def install() -> Sequence[Callable[[], None]]:
+    """Replace what starts replicas and sends functions; gives what undoes it."""
+    thread, sent = mirrored_run._MirroredReplicaThread, cluster_coordinator.ClusterCoordinator
+    replica = mirrored_run._MirroredReplicaContext
+    return [
+        Patch(owner, name, make(vars(owner)[name])).undo
+        for owner, name, make in (
+            (thread, "__init__", _started),
+            (thread, "run", _running),
+            (replica, "_merge_call", _merging),
+            (sent, "schedule", _sending),
+        )
+    ]
+
+
+class Replica(Forward):
+    """The forward program of one replica, in the thread that its strategy runs it on.
+
+    Attributes:
+        is_last: Whether it is the replica that each stretch ends with.
+    """
+
+    __slots__ = ("is_last",)
+
+    def __init__(self, lender: Forward, is_last: bool) -> None:
+        super().__init__(lender.mode, lender.activations)
+        self.is_last = is_last
+
+
+def refuse_in_replica() -> None:
+    """Refuse that more tools are applied in the thread of a replica, where they would be alone."""
+    if isinstance(STATE.eager, Replica):
+        raise UnsupportedError(
+            "Tools are applied inside a replica that runs eagerly while others are applied",
+            fix="Apply them around strategy.run",
+        )
+
+
+def _started(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        place = STATE.eager
+        if isinstance(place, Forward) and not STATE.quiet and executes_eagerly():
+            setattr(self, _ATTRIBUTE, (STATE.attachment, place))
+
+    return __init__
+
+
+def _running(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def run(self: Any) -> Any:
+        lent = self.__dict__.pop(_ATTRIBUTE, None)
+        if lent is None:
+            return original(self)
+        attachment, place = lent
+        with _watched(attachment, Replica(place, self.replica_id + 1 == len(self.devices))):
+            return original(self)
+
+    return run
+
+
+@contextmanager
+def _watched(attachment: Any, place: Replica) -> Iterator[None]:
+    """Extent in which the calling thread stands for the one that entered `apply`."""
+    before = THREAD.control, THREAD.session
+    # Switches are those of the thread that waits meanwhile; it may be switched off there.
+    THREAD.control, THREAD.session = place.control, place.session
+    STATE.attachment, STATE.eager = attachment, place
+    try:
+        yield
+    finally:
+        THREAD.control, THREAD.session = before
+        STATE.attachment = STATE.eager = None
+
+
+def _merging(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _merge_call(self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        place = STATE.eager
+        return original(self, _within(place, fn) if type(place) is Replica else fn, args, kwargs)
+
+    return _merge_call
+
+
+def _within(replica: Replica, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn`, which the thread of `apply` calls for all replicas, as a part of what they run."""
+    activations = list(replica.activations)
+
+    @functools.wraps(fn)
+    def merged(*args: Any, **kwargs: Any) -> Any:
+        place = STATE.eager
+        if not isinstance(place, Forward):
+            return fn(*args, **kwargs)
+        before, place.activations = place.activations, activations
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            place.activations = before
+
+    return merged
+
+
+def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def schedule(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is not None and not STATE.quiet and attachment.session.enabled:
+            raise UnsupportedError(
+                f"The function {getattr(fn, '__name__', fn)!r} is sent to a worker by a "
+                "ClusterCoordinator while tools are applied, which reach no worker",
+                fix="Call the function itself, or schedule it inside amanda.disabled()",
+            )
+        return original(self, fn, *args, **kwargs)
+
+    return schedule
