@@ -17,7 +17,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit
 
 from .drawn import Drawn
-from .making import values
+from .making import Ops, values
 from .test_programs import KINDS, some_edits
 from .ways import IN_SESSIONS, TWICE, WAYS, Unchanged, check
 
@@ -50,6 +50,14 @@ def drawn_edits(some: random.Random, program: Drawn, way: str) -> list[Edit]:
     ]
 
 
+def _runs_plainly(program: Drawn, way: str) -> bool:
+    try:
+        IN_SESSIONS[way](program, Ops(), VALUES, True)
+    except tf.errors.InvalidArgumentError as error:
+        return "Retval" not in str(error)
+    return True
+
+
 @pytest.mark.parametrize("way", [*WAYS, *IN_SESSIONS, *TWICE])
 def test_drawn_programs(way: str) -> None:
     different = 0
@@ -67,7 +75,9 @@ def test_drawn_programs(way: str) -> None:
             except UnsupportedError as error:
                 if not any(reason in str(error) for reason in REFUSED.split("|")):
                     raise
-            except AssertionError as error:
+            except Exception as error:
+                if way in IN_SESSIONS and not _runs_plainly(program, way):
+                    break  # TensorFlow's optimiser loses values of old branches.
                 raise AssertionError(f"{edits} in\n{program}") from error
     assert different >= len(SEEDS) // 2, "hardly an edit changed anything: a test of little"
 
