@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amanda_driver_tf._interceptor import Choice
+    from amanda_driver_tf._remnants import Remnant
 
-__all__ = ["interceptor"]
+__all__ = ["interceptor", "remnants"]
 
 __version__ = "0.1.0"
 
@@ -25,3 +26,15 @@ def interceptor() -> Choice:
     from amanda_driver_tf._interceptor import choice
 
     return choice()
+
+
+def remnants() -> list[Remnant]:
+    """What stays in TensorFlow once tools are left, with its extent; inert for everybody else.
+
+    >>> import amanda_driver_tf
+    >>> [remnant.what for remnant in amanda_driver_tf.remnants()]
+    []
+    """
+    from amanda_driver_tf._remnants import remnants
+
+    return remnants()

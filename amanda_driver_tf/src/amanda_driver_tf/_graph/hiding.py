@@ -8,15 +8,17 @@ ask under the graph's lock, wait while some are being added.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tensorflow.python.framework import ops
 
-__all__ = ["Hidden", "hide_consumers", "hiding"]
+__all__ = ["Hidden", "all_hidden", "hide_consumers", "hiding"]
 
 _ATTRIBUTE = "_amanda_hidden"
+_GRAPHS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Hidden:
@@ -41,6 +43,11 @@ class Hidden:
     def of(cls, graph: Any) -> Hidden | None:
         """What a graph hides, or None."""
         return getattr(graph, _ATTRIBUTE, None)
+
+
+def all_hidden() -> list[Hidden]:
+    """What the graphs that are alive hide."""
+    return [hidden for graph in list(_GRAPHS) if (hidden := Hidden.of(graph)) is not None]
 
 
 class _Hiding:
@@ -132,6 +139,7 @@ def hiding(graph: Any) -> Iterator[Hidden]:
             hidden = Hidden(graph)
             setattr(graph, _ATTRIBUTE, hidden)
             graph.__class__ = _hiding_class(type(graph))
+            _GRAPHS.add(graph)
         with _adding(graph, hidden):
             yield hidden
 

@@ -23,7 +23,7 @@ from amanda_driver_tf import _pywrap
 from amanda_driver_tf._graph.records import Record, Records, Run, is_symbolic, name_graph, next_id
 from amanda_driver_tf._graph.symbols import problems
 
-__all__ = ["install", "is_installed"]
+__all__ = ["WRAPPED", "install", "is_installed"]
 
 _MARK = "_amanda_op"
 
@@ -36,34 +36,38 @@ class _Thread(threading.local):
 
 
 _THREAD = _Thread()
-_INSTALLED: list[bool] = []
+#: Names of the functions that it stands around, once it listens.
+WRAPPED: list[str] = []
 
 
 def is_installed() -> bool:
     """Whether the recorder listens."""
-    return bool(_INSTALLED)
+    return bool(WRAPPED)
 
 
 def install() -> None:
     """Start listening, for the rest of the process; a second call does nothing."""
-    if _INSTALLED:
+    if WRAPPED:
         return
     missing = problems()
     if missing:
         raise UnsupportedError(
             f"This TensorFlow is not known: {'; '.join(missing)}", fix="Use TensorFlow 2.21"
         )
-    _INSTALLED.append(True)
-    gradients_util._GradientsHelper = _run_of_gradients(gradients_util._GradientsHelper)
-    gradients_util._AggregatedGrads = _collecting(gradients_util._AggregatedGrads)
-    gradients_util._MaybeCompile = _recording(gradients_util._MaybeCompile)
-    gradients_util._LogOpGradients = _completing(gradients_util._LogOpGradients)
-    imperative_grad.imperative_grad = _run_of_tape(imperative_grad.imperative_grad)
-    execute.record_gradient = _marking(execute.record_gradient)
-    backprop._gradient_function = _of_tape(backprop._gradient_function)
+    for owner, name, wrap in (
+        (gradients_util, "_GradientsHelper", _run_of_gradients),
+        (gradients_util, "_AggregatedGrads", _collecting),
+        (gradients_util, "_MaybeCompile", _recording),
+        (gradients_util, "_LogOpGradients", _completing),
+        (imperative_grad, "imperative_grad", _run_of_tape),
+        (execute, "record_gradient", _marking),
+        (backprop, "_gradient_function", _of_tape),
+        (record, "record_operation", _wrapping),
+        (atomic_function, "from_func_graph", _naming),
+    ):
+        setattr(owner, name, wrap(getattr(owner, name)))
+        WRAPPED.append(name)
     _pywrap.register_gradient_function(backprop._gradient_function)
-    record.record_operation = _wrapping(record.record_operation)
-    atomic_function.from_func_graph = _naming(atomic_function.from_func_graph)
 
 
 def _flat(values: Any) -> list[Any]:
