@@ -36,6 +36,9 @@ class Gradients:
     def __init__(self, weaver: Weaver) -> None:
         self._weaver, self._body, self._records = weaver, weaver.body, weaver.records
         self._derivatives = Derivatives(weaver)
+        runs = weaver.records.runs if weaver.records is not None else ()
+        #: Whether gradient functions asked for gradients themselves.
+        self._is_nested = any(run.around for run in runs)
         #: Number of an eager tensor, such as a variable's handle -> the argument that it is here.
         self._captured = {
             ops.tensor_id(outer): key_of(inner)
@@ -89,6 +92,8 @@ class Gradients:
                 for what is returned.
         """
         given = self._given(value, owner, place)
+        if not self._is_nested:
+            return given
         within = self._contributors_within(value, owner)
         if given is not None and place is not None:
             # What was asked for after the reader was made is not what it reads.
