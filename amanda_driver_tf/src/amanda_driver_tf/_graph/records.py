@@ -28,6 +28,7 @@ __all__ = [
     "differentiate_anew",
     "differentiated_inside",
     "graph_of",
+    "heard_whole",
     "is_symbolic",
     "name_graph",
     "name_of",
@@ -43,10 +44,14 @@ _NAME = "_amanda_name"
 _HEARD = "_amanda_heard"
 _READ = "_amanda_names_read"
 _INSIDE = "_amanda_inside"
+_WHOLE = "_amanda_whole"
 
 # What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
 _OF_GRADIENTS = re.compile(r"_grad(?:_\d+)?(?=/)")
 _OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
+
+# What forward accumulators call the functions of tangents.
+_OF_ACCUMULATORS = re.compile(r"_jvp_(?:exact|relaxed)_shapes_")
 
 _RUNS = itertools.count(1)
 
@@ -263,8 +268,9 @@ class Records:
             all_ops = graph.get_operations()
             # The recorder heard all of a function's gradients or none; what pfor vectorises it
             # makes anew from them, unheard.
-            self._unpaired = any("/pfor/" in op.name for op in all_ops) or (
+            self._unpaired = any("/pfor/" in op.name or _is_tangent(op) for op in all_ops) or (
                 not self.records
+                and not hasattr(graph, _WHOLE)
                 and any(_is_of_tape(op) and self.owner(op) is None for op in all_ops)
             )
         return self._unpaired
@@ -302,11 +308,18 @@ def _is_of_tape(op: Any) -> bool:
     """Whether an op's name, or that of the function it calls, says that it is a gradient."""
     if op.type == "Placeholder":
         return False  # What a branch captures is called after it.
-    if _OF_TAPES.search(op.name):
+    if _OF_TAPES.search(op.name) or _is_tangent(op):
         return True
     if not op.type.endswith("PartitionedCall"):
         return False
     return "__backward_" in op.get_attr("f").name
+
+
+def _is_tangent(op: Any) -> bool:
+    """Whether an op computes what a forward accumulator follows another op by."""
+    if not op.type.endswith("PartitionedCall"):
+        return False
+    return _OF_ACCUMULATORS.search(op.get_attr("f").name) is not None
 
 
 def _enclosing(records: Sequence[Record]) -> list[int]:
@@ -399,6 +412,14 @@ def name_graph(name: str, graph: Any) -> None:
         for source in (*sources, *(made.forward.graph for made in found.records)):
             if isinstance(source, func_graph_module.FuncGraph) and source is not graph:
                 _children(source).add(graph)
+
+
+def heard_whole(graph: Any) -> None:
+    """Note that a graph was built in a gradient that was heard: it holds no others.
+
+    The condition of a loop that runs backwards is named like a gradient, and has none.
+    """
+    setattr(graph, _WHOLE, True)
 
 
 # Every graph has a source and a sink, numbered 0 and 1.
