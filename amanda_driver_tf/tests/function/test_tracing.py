@@ -12,6 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import (
     Edit,
+    Everywhere,
     after,
     analysed,
     at_inputs,
@@ -334,3 +335,31 @@ def test_edits_of_ops_with_attributes_and_other_dtypes() -> None:
     ):
         function(X)
     equal(seen[0], wanted)
+
+
+def test_a_loop_over_a_table_is_watched_in_a_loaded_model(tmp_path: Path) -> None:
+    """The gradient's loop asks the variable for its shape, by a handle that it gets no list of."""
+
+    class Model(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.table = tf.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 2])])  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            def body(i: Any, x: Any) -> Any:
+                return i + 1, tf.tanh(x * tf.gather(self.table, [0, 2]))
+
+            return tf.while_loop(lambda i, _: i < 2, body, (0, x))[1]
+
+    tf.saved_model.save(Model(), str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    x = tf.constant([[0.1, 0.2], [0.3, 0.4]])
+
+    def run() -> list[Any]:
+        with tf.GradientTape() as tape:
+            y = loaded(x)
+        return [y, tf.convert_to_tensor(tape.gradient(y, loaded.table))]
+
+    plain = run()
+    with amanda.apply(Everywhere(lambda *values: None, aligned=False)):
+        equal(run(), plain)

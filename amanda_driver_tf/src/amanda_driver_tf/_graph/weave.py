@@ -551,6 +551,8 @@ class Weaver:
         return self._version(tensor, owner, seen) if seen is not None else None
 
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
+        if tensor.dtype == tf.resource:
+            return self.visible(value)  # There are no lists of them, which loops would need.
         seen = self.foreign.seen(owner.forward)
         wanted = self._version(tensor, owner, seen) if seen is not None else None
         if wanted is None or self.foreign.carries(tensor, wanted):
