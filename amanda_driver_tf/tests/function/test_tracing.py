@@ -337,7 +337,8 @@ def test_edits_of_ops_with_attributes_and_other_dtypes() -> None:
     equal(seen[0], wanted)
 
 
-def test_a_loop_over_a_table_is_watched_in_a_loaded_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("aligned", [False, True])
+def test_a_loop_over_a_table_is_watched_in_a_loaded_model(tmp_path: Path, aligned: bool) -> None:
     """The gradient's loop asks the variable for its shape, by a handle that it gets no list of."""
 
     class Model(tf.Module):  # type: ignore[misc]
@@ -361,5 +362,5 @@ def test_a_loop_over_a_table_is_watched_in_a_loaded_model(tmp_path: Path) -> Non
         return [y, tf.convert_to_tensor(tape.gradient(y, loaded.table))]
 
     plain = run()
-    with amanda.apply(Everywhere(lambda *values: None, aligned=False)):
+    with amanda.apply(Everywhere(lambda *values: None, aligned)):
         equal(run(), plain)

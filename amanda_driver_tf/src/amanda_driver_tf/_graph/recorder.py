@@ -20,15 +20,7 @@ from tensorflow.python.ops import gradients_util
 
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf import _pywrap
-from amanda_driver_tf._graph.records import (
-    Record,
-    Records,
-    Run,
-    heard_whole,
-    is_symbolic,
-    name_graph,
-    next_id,
-)
+from amanda_driver_tf._graph.records import Record, Records, Run, is_symbolic, name_graph, next_id
 from amanda_driver_tf._graph.symbols import problems
 
 __all__ = ["install", "is_installed"]
@@ -260,8 +252,6 @@ def _naming(original: Callable[..., Any]) -> Callable[..., Any]:
     def from_func_graph(name: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         function = original(name, graph, *args, **kwargs)
         name_graph(function.name.decode(), graph)
-        if _THREAD.runs:
-            heard_whole(graph)
         return function
 
     return from_func_graph

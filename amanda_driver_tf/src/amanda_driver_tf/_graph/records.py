@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import re
 import weakref
 from collections.abc import Sequence
@@ -28,7 +29,6 @@ __all__ = [
     "differentiate_anew",
     "differentiated_inside",
     "graph_of",
-    "heard_whole",
     "is_symbolic",
     "name_graph",
     "name_of",
@@ -44,11 +44,12 @@ _NAME = "_amanda_name"
 _HEARD = "_amanda_heard"
 _READ = "_amanda_names_read"
 _INSIDE = "_amanda_inside"
-_WHOLE = "_amanda_whole"
 
 # What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
 _OF_GRADIENTS = re.compile(r"_grad(?:_\d+)?(?=/)")
 _OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
+
+_RECORDER = os.path.join(os.path.dirname(__file__), "recorder.py")
 
 # What forward accumulators call the functions of tangents.
 _OF_ACCUMULATORS = re.compile(r"_jvp_(?:exact|relaxed)_shapes_")
@@ -270,13 +271,17 @@ class Records:
             # makes anew from them, unheard.
             self._unpaired = any("/pfor/" in op.name or _is_tangent(op) for op in all_ops) or (
                 not self.records
-                and not hasattr(graph, _WHOLE)
-                and any(_is_of_tape(op) and self.owner(op) is None for op in all_ops)
+                and any(
+                    _is_of_tape(op) and self.owner(op) is None and not _is_heard(op)
+                    for op in all_ops
+                )
             )
         return self._unpaired
 
     def _named_owner(self, op: Any) -> Record | None:
         """By name, for what was built before the recorder listened, or read from a file."""
+        if _OF_GRADIENTS.search(op.name) and _is_heard(op):
+            return None
         for match in _OF_GRADIENTS.finditer(op.name):
             # The gradient of `a/x` is in `<scope>/gradients/a/x_grad/`, whatever the scope; after
             # an import into `<scope>` the op is there, too.
@@ -313,6 +318,15 @@ def _is_of_tape(op: Any) -> bool:
     if not op.type.endswith("PartitionedCall"):
         return False
     return "__backward_" in op.get_attr("f").name
+
+
+def _is_heard(op: Any) -> bool:
+    """Whether the recorder listened when an op was made, of which it then noted what there is.
+
+    The condition of a loop that runs backwards is named like a gradient, and so is what a loop
+    keeps for it; they are none.
+    """
+    return any(frame.filename == _RECORDER for frame in op.traceback or ())
 
 
 def _is_tangent(op: Any) -> bool:
@@ -412,14 +426,6 @@ def name_graph(name: str, graph: Any) -> None:
         for source in (*sources, *(made.forward.graph for made in found.records)):
             if isinstance(source, func_graph_module.FuncGraph) and source is not graph:
                 _children(source).add(graph)
-
-
-def heard_whole(graph: Any) -> None:
-    """Note that a graph was built in a gradient that was heard: it holds no others.
-
-    The condition of a loop that runs backwards is named like a gradient, and has none.
-    """
-    setattr(graph, _WHOLE, True)
 
 
 # Every graph has a source and a sink, numbered 0 and 1.
