@@ -279,19 +279,32 @@ def test_recurrent_layers(kind: str) -> None:
     close([y, *tape.gradient(y, layer.trainable_variables)], wanted)
 
 
-def test_every_op_of_a_recurrent_layer_can_be_watched() -> None:
+@pytest.mark.parametrize("copies", [False, True], ids=["watched", "copied"])
+@pytest.mark.parametrize("form", ["outside", "inside"])
+def test_every_op_of_a_recurrent_layer_can_be_watched(form: str, copies: bool) -> None:
     layer = keras.layers.GRU(3)
     sequence = tf.cast(XS, tf.float32)
     layer(sequence)
-    function = tf.function(lambda xs: tf.reduce_sum(layer(xs) ** 2))
+    function: Any = lambda xs: tf.reduce_sum(layer(xs) ** 2)  # noqa: E731
+    if form == "outside":
+        function = tf.function(function)
 
     def run() -> list[Any]:
         with tf.GradientTape() as tape:
             y = function(sequence)
         return [y, *tape.gradient(y, layer.trainable_variables)]
 
+    if form == "inside":
+        run = tf.function(run)
+
+    def copy(value: Any) -> Any:
+        return value if value is None or value.dtype == tf.variant else tf.identity(value)
+
+    def again(*values: Any) -> Any:
+        return tf.nest.map_structure(copy, values) if copies else values
+
     wanted = run()
-    with amanda.apply(Everywhere(lambda *values: values)):
+    with amanda.apply(Everywhere(again)):
         close(run(), wanted)
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import (
     Edit,
+    Everywhere,
     after,
     analysed,
     at_inputs,
@@ -376,3 +377,32 @@ def test_values_of_every_dtype_reach_routines_and_come_back(way: str, dtype: Any
     assert reached[0] == (dtype, one.numpy().tolist())
     assert found.dtype == one.numpy().dtype
     assert found.tolist() == other.numpy().tolist()
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_a_loop_over_a_table_is_watched_in_a_loaded_model(tmp_path: Path, aligned: bool) -> None:
+    """The gradient's loop asks the variable for its shape, by a handle that it gets no list of."""
+
+    class Model(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.table = tf.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 2])])  # type: ignore[untyped-decorator]
+        def __call__(self, x: Any) -> Any:
+            def body(i: Any, x: Any) -> Any:
+                return i + 1, tf.tanh(x * tf.gather(self.table, [0, 2]))
+
+            return tf.while_loop(lambda i, _: i < 2, body, (0, x))[1]
+
+    tf.saved_model.save(Model(), str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    x = tf.constant([[0.1, 0.2], [0.3, 0.4]])
+
+    def run() -> list[Any]:
+        with tf.GradientTape() as tape:
+            y = loaded(x)
+        return [y, tf.convert_to_tensor(tape.gradient(y, loaded.table))]
+
+    plain = run()
+    with amanda.apply(Everywhere(lambda *values: None, aligned)):
+        equal(run(), plain)

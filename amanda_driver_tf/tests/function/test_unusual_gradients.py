@@ -10,7 +10,16 @@ import tensorflow as tf
 
 import amanda
 from amanda import OpContext
-from amanda_core.testing.tools import after, at_inputs, before, tool
+from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import (
+    after,
+    at_inputs,
+    at_outputs,
+    before,
+    replacing,
+    replacing_backward,
+    tool,
+)
 
 from .handwritten import EDITED, IDS, W, X, compare, half, outside
 from .making import close, equal, straight
@@ -63,6 +72,70 @@ def test_edited_slices(form: str, dense: bool) -> None:
                 run()
         else:
             close(run(), wanted)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("replaced", [False, True], ids=["edited", "replaced"])
+@pytest.mark.parametrize("rows", ["same", "others", "fewer"])
+@pytest.mark.parametrize("form", ["outside", "inside"])
+def test_slices_of_other_rows_are_refused(
+    form: str, rows: str, replaced: bool, staged: bool
+) -> None:
+    """What adds slices up reads the rows that the graph was built with."""
+    table = tf.Variable(W)
+    chosen = {"same": IDS, "others": tf.reverse(IDS, [0]), "fewer": IDS[:1]}[rows]
+
+    def lookup() -> Any:
+        return tf.reduce_sum(tf.tanh(tf.gather(table, IDS)))
+
+    def differentiate(program: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y = program()
+        return tf.convert_to_tensor(tape.gradient(y, table))
+
+    def routine(gradient: Any) -> Any:
+        values = gradient if replaced else gradient.values
+        return tf.IndexedSlices(values[: len(chosen)] * 3, chosen, tf.constant([3, 3]))
+
+    wanted = 3 * differentiate(lookup)
+    where = form == "outside"
+    run = tf.function(lookup) if where else tf.function(lambda: differentiate(lookup))
+    if staged:
+        routine = amanda.staged(routine)
+    gather = "ResourceGather"
+    tools = replacing_backward(gather, routine) if replaced else at_inputs(gather, routine, 0)
+    with amanda.apply(tools):
+        if rows == "same":
+            close(differentiate(run) if where else run(), wanted)
+        else:
+            with pytest.raises(UnsupportedError, match="of other rows"):
+                differentiate(run) if where else run()
+
+
+@pytest.mark.parametrize("form", ["outside", "inside"])
+def test_the_gradient_of_a_replaced_op_is_no_slices(form: str) -> None:
+    """Its rows would be added up as those that the op took."""
+    take = tf.constant([1, 1, 0])
+
+    def lookup(x: Any) -> Any:
+        return tf.reduce_sum(tf.tanh(tf.gather(x, take)))
+
+    def differentiate(program: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(W)
+            y = program(W)
+        return tf.convert_to_tensor(tape.gradient(y, W))
+
+    def other(x: Any, ids: Any, axis: Any) -> Any:
+        return tf.sin(x)
+
+    called = tf.function(lookup) if form == "outside" else lookup
+    run: Any = lambda: differentiate(called)  # noqa: E731
+    if form == "inside":
+        run = tf.function(run)
+    tools = replacing("GatherV2", other)
+    with amanda.apply(tools), pytest.raises(UnsupportedError, match="IndexedSlices"):
+        run()
 
 
 def test_embedding_beside_a_matmul_of_the_same_table() -> None:
@@ -225,6 +298,35 @@ def test_edits_are_refused_in_forward_mode() -> None:
         equal(jvp(function), plain)
 
 
+def test_forward_mode_inside_a_function_is_refused() -> None:
+    def jvp(x: Any, w: Any) -> list[Any]:
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+            y = tf.tanh(tf.matmul(x, w))
+        return [y, accumulator.jvp(y)]
+
+    function = tf.function(jvp)
+    plain = function(X, W)
+    with amanda.apply(EDITED), pytest.raises(UnsupportedError, match="ForwardAccumulator"):
+        function(X, W)
+    with amanda.apply(before("MatMul", lambda *values: None)):
+        equal(function(X, W), plain)
+
+
+def test_forward_mode_is_over_where_the_accumulator_is() -> None:
+    def layer(x: Any, w: Any) -> Any:
+        return tf.tanh(tf.matmul(x, w))
+
+    function, other = tf.function(layer), tf.function(lambda x, w: tf.sin(layer(x, w)))
+    wanted = tf.sin(layer(X, half(W)))
+    with amanda.apply(EDITED):
+        with (
+            pytest.raises(UnsupportedError, match="ForwardAccumulator"),
+            tf.autodiff.ForwardAccumulator(X, tf.ones_like(X)),
+        ):
+            function(X, W)
+        close(other(X, W), wanted)
+
+
 def test_several_targets_and_given_gradients() -> None:
     def run(program: Any) -> list[Any]:
         with tf.GradientTape() as tape:
@@ -254,6 +356,24 @@ def test_unconnected_gradients_stay_unconnected() -> None:
         dw,
         tf.matmul(ones, half(W), transpose_b=True) + tf.matmul(W, ones, transpose_a=True),
     )
+
+
+def test_there_is_no_gradient_to_be_edited_where_none_arrives() -> None:
+    """Of three outputs one is used: two have no gradient, and no op that would read one."""
+    program = tf.function(lambda x: tf.unstack(x, axis=0)[1] * 2)
+
+    def gradient() -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(W)
+            y = program(W)
+        return tape.gradient(y, W)
+
+    plain = gradient()
+    with amanda.apply(at_outputs("Unpack", lambda *gs: [None if g is None else g * 3 for g in gs])):
+        equal(gradient(), plain * 3)
+    everywhere = at_outputs("Unpack", lambda *gs: [tf.ones(3, tf.float64) for _ in gs])
+    with amanda.apply(everywhere), pytest.raises(UnsupportedError, match="not there"):
+        gradient()
 
 
 def test_stop_gradient_on_the_way() -> None:

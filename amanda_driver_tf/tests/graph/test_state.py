@@ -269,6 +269,64 @@ def test_a_reference_is_watched() -> None:
     assert seen == [[[1.0, 1.0], [1.0, 2.0]], [2.0, 3.0]]
 
 
+@pytest.mark.parametrize("staged", [False, True])
+def test_what_a_reference_holds_is_edited_where_it_is_read(staged: bool) -> None:
+    graph, w, _ = reference()
+    with graph.as_default():
+        read = tf.identity(w, name="reading")
+        total = tf.square(read) + w
+        gradient = tf.gradients(total, w._ref())[0]
+
+    def triple(value: Any) -> Any:
+        return value * 3
+
+    routine = amanda.staged(triple) if staged else triple
+    with new_session(graph) as session:
+        session.run(w.initializer)
+        with amanda.apply(before("reading", routine)):
+            equal(session.run(read), np.array([3, 3], np.float32))
+            equal(session.run(total), np.array([10, 10], np.float32))
+            equal(session.run(gradient), np.array([7, 7], np.float32))
+        equal(session.run(w), np.array([1, 1], np.float32))
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_references_that_hold_nothing_yet_are_none(staged: bool) -> None:
+    graph, w, _ = reference()
+    with graph.as_default():
+        uninitialised = v1.report_uninitialized_variables([w])
+    seen: dict[str, list[bool]] = {}
+
+    def analyse(context: OpContext) -> None:
+        if context.op_type not in ("Assign", "IsVariableInitialized"):
+            return
+        here = seen.setdefault(context.op_type, [])
+
+        def note(*values: Any) -> Any:
+            here.extend(value is None for value in values)
+            return [None if value is None else tf.identity(value) for value in values]
+
+        context.insert_before_op(amanda.staged(note) if staged else note)
+
+    with new_session(graph) as session, amanda.apply(tool(analyse)):
+        assert session.run(uninitialised) == [b"w"]
+        session.run(w.initializer)
+        assert session.run(uninitialised).size == 0
+        equal(session.run(w), np.array([1, 1], np.float32))
+    assert set(seen["IsVariableInitialized"]) == {True}
+    assert seen["Assign"] == [True, False]
+
+
+def test_nothing_can_be_put_where_a_reference_holds_nothing() -> None:
+    graph, w, _ = reference()
+    with (
+        new_session(graph) as session,
+        amanda.apply(before("Assign", lambda old, new: [new, new])),
+        pytest.raises(UnsupportedError, match="not there"),
+    ):
+        session.run(w.initializer)
+
+
 # Other ops.
 
 

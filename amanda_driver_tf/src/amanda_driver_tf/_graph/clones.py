@@ -17,6 +17,7 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.framework import importer
 
 from amanda_core import Session
+from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.fingerprint import fingerprint
 from amanda_driver_tf._graph.frames import ENTERS, Frame, Frames
@@ -227,7 +228,14 @@ def _import(
         input_map = {
             f"{name}:0": value.node.op.outputs[value.slot] for name, value in sources.items()
         }
-        importer.import_graph_def(graph_def, input_map=input_map, name=prefix)
+        try:
+            importer.import_graph_def(graph_def, input_map=input_map, name=prefix)
+        except ValueError as error:
+            raise UnsupportedError(
+                f"TensorFlow does not build the graph with what was inserted in it: {error}",
+                fix="Do not edit inputs that are shapes or sizes with staged routines, as their "
+                "values are then unknown when the graph is built",
+            ) from error
         for node in dirty:
             op = graph._get_operation_by_name(f"{prefix}/{node.name}")
             cloned.operations[node.name] = op

@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.nodes import Host, Inlined
 from amanda_driver_tf._graph.records import Record, components
 from amanda_driver_tf._graph.routines import (
+    Flat,
     Layout,
     fold,
     of_gradients,
     replaced_backward,
     vector_jacobian,
 )
+from amanda_driver_tf._graph.shapes import of_same_rows
 from amanda_driver_tf._graph.staging import static_shape, trace_gradient
 from amanda_driver_tf._graph.versions import Differentiated, Seen
 from amanda_driver_tf._signature import signature_of
@@ -98,8 +102,16 @@ class Derivatives:
             for value, (index, _) in zip(targets, places, strict=True)
         ]
         flat = replaced_backward(step, given, made_layout, dtypes, shapes)
+        rows = {i: self._rows(owner, parts[1]) for i, parts in _slices(returned)}
+        if rows:
+            flat = _of_same_rows(flat, len(values), [places.index((i, 0)) for i in rows], step)
+        values = [*values, *rows.values()]
         made = self._weaver.insert(f"{owner.forward.name}/backward", flat, values, dtypes, step)
         return _placed(len(owner.in_grads), places, made)
+
+    def _rows(self, owner: Record, indices: Value) -> Value:
+        self._weaver.visit(indices.node)
+        return self._weaver.read_in_gradient(indices, owner)
 
     def _dense(self, gradient: Any) -> list[Value] | None:
         parts = [self._body.value_of(tensor) for tensor in components(gradient)]
@@ -118,6 +130,13 @@ class Derivatives:
         ahead = [index for index, parts in enumerate(arrived) if parts is not None]
         made = self._derivative(owner, replacement, ahead, arrived, wanted)
         for index, value in zip(wanted, made, strict=True):
+            if len(components(owner.in_grads[index])) > 1:
+                raise UnsupportedError(
+                    f"The gradient of {owner.forward.name!r} is tf.IndexedSlices, and the op was "
+                    "replaced",
+                    where=replacement.step.where,
+                    fix="Insert something before or after the op, or run it eagerly",
+                )
             result[index] = [value]
         return result
 
@@ -211,6 +230,24 @@ def _gradient_lengths(owner: Record, where: str) -> list[int | None]:
     if signature is None or len(owner.in_grads) != len(owner.forward.inputs):
         return [None] * len(owner.in_grads)
     return list(signature.lengths(owner.forward.get_attr))
+
+
+def _slices(gradients: Sequence[list[Value] | None]) -> list[tuple[int, list[Value]]]:
+    """Those of the gradients that are slices."""
+    return [(i, parts) for i, parts in enumerate(gradients) if parts is not None and len(parts) > 1]
+
+
+def _of_same_rows(flat: Flat, count: int, places: Sequence[int], step: Step) -> Flat:
+    """A replacement that makes slices of the rows that stand behind its `count` arguments."""
+
+    def run(tensors: list[Any]) -> list[Any]:
+        new = flat(tensors[:count])
+        for place, rows in zip(places, tensors[count:], strict=True):
+            slices = tf.IndexedSlices(new[place], new[place + 1])
+            new[place] = of_same_rows(slices, rows, step)
+        return new
+
+    return run
 
 
 # Of the DataTypes those that are differentiated: float, double, complex, half, bfloat16.

@@ -234,7 +234,7 @@ class FunctionMode(Mode):
             assert carried is not None
             chosen = carried.twin.gradients[GRAPHS[function]]
             inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
-        elif STATE.tangents and twin.name.decode() != function:
+        elif _is_followed(function) and twin.name.decode() != function:
             raise UnsupportedError(
                 f"The function {function!r} runs under a tf.autodiff.ForwardAccumulator, and ops "
                 "in it were edited",
@@ -463,6 +463,12 @@ def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
         return functions
 
     return _select_forward_and_backward_functions
+
+
+def _is_followed(function: str) -> bool:
+    """Whether a forward accumulator follows the call of a function."""
+    # What was noted last is of an earlier call where nothing is differentiated in this one.
+    return STATE.tangents and function.startswith("__forward_")
 
 
 def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:

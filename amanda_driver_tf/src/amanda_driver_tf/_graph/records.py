@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import re
 import weakref
 from collections.abc import Sequence
@@ -47,6 +48,11 @@ _INSIDE = "_amanda_inside"
 # What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
 _OF_GRADIENTS = re.compile(r"_grad(?:_\d+)?(?=/)")
 _OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
+
+_RECORDER = os.path.join(os.path.dirname(__file__), "recorder.py")
+
+# What forward accumulators call the functions of tangents.
+_OF_ACCUMULATORS = re.compile(r"_jvp_(?:exact|relaxed)_shapes_")
 
 _RUNS = itertools.count(1)
 
@@ -299,14 +305,19 @@ class Records:
             all_ops = graph.get_operations()
             # The recorder heard all of a function's gradients or none; what pfor vectorises it
             # makes anew from them, unheard.
-            self._unpaired = any("/pfor/" in op.name for op in all_ops) or (
+            self._unpaired = any("/pfor/" in op.name or _is_tangent(op) for op in all_ops) or (
                 not self.records
-                and any(_is_of_tape(op) and self.owner(op) is None for op in all_ops)
+                and any(
+                    _is_of_tape(op) and self.owner(op) is None and not _is_heard(op)
+                    for op in all_ops
+                )
             )
         return self._unpaired
 
     def _named_owner(self, op: Any) -> Record | None:
         """By name, for what was built before the recorder listened, or read from a file."""
+        if _OF_GRADIENTS.search(op.name) and _is_heard(op):
+            return None
         for match in _OF_GRADIENTS.finditer(op.name):
             # The gradient of `a/x` is in `<scope>/gradients/a/x_grad/`, whatever the scope; after
             # an import into `<scope>` the op is there, too.
@@ -338,11 +349,27 @@ def _is_of_tape(op: Any) -> bool:
     """Whether an op's name, or that of the function it calls, says that it is a gradient."""
     if op.type == "Placeholder":
         return False  # What a branch captures is called after it.
-    if _OF_TAPES.search(op.name):
+    if _OF_TAPES.search(op.name) or _is_tangent(op):
         return True
     if not op.type.endswith("PartitionedCall"):
         return False
     return "__backward_" in op.get_attr("f").name
+
+
+def _is_heard(op: Any) -> bool:
+    """Whether the recorder listened when an op was made, of which it then noted what there is.
+
+    The condition of a loop that runs backwards is named like a gradient, and so is what a loop
+    keeps for it; they are none.
+    """
+    return any(frame.filename == _RECORDER for frame in op.traceback or ())
+
+
+def _is_tangent(op: Any) -> bool:
+    """Whether an op computes what a forward accumulator follows another op by."""
+    if not op.type.endswith("PartitionedCall"):
+        return False
+    return _OF_ACCUMULATORS.search(op.get_attr("f").name) is not None
 
 
 def _enclosing(records: Sequence[Record]) -> list[int]:

@@ -17,7 +17,7 @@ from tensorflow.python.framework import dtypes
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf import _pywrap
-from amanda_driver_tf._graph.shapes import fitting, of_same_shape
+from amanda_driver_tf._graph.shapes import fitting, of_same_rows, of_same_shape
 from amanda_driver_tf._signature import flattened
 
 __all__ = [
@@ -74,16 +74,27 @@ class Layout:
         return result
 
     def flatten(self, positions: Sequence[Any], step: Step, old: Sequence[Any] = ()) -> list[Any]:
-        """The inverse of `group`; `old` gives the dense shape where new slices leave it out."""
+        """The inverse of `group`; `old` gives the parts of slices that stay as they were."""
         spread: list[Any] = []
+        before = self.group(old) if old else [None] * len(self.lengths)
         for position, value in enumerate(positions):
+            length = self.lengths[position]
             if position not in self.slices:
+                if length is not None and _length(value) != length:
+                    raise RoutineResultError(
+                        f"A routine returned a list of {_length(value)} for one of {length}",
+                        where=step.where,
+                        fix="Return as many tensors as there are",
+                    )
                 spread.append(value)
             elif value is None:
-                spread.append([None] * (self.lengths[position] or 0))
+                spread.append([None] * (length or 0))
             elif isinstance(value, tf.IndexedSlices):
                 parts = [value.values, value.indices, value.dense_shape]
-                spread.append(parts[: self.lengths[position]])
+                was = before[position]
+                if was is not None and value is not was:
+                    parts = [of_same_rows(value, was.indices, step), was.indices, was.dense_shape]
+                spread.append(parts[:length])
             else:
                 raise UnsupportedError(
                     "A gradient that is tf.IndexedSlices was replaced by a dense tensor in a graph",
@@ -92,10 +103,13 @@ class Layout:
                 )
         flat = flattened(spread, self.lengths)
         found = [value for value, there in zip(flat, self.present, strict=True) if there]
-        return [
-            old[place] if value is None and place < len(old) else value
-            for place, value in enumerate(found)
-        ]
+        if any(value is None for value in found):
+            raise RoutineResultError(
+                "A routine returned None for one of several values",
+                where=step.where,
+                fix="Return None alone for no change, else each value; zeros for no gradient",
+            )
+        return found
 
 
 def fold(
@@ -116,6 +130,7 @@ def fold(
         for step in steps:
             changed = step(values)
             for position, value in changed:
+                _refuse_for_none(values[position], value, step)
                 values[position] = value
             if changed:
                 new = layout.flatten(values, step, new)
@@ -133,6 +148,21 @@ def fold(
         return list(new)
 
     return run
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (list, tuple)) else 1
+
+
+def _refuse_for_none(old: Any, new: Any, step: Step) -> None:
+    """Refuse a value for one that is not there, which nobody would read."""
+    olds, news = (old, new) if isinstance(old, list) and isinstance(new, list) else ([old], [new])
+    if any(a is None and b is not None for a, b in zip(olds, news, strict=False)):
+        raise UnsupportedError(
+            "A routine returned something for a value that is not there",
+            where=step.where,
+            fix="Return None for what is None",
+        )
 
 
 def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:

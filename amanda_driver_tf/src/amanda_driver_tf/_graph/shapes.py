@@ -18,7 +18,7 @@ from tensorflow.python.framework import dtypes, ops
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 
-__all__ = ["fitting", "of_same_shape", "refusal"]
+__all__ = ["fitting", "of_same_rows", "of_same_shape", "refusal"]
 
 _HANDLES = (dtypes.resource, dtypes.variant)
 _NAME = re.compile(r"amanda_shape_\d+")
@@ -88,6 +88,40 @@ def of_same_shape(value: Any, old: Any, step: Step, what: str, fix: str) -> Any:
     return tf.reshape(checked, wanted)
 
 
+def of_same_rows(slices: Any, indices: Any, step: Step) -> Any:
+    """The values of slices that must be of certain rows.
+
+    Who adds up the slices of a graph reads the indices that they had when it was built.
+
+    Args:
+        slices: `tf.IndexedSlices` that a routine returned.
+        indices: The rows that they must be of.
+        step: The step that it is from.
+    """
+    if slices.indices is indices:
+        return slices.values
+    fix = "Return tf.IndexedSlices of the same indices"
+    found = tf.cast(slices.indices, indices.dtype)
+    if tf.executing_eagerly():
+        if found.shape != indices.shape or not tf.reduce_all(tf.equal(found, indices)):
+            raise UnsupportedError(
+                "A routine returned tf.IndexedSlices of other rows in a graph",
+                where=step.where,
+                fix=fix,
+            )
+        return slices.values
+    same = tf.reduce_all(tf.equal(_padded_rows(found, indices), _padded_rows(indices, found)))
+    rank = slices.values.shape.rank
+    right = tf.fill([tf.rank(slices.values) if rank is None else rank], same)
+    return _checked(slices.values, right, _check(step, fix))
+
+
+def _padded_rows(rows: Any, others: Any) -> Any:
+    """Rows, and so many more that no row is as there are of others more than of these."""
+    missing = tf.maximum(tf.size(others) - tf.size(rows), 0)
+    return tf.concat([rows, tf.fill([missing], tf.constant(-1, rows.dtype))], 0)
+
+
 def _checked(value: Any, right: Any, name: str) -> Any:
     """A tensor as it is; an error when it runs, if not all dimensions are right."""
     # The whole of it, which cannot begin at -1. XLA leaves assertions out, and TensorFlow's
@@ -118,7 +152,8 @@ def refusal(error: BaseException) -> UnsupportedError | None:
     if check is None:
         return None
     return UnsupportedError(
-        "A routine returned a tensor of another shape than the graph, and its gradients, need",
+        "A routine returned a tensor of another shape, or slices of other rows, than the graph, "
+        "and its gradients, need",
         where=check.where,
         fix=check.fix,
     )

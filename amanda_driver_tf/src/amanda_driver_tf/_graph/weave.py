@@ -59,8 +59,8 @@ _IMPORT_FIRST = (
 
 
 _CANNOT_FOLLOW = (
-    "A value was edited whose gradient cannot follow: it was built before Amanda listened, or by "
-    "pfor"
+    "A value was edited whose gradient cannot follow: it was built before Amanda listened, by "
+    "pfor, or by a tf.autodiff.ForwardAccumulator"
 )
 _INSIDE = (
     "The gradient of an edited op is computed in a loop, branch or function inside the one that "
@@ -350,13 +350,20 @@ class Weaver:
     ) -> list[Value]:
         """Insert steps at a point; neighbours that run on the host share a node."""
         values = list(values)
+        written = _written(node)
         for group in _runs_of(steps):
             selected = _selected(group, layout, len(values), all_of_them=behind)
+            if not behind and node.op.op_def.allows_uninitialized_input:
+                # There may be nothing yet that is referred to.
+                selected = [index for index in selected if not is_ref(values[index].dtype)]
             inner = _part(layout, selected)
             # The positions that the steps speak of are those of the whole.
             given = [values[index] for index in selected]
             dtypes = [value.dtype for value in given]
-            frozen = [is_ref(dtype) for dtype in dtypes]
+            frozen = [
+                is_ref(value.dtype) and (behind or index in written)
+                for index, value in zip(selected, given, strict=True)
+            ]
             flat = fold(group, inner, dtypes, frozen)
             if self._is_differentiated:
                 flat = self._of_shape(flat, group[0], node, selected, behind)
@@ -373,8 +380,8 @@ class Weaver:
             if differentiated is not None and group[0].action.autodiff:
                 differentiated.append(Differentiated(flat, given, selected, group[0]))
             made = self.insert(name, flat, given, dtypes, group[0], node, behind)
-            for index, old, new in zip(selected, given, made, strict=True):
-                if not is_ref(old.dtype):
+            for index, fixed, new in zip(selected, frozen, made, strict=True):
+                if not fixed:
                     values[index] = new
             if given and all(frozen):
                 # Nobody reads it, as references go past it.
@@ -465,7 +472,8 @@ class Weaver:
             raise UnsupportedError(_INSIDE, where=step.where, fix=_BESIDE)
         if node.op.name in self._named or self.unpaired:
             raise UnsupportedError(
-                "The gradient of this op was built before Amanda was imported, or read from a file",
+                "The gradient of this op was built before Amanda was imported, read from a file, "
+                "or made by pfor or a tf.autodiff.ForwardAccumulator",
                 where=step.where,
                 fix=_IMPORT_FIRST,
             )
@@ -517,6 +525,8 @@ class Weaver:
         return self._version(tensor, owner, seen) if seen is not None else None
 
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
+        if tensor.dtype == tf.resource:
+            return self.visible(value)  # There are no lists of them, which loops would need.
         seen = self.foreign.seen(owner.forward)
         wanted = self._version(tensor, owner, seen) if seen is not None else None
         if wanted is None or self.foreign.carries(tensor, wanted):
@@ -610,6 +620,20 @@ def _selected(steps: Sequence[Step], layout: Layout, count: int, all_of_them: bo
             chosen.extend(range(start, stop))
         start = stop
     return chosen
+
+
+def _written(node: Node) -> set[int]:
+    """Indices of the inputs of a node that it takes as references, and not as what these hold."""
+    signature = signature_of(node.op_type)
+    if signature is None:
+        return set(range(len(node.inputs)))
+    lengths = signature.lengths(node.op.get_attr)
+    of_argument = [
+        argument.is_ref
+        for argument, length in zip(signature.arguments, lengths, strict=True)
+        for _ in range(1 if length is None else length)
+    ]
+    return {index for index, is_reference in enumerate(of_argument) if is_reference}
 
 
 def _part(layout: Layout, selected: Sequence[int]) -> Layout:
