@@ -1,8 +1,8 @@
 """Records: which ops of a graph are the gradient of which op.
 
 Owns what `recorder` notes while graphs are built, where it noted nothing what ops' names tell, and
-the graphs behind the names of functions. TensorFlow keeps none of these. A little over 400 lines:
-one subject.
+the graphs behind the names of functions. TensorFlow keeps none of these. Over 400 lines: one
+subject.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from amanda_driver_tf._graph.analysis import (
 )
 from amanda_driver_tf._graph.body import BACK, Body, Node, Value, is_ref
 from amanda_driver_tf._graph.gradients import Gradients
+from amanda_driver_tf._graph.groups import part_of, references_of, runs_of, selected_by
 from amanda_driver_tf._graph.kept import Kept
 from amanda_driver_tf._graph.kernels import keeps_state
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
@@ -350,18 +351,18 @@ class Weaver:
     ) -> list[Value]:
         """Insert steps at a point; neighbours that run on the host share a node."""
         values = list(values)
-        written = _written(node)
-        for group in _runs_of(steps):
-            selected = _selected(group, layout, len(values), all_of_them=behind)
+        references = references_of(node)
+        for group in runs_of(steps):
+            selected = selected_by(group, layout, len(values), all_of_them=behind)
             if not behind and node.op.op_def.allows_uninitialized_input:
                 # There may be nothing yet that is referred to.
                 selected = [index for index in selected if not is_ref(values[index].dtype)]
-            inner = _part(layout, selected)
+            inner = part_of(layout, selected)
             # The positions that the steps speak of are those of the whole.
             given = [values[index] for index in selected]
             dtypes = [value.dtype for value in given]
             frozen = [
-                is_ref(value.dtype) and (behind or index in written)
+                is_ref(value.dtype) and (behind or index in references)
                 for index, value in zip(selected, given, strict=True)
             ]
             flat = fold(group, inner, dtypes, frozen)
@@ -589,54 +590,3 @@ class Weaver:
         changed = [(old, new) for old, new in zip(node.outputs(), after, strict=True) if new != old]
         self._visible.update(changed)
         self._seen[id(node.op)] = Seen(node.op, inputs, outputs)
-
-
-def _runs_of(steps: Sequence[Step]) -> list[list[Step]]:
-    """Neighbouring steps that can share a node."""
-    groups: list[list[Step]] = []
-    for step in steps:
-        alone = step.action.staged or step.action.autodiff
-        if (
-            groups
-            and not alone
-            and not (groups[-1][-1].action.staged or groups[-1][-1].action.autodiff)
-        ):
-            groups[-1].append(step)
-        else:
-            groups.append([step])
-    return groups
-
-
-def _selected(steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool) -> list[int]:
-    """Indices of the flat tensors that a node takes."""
-    if all_of_them or any(step.action.positions is None for step in steps):
-        return list(range(count))
-    positions = {p for step in steps for p in step.action.positions or ()}
-    chosen: list[int] = []
-    start = 0
-    for position, length in enumerate(layout.lengths):
-        stop = start + (1 if length is None else length)
-        if position in positions:
-            chosen.extend(range(start, stop))
-        start = stop
-    return chosen
-
-
-def _written(node: Node) -> set[int]:
-    """Indices of the inputs of a node that it takes as references, and not as what these hold."""
-    signature = signature_of(node.op_type)
-    if signature is None:
-        return set(range(len(node.inputs)))
-    lengths = signature.lengths(node.op.get_attr)
-    of_argument = [
-        argument.is_ref
-        for argument, length in zip(signature.arguments, lengths, strict=True)
-        for _ in range(1 if length is None else length)
-    ]
-    return {index for index, is_reference in enumerate(of_argument) if is_reference}
-
-
-def _part(layout: Layout, selected: Sequence[int]) -> Layout:
-    """The layout with only some of the tensors present; positions stay what they are."""
-    chosen = set(selected)
-    return Layout(layout.lengths, [index in chosen for index in range(layout.total)])
