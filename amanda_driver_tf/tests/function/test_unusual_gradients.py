@@ -229,7 +229,7 @@ def test_persistent_tapes() -> None:
         ("around", False, None),
         ("around", True, "while TensorFlow builds a graph"),
         ("inside", False, "inside the one that ran the op"),
-        ("inside", True, "or by pfor"),
+        ("inside", True, "by pfor"),
     ],
 )
 def test_jacobians_are_right_or_refused(where: str, pfor: bool, reason: str | None) -> None:
