@@ -15,7 +15,7 @@ from typing import Any
 
 from tensorflow.python.framework import ops
 
-__all__ = ["Hidden", "all_hidden", "hide_consumers", "hiding"]
+__all__ = ["Hidden", "all_hidden", "hide_consumers", "hiding", "prepare"]
 
 _ATTRIBUTE = "_amanda_hidden"
 _GRAPHS: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -130,9 +130,12 @@ def _hiding_class(kind: type) -> type:
     return _CLASSES[kind]
 
 
-@contextmanager
-def hiding(graph: Any) -> Iterator[Hidden]:
-    """Extent in which what is added to a graph is hidden, and a finalized one accepts it."""
+def prepare(graph: Any) -> Hidden:
+    """Have a graph answer for what it will hide; what it hides.
+
+    Some time before something is added: who asked the graph as it was, and waits for its lock, is
+    answered before that.
+    """
     with graph._lock:
         hidden = Hidden.of(graph)
         if hidden is None:
@@ -140,6 +143,14 @@ def hiding(graph: Any) -> Iterator[Hidden]:
             setattr(graph, _ATTRIBUTE, hidden)
             graph.__class__ = _hiding_class(type(graph))
             _GRAPHS.add(graph)
+        return hidden
+
+
+@contextmanager
+def hiding(graph: Any) -> Iterator[Hidden]:
+    """Extent in which what is added to a graph is hidden, and a finalized one accepts it."""
+    with graph._lock:
+        hidden = prepare(graph)
         with _adding(graph, hidden):
             yield hidden
 

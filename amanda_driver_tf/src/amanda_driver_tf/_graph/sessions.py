@@ -18,7 +18,7 @@ from tensorflow.python.framework import errors
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patches
-from amanda_driver_tf._graph import records
+from amanda_driver_tf._graph import hiding, records
 from amanda_driver_tf._graph.analysis import Analysis
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes
@@ -197,6 +197,7 @@ class GraphMode(Mode):
         new = [node for node in weaver.new if id(node) in live]
         if not changed and not new:
             return _Translation(fetches, targets, None)
+        hiding.prepare(graph)
         dirty = [node for node in dirty_nodes(body, changed) if id(node) in live]
         for node in dirty:
             if draws(node.op_type):
