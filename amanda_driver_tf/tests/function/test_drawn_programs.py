@@ -34,7 +34,7 @@ AT_GRADIENTS = [
 #: What TensorFlow does not differentiate that way.
 WITHOUT = {
     "session, old loops": ("gradient", "recomputed", "switch"),
-    **dict.fromkeys(TWICE, ("recomputed", "custom gradient", "gradient", "map")),
+    **dict.fromkeys(TWICE, ("recomputed", "gradient", "map")),
 }
 #: What may be refused: one tensor that stands for several gradients, or a second derivative.
 REFUSED = "which one it means|differentiated once more|cannot follow"

@@ -90,24 +90,6 @@ def test_forward_run_while_disabled_keeps_its_own_gradient() -> None:
         close(outside(function), WANTED)
 
 
-@pytest.mark.parametrize("eagerly", [False, True], ids=["function", "eager"])
-def test_gradients_of_what_ran_without_tools_meet_none(eagerly: bool) -> None:
-    calls: list[Any] = []
-    pairs, watch = watching_backward()
-    program = layer if eagerly else tf.function(layer)
-    before_tools = forward(program)
-    with amanda.apply(EDITED, at_inputs("MatMul", calls.append, 1), watch):
-        with amanda.disabled():
-            switched_off = forward(program)
-        for tape, y in (before_tools, switched_off):
-            close([y, *tape.gradient(y, [X, W])], PLAIN)
-        assert calls == []
-        assert {of for _, of in pairs} <= {None}  # What begins a gradient is of no op.
-        close(outside(program), WANTED)
-    assert len(calls) == 1
-    assert ("TanhGrad", "Tanh") in pairs
-
-
 def test_leaving_between_forward_and_backward_keeps_edits_and_runs_no_routine() -> None:
     calls: list[Any] = []
     pairs, watch = watching_backward()

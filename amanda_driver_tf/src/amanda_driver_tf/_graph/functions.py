@@ -183,8 +183,6 @@ class FunctionMode(Mode):
         """A call of a function."""
         session = self.session
         function = name.decode()
-        if carried is None and "__backward_" in function:
-            return call(name, inputs, count)  # What it is the gradient of ran without tools.
         if carried is not None and GRAPHS.get(function) not in carried.twin.gradients:
             carried = None
         if not session.enabled and carried is None:
