@@ -153,6 +153,32 @@ def test_every_recomputed_op_is_a_forward_op(differentiate: Callable[..., Any]) 
     assert counted["Tanh", "before"] == 2
 
 
+@pytest.mark.parametrize("way", ["outside", "inside", "session"])
+@pytest.mark.parametrize(
+    "returned",
+    [lambda given, asked: given, lambda given, asked: asked, lambda given, asked: given + asked],
+    ids=["given", "asked", "both"],
+)
+def test_a_custom_gradient_that_asks_does_not_say_which_it_returns(
+    returned: Callable[..., Any], way: str
+) -> None:
+    def program(o: Ops, x: Any, w: Any) -> Any:
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def asking(x: Any) -> Any:
+            def back(given: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = o("AddV2", "a1", x, SHIFT)
+                return returned(given, tape.gradient(y, x, given))
+
+            return x * 1.0, back
+
+        return tf.reduce_sum(tf.tanh(asking(x) * w))
+
+    with pytest.raises(UnsupportedError, match="asks for itself"):
+        check(program, [X, W], [Edit("a1", "grad_out", wave, 0)], way)
+
+
 def test_recomputed_edits_leave_nothing() -> None:
     plain = gradients_outside(custom_in_recomputed, Ops(), [X, W], True)
     with amanda.apply(editing(Edit("q1", "before", wave, 0))):

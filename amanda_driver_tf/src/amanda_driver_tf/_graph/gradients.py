@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.python.framework import ops
+from tensorflow.python.ops import custom_gradient
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
@@ -101,20 +102,18 @@ class Gradients:
         if given is None or not within:
             return given or self._within(value, owner)
         # An op that was differentiated in there passes on what arrives.
-        asked = _count(value, (each for run in self._runs_of(owner) for each in run.results))
-        if place is None:
-            is_asked = _count(value, owner.in_grads) == asked
-        else:
+        is_asked = False
+        if place is not None:
             node, slot = place
-            is_asked = self.is_summed_within(node, owner)
-            if node.op_type == "IdentityN":
-                # That of a custom gradient in the function: of its results, and then its arguments.
-                both = asked + _count(value, owner.out_grads)
-                is_asked = node.inputs.count(value) == both
+            is_asked = self.is_summed_within(node, owner) or self._is_unread(node)
+            if _ends_recomputation(node):
+                # It has what was asked for, and then what the function was given.
+                asked = _count(value, (g for run in self._runs_of(owner) for g in run.results))
+                is_asked = node.inputs.count(value) == asked + _count(value, owner.out_grads)
                 if is_asked and node.inputs[:slot].count(value) >= asked:
                     return given
         asked_for = self._within(value, owner)
-        if is_asked or asked_for == given or (place is not None and self._is_unread(place[0])):
+        if is_asked or asked_for == given:
             return asked_for
         raise UnsupportedError(
             f"One tensor is a gradient that {owner.forward.name!r} is given, and one that its "
@@ -382,6 +381,15 @@ def _count(value: Value, gradients: Iterable[Any]) -> int:
     """How many of some gradients are this tensor, or have it among their slices' tensors."""
     key = (id(value.node.op), value.slot)
     return sum(key_of(part) == key for each in gradients for part in components(each))
+
+
+def _ends_recomputation(node: Node) -> bool:
+    """Whether an op is that with which the gradient of `tf.recompute_grad` ends."""
+    return node.op_type == "IdentityN" and any(
+        frame.name == "inner_recompute_grad" or frame.name == "grad_wrapper"
+        for frame in node.op.traceback or ()
+        if frame.filename == custom_gradient.__file__
+    )
 
 
 def _in_order(op_type: str) -> bool:
