@@ -127,6 +127,8 @@ class Gradients:
         return any(run.start <= node.op._id < run.stop for run in self._runs_of(owner))
 
     def _is_unread(self, node: Node) -> bool:
+        if self._body.fdef is None:
+            return False  # It may be fetched.
         returned = {value.node for value in self._body.results.values()}
         return node not in returned and not any(made.consumers() for made in node.op.outputs)
 
