@@ -141,7 +141,8 @@ class Drawn:
             if kind == "twice":
                 read = [read[0], read[0]]
             return Line(kind, read if letters is not UNARY else read[:1], self._numbers(1), name)
-        line = Line(kind, read, [], times=self._chance.randint(1, 3))
+        self._ops += 1
+        line = Line(kind, read, [], f"t{self._ops}", self._chance.randint(1, 3))
         arguments = {"call": 2, "call twice": 2, "loop": 2, "branch": 0, "switch": 0}.get(kind, 1)
         results = {"loop": 2, "call": self._chance.randint(1, 2)}.get(kind, 1)
         line.read = read[: max(arguments, 1)]
@@ -212,23 +213,28 @@ _ONE_OP: dict[str, Callable[[Ops, Line, Scope], Values]] = {
 }
 
 
-# What lines with blocks inside do. Their results are kept small.
+# What lines with blocks inside do. Their results are kept small, by the line's own op.
 
 
 def _small(values: Sequence[Any]) -> Values:
     return [tf.tanh(value * 0.3) for value in values]
 
 
+def _last(o: Ops, line: Line, values: Sequence[Any]) -> Values:
+    # Right behind what is inside: no other op is between it and the gradient of that.
+    return [o("Tanh", line.name, values[0]), *_small(values[1:])]
+
+
 def _call(o: Ops, line: Line, scope: Scope) -> Values:
     function = _function(o, line.blocks[0], scope)
-    return _small(o.call(function, *(scope[number] for number in line.read)))
+    return _last(o, line, o.call(function, *(scope[number] for number in line.read)))
 
 
 def _call_twice(o: Ops, line: Line, scope: Scope) -> Values:
     function = _function(o, line.blocks[0], scope)
     first, second = (scope[number] for number in line.read)
     (again,) = _small(o.call(function, first, second))
-    return _small(o.call(function, second, again))
+    return _last(o, line, o.call(function, second, again))
 
 
 def _loop(o: Ops, line: Line, scope: Scope) -> Values:
@@ -237,21 +243,22 @@ def _loop(o: Ops, line: Line, scope: Scope) -> Values:
     def body(*state: Any) -> Values:
         return _small(function(*state))
 
-    return o.loop(line.times, body, *(scope[number] for number in line.read))
+    results = o.loop(line.times, body, *(scope[number] for number in line.read))
+    return _last(o, line, results)
 
 
 def _branch(o: Ops, line: Line, scope: Scope) -> Values:
     then, other = (_function(o, block, scope) for block in line.blocks)
     above = tf.reduce_sum(scope[line.read[0]]) > line.times - 2
-    return _small([o.choose(above, lambda: then()[0], lambda: other()[0])])
+    return _last(o, line, [o.choose(above, lambda: then()[0], lambda: other()[0])])
 
 
 def _switch(o: Ops, line: Line, scope: Scope) -> Values:
     functions = [_function(o, block, scope) for block in line.blocks]
     index = tf.cast(tf.reduce_sum(scope[line.read[0]]) * 5, tf.int32) % 3
     if o.is_twin:
-        return _small(functions[int(index)]())
-    return _small(tf.switch_case(index, functions))
+        return _last(o, line, functions[int(index)]())
+    return _last(o, line, tf.switch_case(index, functions))
 
 
 def _map(o: Ops, line: Line, scope: Scope) -> Values:
@@ -263,12 +270,13 @@ def _map(o: Ops, line: Line, scope: Scope) -> Values:
         return tf.reduce_mean(result, 0)
 
     mapped = tf.stack([of_row(row) for row in rows]) if o.is_twin else tf.map_fn(of_row, rows)
-    return _small([mapped])
+    return _last(o, line, [mapped])
 
 
 def _recomputed(o: Ops, line: Line, scope: Scope) -> Values:
     function = _function(o, line.blocks[0], scope)
-    return _small([tf.recompute_grad(lambda value: function(value)[0])(scope[line.read[0]])])
+    again = tf.recompute_grad(lambda value: function(value)[0])
+    return _last(o, line, [again(scope[line.read[0]])])
 
 
 def _custom(o: Ops, line: Line, scope: Scope) -> Values:
@@ -279,7 +287,7 @@ def _custom(o: Ops, line: Line, scope: Scope) -> Values:
         (result,) = function(value)
         return result, lambda gradient: gradient * tf.sin(result) * value
 
-    return _small([run(scope[line.read[0]])])
+    return _last(o, line, [run(scope[line.read[0]])])
 
 
 def _gradient(o: Ops, line: Line, scope: Scope) -> Values:
@@ -288,7 +296,7 @@ def _gradient(o: Ops, line: Line, scope: Scope) -> Values:
     with tf.GradientTape() as tape:
         tape.watch(value)
         (result,) = function(value)
-    return _small([tape.gradient(result, value, unconnected_gradients="zero")])
+    return _last(o, line, [tape.gradient(result, value, unconnected_gradients="zero")])
 
 
 _BLOCKS: dict[str, Callable[[Ops, Line, Scope], Values]] = {

@@ -12,7 +12,7 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, around, editing
 
-from .making import Ops, values
+from .making import Ops, close, values
 from .ways import IN_SESSIONS, WAYS, check, gradients_inside, gradients_outside
 
 X, W = (value * 0.5 for value in values((3, 3), (3, 3)))
@@ -126,6 +126,55 @@ def test_gradients_that_a_recomputed_addition_hands_on(program: Any, way: str) -
     for edit in [*AT_ADDITION[:2], Edit("a1", "after", wave, 0, autodiff=True)]:
         if program is not shifted or edit.position == 0:
             check(program, [X, W], [edit], way)
+
+
+def behind_recomputed(o: Ops, x: Any, w: Any) -> Any:
+    block = tf.recompute_grad(lambda x: tf.nn.softplus(x))
+    return tf.reduce_sum(o("Mul", "p1", block(x), w))
+
+
+def behind_asking(o: Ops, x: Any, w: Any) -> Any:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def asking(x: Any) -> Any:
+        def back(given: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.sin(x)
+            return tape.gradient(y, x, given)
+
+        return tf.sin(x), back
+
+    return tf.reduce_sum(o("Mul", "p1", asking(x), w))
+
+
+def between_recomputed(o: Ops, x: Any, w: Any) -> Any:
+    inner = tf.recompute_grad(lambda x: tf.nn.softplus(x))
+    outer = tf.recompute_grad(lambda x: o("Mul", "p1", inner(x * x), x))
+    return tf.reduce_sum(outer(x) * w)
+
+
+@pytest.mark.parametrize("way", EVERY)
+@pytest.mark.parametrize("program", [behind_recomputed, behind_asking, between_recomputed])
+def test_what_a_gradient_function_begins_with_is_what_it_was_given(program: Any, way: str) -> None:
+    for edit in (Edit("p1", "grad_in", wave, 0), Edit("p1", "before", wave, 0, autodiff=True)):
+        check(program, [X, W], [edit], way)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_differentiation_begun_with_the_result_of_another(scale: int) -> None:
+    def program(x: Any, w: Any) -> Any:
+        h, k = tf.tanh(x), tf.sin(w)
+        y = tf.raw_ops.AddV2(x=h * 1.0, y=k, name="a1")
+        (first,) = tf.gradients(tf.reduce_sum(y * y), k)
+        return tf.gradients(h, x, first * scale if scale > 1 else first)[0]
+
+    def twin(x: Any, w: Any) -> Any:
+        y = tf.tanh(x) + tf.sin(w)
+        return wave(2 * y) * scale * (1 - tf.tanh(x) ** 2)
+
+    function = tf.function(program, autograph=False)
+    with amanda.apply(editing(Edit("a1", "grad_in", wave, 1))):
+        close(function(X, W), twin(X, W))
 
 
 def custom_in_recomputed(o: Ops, x: Any, w: Any) -> Any:

@@ -115,12 +115,7 @@ class Gradients:
         asked_for = self._within(value, owner)
         if is_asked or asked_for == given:
             return asked_for
-        raise UnsupportedError(
-            f"One tensor is a gradient that {owner.forward.name!r} is given, and one that its "
-            "gradient function asks for itself; it was edited as the latter, and its reader does "
-            "not say which one it means",
-            fix="Edit the gradient at the outputs of that op instead",
-        )
+        raise _is_both(owner)
 
     def is_summed_within(self, node: Node, owner: Record) -> bool:
         """Whether an op of a gradient function was made by a differentiation that it asked for."""
@@ -297,7 +292,8 @@ class Gradients:
             for value in values:
                 assert value is not None
                 self._weaver.visit(value.node)
-                part = self._agreed(value, self._contributors(value, of))
+                found = self._contributors(value, of)
+                part = self._agreed(value, found) if found else self._begun(value, owner)
                 parts.append(part if part is not None else self._weaver.visible(value))
             arrived.append(parts)
         plans = self._plans_of(owner)
@@ -310,6 +306,28 @@ class Gradients:
                 arrived = self._derivatives.of_step(owner, each, arrived)
         self._out[id(owner)] = arrived
         return arrived
+
+    def _begun(self, value: Value, owner: Record) -> Value | None:
+        """What a differentiation was begun with, as whoever asked for it reads that."""
+        if owner.run is None or self._records is None:
+            return None
+        asking: Record | None = None
+        if owner.run.around:
+            around = (each for each in self._records.records if owner.is_within(each))
+            asking = max(around, key=lambda each: each.start, default=None)
+        found = [
+            each
+            for each in self._contributors(value, None)
+            if owner.run.is_after(each[0]) and (asking is None or each[0].is_within(asking))
+        ]
+        of = self._results.get(value, ())
+        asked = [each for each in found if self._key_of(*each) in of]
+        version = self._agreed(value, asked or self._last(found))
+        given = self._given(value, asking, None) if asking is not None else None
+        if version is not None and given not in (None, version):
+            assert asking is not None
+            raise _is_both(asking)
+        return version if given is None else given
 
     def _contributions(self, owner: Record) -> list[list[Value] | None]:
         """What an op contributes to its inputs' gradients, those inserted behind it done."""
@@ -377,6 +395,15 @@ class Gradients:
         if seen.replacement is not None:
             brought.replacement = here(seen.replacement)
         return brought
+
+
+def _is_both(owner: Record) -> UnsupportedError:
+    return UnsupportedError(
+        f"One tensor is a gradient that {owner.forward.name!r} is given, and one that its gradient "
+        "function asks for itself; it was edited as the latter, and its reader does not say which "
+        "one it means",
+        fix="Edit the gradient at the outputs of that op instead",
+    )
 
 
 def _count(value: Value, gradients: Iterable[Any]) -> int:

@@ -93,6 +93,10 @@ class Run:
             and self.stop <= owner.stop
         )
 
+    def is_after(self, made: Record) -> bool:
+        """Whether a gradient was there when this one began."""
+        return made.run is not None and made.run.number < self.number and made.stop <= self.start
+
 
 class Record:
     """The gradient of one op: a call of its gradient function while a graph was built.
