@@ -36,7 +36,7 @@ class Link(Foreign):
     """
 
     def __init__(self, forward: Woven, backward: Woven, looped: bool) -> None:
-        self._forward, self._backward, self._looped = forward, backward, looped
+        self._forward, self._backward, self.is_looped = forward, backward, looped
         self._sources = _captures(backward.body.graph, forward.body.graph)
         self._brought: dict[Value, Value] = {}
 
@@ -62,11 +62,11 @@ class Link(Foreign):
         if known is not None:
             return known
         dtype = value.base
-        argument = Argument("version", _VARIANT if self._looped else dtype)
+        argument = Argument("version", _VARIANT if self.is_looped else dtype)
         self._backward.arguments.append(argument)
         self._backward.demands.append(value)
         brought = Value(argument, 0)
-        if self._looped:
+        if self.is_looped:
             shape = any_size("version/shape")
             pop = Plain(
                 "version/pop",

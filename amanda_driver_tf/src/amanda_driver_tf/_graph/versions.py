@@ -60,7 +60,13 @@ class Seen:
 
 
 class Foreign:
-    """Access to a forward program that stands in another body; the base knows none."""
+    """Access to a forward program that stands in another body; the base knows none.
+
+    Attributes:
+        is_looped: Whether these are the bodies of loops.
+    """
+
+    is_looped = False
 
     def tensor(self, value: Value) -> Any:
         """The forward tensor that a value of this body carries, or None."""

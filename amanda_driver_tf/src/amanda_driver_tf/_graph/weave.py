@@ -540,20 +540,33 @@ class Weaver:
         forward = owner.forward
         read_by = list(zip(forward.inputs, seen.inputs, strict=False))
         key, source = key_of(tensor), key_of(source_of(tensor))
-        versions = [version for read, version in read_by if key_of(read) == key]
-        if not (versions and is_container(forward.type)):
-            # A gradient's loop is led one tensor for a value and for all identities of it.
-            versions = [version for read, version in read_by if key_of(source_of(read)) == source]
-        if any(version != versions[0] for version in versions):
+        exact = [version for read, version in read_by if key_of(read) == key]
+        # A gradient's loop is led one tensor for a value and for all identities of it.
+        versions = [version for read, version in read_by if key_of(source_of(read)) == source]
+        if len({self.plain(version) for version in versions}) > 1:
             # One tensor at several positions, edited differently: the gradient's ops do not say
-            # which one they mean. The op is differentiated once more for it.
+            # which one they mean.
+            if not _is_derivable(forward):
+                if self._is_looped(forward) or len({self.plain(each) for each in exact}) != 1:
+                    raise UnsupportedError(
+                        f"{forward.name!r} reads a value twice, or an Identity of it, too; they "
+                        "were edited differently, and its gradient does not say which it means",
+                        fix="Edit them alike, or the ops that make the value",
+                    )
+                return exact[0]
+            # The op is differentiated once more for it.
             self.ambiguous.add(id(owner))
         if versions:
-            return versions[0]
+            return (exact or versions)[0]
         for index, made in enumerate(forward.outputs[: len(seen.outputs)]):
             if key_of(made) == key_of(tensor):
                 return seen.outputs[index]
         return None
+
+    def _is_looped(self, forward: Any) -> bool:
+        """Whether what a gradient reads of an op comes from the turns of a loop."""
+        node = self.body.node_of(forward)
+        return self.loops.is_in_frame(node) if node is not None else self.foreign.is_looped
 
     def carries(self, tensor: Any, wanted: Value) -> bool:
         """Whether an ordinary reader of a tensor gets the version that is wanted."""
@@ -590,3 +603,11 @@ class Weaver:
         changed = [(old, new) for old, new in zip(node.outputs(), after, strict=True) if new != old]
         self._visible.update(changed)
         self._seen[id(node.op)] = Seen(node.op, inputs, outputs)
+
+
+def _is_derivable(op: Any) -> bool:
+    """Whether the gradient of an op can be derived anew, for this op alone.
+
+    The functions that it runs, and gradient functions of its own, hold tensors of its graph.
+    """
+    return not is_container(op.type) and "_gradient_op_type" not in op.node_def.attr
