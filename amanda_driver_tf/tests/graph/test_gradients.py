@@ -333,3 +333,24 @@ def test_custom_gradients_of_the_user() -> None:
         Edit("mm", "grad_out", double, 0),
     ):
         check(custom, VALUES, [edit])
+
+
+@pytest.mark.parametrize(
+    ("edit", "wanted"),
+    [
+        (Edit("product", "grad_out", tf.sin, 0), np.sin(0.7) * 0.5),
+        (Edit("product", "grad_in", tf.sin, 0), np.sin(0.7 * 0.5)),
+        (Edit("product", "after", tf.sin, 0, autodiff=True), np.cos(0.5) * 0.7 * 0.5),
+        (Edit("product", "backward", lambda g: (g * 3, g)), 2.1),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Edit) else "",
+)
+def test_a_gradient_that_is_fed(edit: Edit, wanted: float) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        x, w, arriving = (v1.placeholder(tf.float32, [2]) for _ in range(3))
+        product = tf.multiply(x, w, name="product")
+        (gradient,) = tf.gradients(product, [x], grad_ys=arriving)
+    fed = {x: [1.0, 1.0], w: [0.5, 0.5], arriving: [0.7, 0.7]}
+    with new_session(graph) as session, amanda.apply(editing(edit)):
+        close(session.run(gradient, fed), np.full(2, wanted, np.float32))

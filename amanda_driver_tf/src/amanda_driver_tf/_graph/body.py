@@ -112,7 +112,9 @@ class Body:
 
     def value_of(self, tensor: Any) -> Value | None:
         """The value that a symbolic tensor of the graph is here."""
-        node = self.node_of(tensor.op)
+        node = self.fed.get((tensor.op.name, tensor.value_index))
+        if node is None or node.op is not tensor.op:
+            node = self.node_of(tensor.op)
         return Value(node, tensor.value_index) if node is not None else None
 
     def roots(self) -> list[Any]:
