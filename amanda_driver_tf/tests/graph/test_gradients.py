@@ -345,12 +345,17 @@ def test_custom_gradients_of_the_user() -> None:
     ],
     ids=lambda value: value.kind if isinstance(value, Edit) else "",
 )
-def test_a_gradient_that_is_fed(edit: Edit, wanted: float) -> None:
+@pytest.mark.parametrize("by_tape", [False, True])
+def test_a_gradient_that_is_fed(edit: Edit, wanted: float, by_tape: bool) -> None:
     graph = tf.Graph()
-    with graph.as_default():
+    with graph.as_default(), tf.GradientTape() as tape:
         x, w, arriving = (v1.placeholder(tf.float32, [2]) for _ in range(3))
+        tape.watch(x)
         product = tf.multiply(x, w, name="product")
-        (gradient,) = tf.gradients(product, [x], grad_ys=arriving)
+        if by_tape:
+            gradient = tape.gradient(product, x, arriving)
+        else:
+            (gradient,) = tf.gradients(product, [x], grad_ys=arriving)
     fed = {x: [1.0, 1.0], w: [0.5, 0.5], arriving: [0.7, 0.7]}
     with new_session(graph) as session, amanda.apply(editing(edit)):
         close(session.run(gradient, fed), np.full(2, wanted, np.float32))
