@@ -1,4 +1,7 @@
-"""Effective paths on PyTorch: the published algorithm in plain loops is the oracle."""
+"""Effective paths on PyTorch: the published algorithm in plain loops is the oracle.
+
+Long: one subject, the sets of one tool, with the networks that they are of.
+"""
 
 # mypy: allow-untyped-calls
 # torch leaves Tensor.backward and its like untyped.

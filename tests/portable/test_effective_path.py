@@ -1,4 +1,7 @@
-"""Effective paths over PyTorch and TensorFlow's modes: the same weights, the same sets."""
+"""Effective paths over PyTorch and TensorFlow's modes: the same weights, the same sets.
+
+A little over 400 lines: one subject, its networks in both frameworks.
+"""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
 # TensorFlow has no types.

@@ -1,4 +1,7 @@
-"""Rewriting in TensorFlow's modes: convolutions and the normalisations behind them, attention."""
+"""Rewriting in TensorFlow's modes: convolutions and the normalisations behind them, attention.
+
+A little over 400 lines: one subject, in three modes.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ passed straight through, by `tf.custom_gradient`, at every order of differentiat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,31 +17,40 @@ import tensorflow as tf
 from amanda_core.testing.tools import Edit, Routine
 
 
+def is_differentiable(value: Any) -> bool:
+    """Whether a tensor's dtype has gradients; of a list, whether those of all its tensors have."""
+    types = [tensor.dtype for tensor in tf.nest.flatten(value)]
+    return all(dtype.is_floating or dtype.is_complex for dtype in types)
+
+
 def straight(value: Any, routine: Routine) -> Any:
-    """`routine(value)`, with the gradient of `value`."""
-    if not value.dtype.is_floating:
+    """`routine(value)`, with the gradient of `value`: a tensor, or a list of several."""
+    if not is_differentiable(value):
         return routine(value)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def run(tensor: Any) -> Any:
-        new = routine(tensor)
-        new = tf.identity(tensor) if new is None else tf.convert_to_tensor(new)
-        return new, lambda gradient: gradient
+    def run(*tensors: Any) -> Any:
+        new = routine(tf.nest.pack_sequence_as(value, tensors))
+        new = tensors if new is None else tf.nest.flatten(new)
+        return [tf.identity(tensor) for tensor in new], lambda *gradients: gradients
 
-    return run(value)
+    return tf.nest.pack_sequence_as(value, run(*tf.nest.flatten(value)))
 
 
 def at_gradient(value: Any, routine: Routine) -> Any:
-    """`value`, whose gradient is changed by `routine`."""
+    """`value`, a tensor or a list of several, whose gradient is changed by `routine`."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def run(tensor: Any) -> Any:
-        def back(gradient: Any) -> Any:
-            return straight(gradient, routine)
+    def run(*tensors: Any) -> Any:
+        def back(*gradients: Any) -> Any:
+            arrived = tf.nest.pack_sequence_as(value, gradients)
+            return tf.nest.flatten(straight(arrived, routine))
 
-        return tf.identity(tensor), back
+        return [tf.identity(tensor) for tensor in tensors], back
 
-    return run(value) if value.dtype.is_floating else value
+    if not is_differentiable(value):
+        return value
+    return tf.nest.pack_sequence_as(value, run(*tf.nest.flatten(value)))
 
 
 class Ops:
@@ -65,32 +74,33 @@ class Ops:
         def run(*values: Any) -> Any:
             return _RUN[op_type](*values, name=name, **attrs)
 
+        return self.run(run, (op_type, name), *inputs)
+
+    def run(self, run: Routine, names: Collection[str], *inputs: Any) -> Any:
+        """Run an op, which edits may call by these names: its output, or the tuple of several."""
         if self.edits is None:
             return run(*inputs)
-        mine = [edit for edit in self.edits if edit.name in (op_type, name)]
-        values = [tf.convert_to_tensor(value) for value in inputs]
+        mine = [edit for edit in self.edits if edit.name in names]
+        values = tf.nest.map_structure(tf.convert_to_tensor, list(inputs))
         for edit in reversed([edit for edit in mine if edit.kind == "grad_in"]):
             values[edit.position or 0] = at_gradient(values[edit.position or 0], edit.routine)
         for edit in mine:
             if edit.kind == "before":
-                position = edit.position or 0
-                if edit.autodiff:
-                    values[position] = edit.routine(values[position])
-                else:
-                    values[position] = straight(values[position], edit.routine)
+                _edit(values, edit)
         for edit in mine:
             if edit.kind == "replace":
                 run = edit.routine
         for edit in mine:
             if edit.kind == "backward":
                 run = _with_backward(run, edit.routine)
-        output = run(*values)
+        found = run(*values)
+        outputs = list(found) if isinstance(found, (list, tuple)) else [found]
         for edit in mine:
             if edit.kind == "after":
-                output = edit.routine(output) if edit.autodiff else straight(output, edit.routine)
+                _edit(outputs, edit)
         for edit in reversed([edit for edit in mine if edit.kind == "grad_out"]):
-            output = at_gradient(output, edit.routine)
-        return output
+            outputs[edit.position or 0] = at_gradient(outputs[edit.position or 0], edit.routine)
+        return tuple(outputs) if isinstance(found, (list, tuple)) else outputs[0]
 
     def call(self, function: Callable[..., Any], *values: Any) -> Any:
         """Call a function of the program's, as a `tf.function` of its own."""
@@ -142,10 +152,28 @@ _RUN: dict[str, Callable[..., Any]] = {
 }
 
 
+def _edit(values: list[Any], edit: Edit) -> None:
+    position = edit.position or 0
+    if edit.autodiff:
+        values[position] = edit.routine(values[position])
+    else:
+        values[position] = straight(values[position], edit.routine)
+
+
 def _with_backward(run: Routine, routine: Routine) -> Routine:
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def replaced(*values: Any) -> Any:
-        return run(*values), lambda gradient: routine(gradient)
+        def back(*gradients: Any) -> list[Any]:
+            # One for each tensor, also of lists.
+            made = routine(*gradients)
+            made = made if isinstance(made, (list, tuple)) else [made]
+            none = [
+                tf.nest.map_structure(lambda _: None, value) if gradient is None else gradient
+                for gradient, value in zip(made, values, strict=True)
+            ]
+            return list(tf.nest.flatten(none))
+
+        return run(*values), back
 
     return lambda *values: replaced(*values)
 

@@ -1,4 +1,7 @@
-"""Functions traced before tools are applied and while they are, loaded ones, and nested ones."""
+"""Functions traced before tools are applied and while they are, loaded ones, and nested ones.
+
+A little over 400 lines: one subject, with the programs that its tests share.
+"""
 
 from __future__ import annotations
 

@@ -158,6 +158,12 @@ WAYS = {
 }
 
 
+#: Without any function.
+EAGER = {
+    "eager": lambda program, ops, values, function: gradients_inside(program, ops, values, False)
+}
+
+
 class Unchanged(Exception):
     """The edits change nothing, so that a test of them would be one of nothing."""
 
@@ -168,7 +174,7 @@ def check(program: Program, values: Sequence[Any], edits: Sequence[Edit], way: s
     Also that the edits make a difference, and that nothing stays once the tools are left.
     """
     tensors = [tf.convert_to_tensor(value) for value in values]
-    differentiate = {**WAYS, **IN_SESSIONS, **TWICE}[way]
+    differentiate = {**EAGER, **WAYS, **IN_SESSIONS, **TWICE}[way]
     wanted = differentiate(program, Ops(edits), tensors, False)
     with amanda.apply(editing(*edits)):
         found = differentiate(program, Ops(), tensors, True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import CodeType
 from typing import Any
 
 from tensorflow.python.ops import custom_gradient
@@ -23,26 +22,18 @@ from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation
 from amanda_driver_tf._eager.sites import operands_of
-from amanda_driver_tf._eager.symbols import executes_eagerly
+from amanda_driver_tf._eager.symbols import CALLERS, executes_eagerly
+from amanda_driver_tf._nested import nested_codes
 from amanda_driver_tf._state import STATE
 
 __all__ = ["FirstRun", "Recompute", "first_run_of", "stop_recording"]
 
 
-def _codes(code: CodeType, names: frozenset[str]) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            if constant.co_name in names:
-                yield constant
-            yield from _codes(constant, names)
-
-
 # The functions inside `recompute_grad` that call the user's: in the first run, in the second.
 _CALLERS = {
-    code.co_name: code
-    for code in _codes(
-        custom_gradient.recompute_grad.__code__, frozenset({"inner", "inner_recompute_grad"})
-    )
+    name: code
+    for name, code in nested_codes(custom_gradient.recompute_grad).items()
+    if name in CALLERS
 }
 # Whatever is inside a first run ends where a second run ends.
 BOUNDARY.update(_CALLERS.values())

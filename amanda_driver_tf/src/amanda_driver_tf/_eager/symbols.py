@@ -23,9 +23,12 @@ from tensorflow.python.eager import (
     tape,
 )
 from tensorflow.python.framework import ops
-from tensorflow.python.ops import gen_math_ops, resource_variable_ops
+from tensorflow.python.ops import custom_gradient, gen_math_ops, resource_variable_ops
+
+from amanda_driver_tf._nested import nested_codes
 
 __all__ = [
+    "CALLERS",
     "backprop",
     "context",
     "core",
@@ -43,6 +46,9 @@ __all__ = [
 
 #: Versions of TensorFlow, ``major.minor``, on which all of this was checked.
 CHECKED = ("2.21",)
+
+#: What is written inside `tf.recompute_grad` and calls the user's function.
+CALLERS = ("inner", "inner_recompute_grad")
 
 #: Owner -> what is replaced or called there.
 _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -118,6 +124,8 @@ def problems() -> list[str]:
         for name in names
         if not hasattr(owner, name)
     ]
+    inside = nested_codes(custom_gradient.recompute_grad)
+    found += [f"recompute_grad has no {name} inside" for name in CALLERS if name not in inside]
     for owner, name, wanted in _SIGNATURES:
         function = getattr(owner, name, None)
         if function is None or function.__module__.startswith("amanda_driver_tf."):

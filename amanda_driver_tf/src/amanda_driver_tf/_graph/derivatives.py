@@ -15,6 +15,7 @@ import tensorflow as tf
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Value
+from amanda_driver_tf._graph.jacobians import vector_jacobian
 from amanda_driver_tf._graph.nodes import Host, Inlined
 from amanda_driver_tf._graph.records import Record, components
 from amanda_driver_tf._graph.routines import (
@@ -23,11 +24,10 @@ from amanda_driver_tf._graph.routines import (
     fold,
     of_gradients,
     replaced_backward,
-    vector_jacobian,
 )
 from amanda_driver_tf._graph.shapes import of_same_rows
 from amanda_driver_tf._graph.staging import static_shape, trace_gradient
-from amanda_driver_tf._graph.versions import Differentiated, Seen
+from amanda_driver_tf._graph.versions import Differentiated, Seen, is_discrete
 from amanda_driver_tf._signature import signature_of
 
 if TYPE_CHECKING:
@@ -84,24 +84,34 @@ class Derivatives:
         return gradients
 
     def replaced(
-        self, owner: Record, step: Step, arrived: list[list[Value] | None]
+        self, owner: Record, step: Step, arrived: list[list[Value] | None], lost: Sequence[int]
     ) -> list[list[Value] | None]:
-        """What replaces the whole gradient of an op."""
+        """What replaces the whole gradient of an op.
+
+        Args:
+            owner: The gradient.
+            step: The replacement.
+            arrived: The gradients of the op's outputs.
+            lost: Inputs for which it must have none, as nothing would read it.
+        """
         shown = [None if i in owner.missing else parts for i, parts in enumerate(arrived)]
         given, values, _ = _gradient_layout(
             _gradient_lengths(owner, "grad_outputs"), shown, owner, "grad_outputs"
         )
         returned = [self._dense(gradient) for gradient in owner.in_grads]
-        made_layout, targets, places = _gradient_layout(
-            _gradient_lengths(owner, "grad_inputs"), returned, owner, "grad_inputs"
-        )
+        for index, tensor in enumerate(owner.inputs[: len(returned)]):
+            if is_discrete(tensor.dtype):
+                returned[index] = None  # Some gradient functions return zeros for integers.
+        lengths = _gradient_lengths(owner, "grad_inputs")
+        made_layout, targets, places = _gradient_layout(lengths, returned, owner, "grad_inputs")
+        absent = Layout(lengths, [index in lost for index in range(len(owner.in_grads))])
         dtypes = [value.dtype for value in targets]
         # Slices may be of other rows.
         shapes = [
             static_shape(value) if len(returned[index] or ()) == 1 else None
             for value, (index, _) in zip(targets, places, strict=True)
         ]
-        flat = replaced_backward(step, given, made_layout, dtypes, shapes)
+        flat = replaced_backward(step, given, made_layout, absent, dtypes, shapes)
         rows = {i: self._rows(owner, parts[1]) for i, parts in _slices(returned)}
         if rows:
             flat = _of_same_rows(flat, len(values), [places.index((i, 0)) for i in rows], step)
@@ -118,9 +128,20 @@ class Derivatives:
         return [part for part in parts if part is not None] or None
 
     def through(
-        self, owner: Record, replacement: Differentiated, arrived: list[list[Value] | None]
+        self,
+        owner: Record,
+        replacement: Differentiated,
+        arrived: list[list[Value] | None],
+        lost: Sequence[int],
     ) -> list[list[Value] | None]:
-        """The gradient of a replacement of the op, differentiated as it is written."""
+        """The gradient of a replacement of the op, differentiated as it is written.
+
+        Args:
+            owner: The gradient.
+            replacement: The replacement.
+            arrived: The gradients of the op's outputs.
+            lost: Inputs for which it must have none, as nothing would read it.
+        """
         result: list[list[Value] | None] = [None] * len(owner.in_grads)
         wanted = [
             index
@@ -128,7 +149,7 @@ class Derivatives:
             if _is_real(value.dtype) and owner.in_grads[index] is not None
         ]
         ahead = [index for index, parts in enumerate(arrived) if parts is not None]
-        made = self._derivative(owner, replacement, ahead, arrived, wanted)
+        made = self._derivative(owner, replacement, ahead, arrived, wanted, lost)
         for index, value in zip(wanted, made, strict=True):
             if len(components(owner.in_grads[index])) > 1:
                 raise UnsupportedError(
@@ -191,6 +212,7 @@ class Derivatives:
         ahead: list[int],
         arrived: Sequence[list[Value] | None],
         wanted: list[int],
+        lost: Sequence[int] = (),
     ) -> list[Value]:
         """Gradients of the `wanted` inputs of a function from those of its outputs `ahead`."""
         if not ahead or not wanted:
@@ -211,7 +233,7 @@ class Derivatives:
             outputs = flat(tensors)
             return [outputs[index] for index in ahead]
 
-        derivative = vector_jacobian(forward, len(given), step)
+        derivative = vector_jacobian(forward, len(given), step, lost)
 
         def run(tensors: list[Any]) -> list[Any]:
             found = derivative(tensors)

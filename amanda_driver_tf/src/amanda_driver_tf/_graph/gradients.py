@@ -9,7 +9,7 @@ little over 400 lines: one subject.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import custom_gradient
@@ -19,13 +19,26 @@ from amanda_core.plan import Step
 from amanda_driver_tf._graph.analysis import OpPlans, is_container, is_operator
 from amanda_driver_tf._graph.body import Node, Value
 from amanda_driver_tf._graph.derivatives import Derivatives
+from amanda_driver_tf._graph.lost import lost_inputs, refuse_unread
 from amanda_driver_tf._graph.records import Record, Records, Run, children_of, components
+from amanda_driver_tf._graph.symbols import ENDS_OF_RECOMPUTATION
 from amanda_driver_tf._graph.versions import Differentiated, Key, Seen, key_of
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.weave import Weaver
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "Reader"]
+
+
+class Reader(NamedTuple):
+    """An op of a gradient function, and which of its inputs it is about."""
+
+    node: Node
+    slot: int
+
+    def turn(self, value: Value) -> int:
+        """How many of the inputs ahead of this one are a tensor."""
+        return self.node.inputs[: self.slot].count(value)
 
 
 class Gradients:
@@ -65,9 +78,19 @@ class Gradients:
         records = self._records.records if self._records is not None else ()
         return [(owner, step) for owner in records for step in self._steps_anew(owner)]
 
+    def refuse_unread(self) -> None:
+        """Refuse replacements of gradients that TensorFlow follows no further."""
+        if self._records is None:
+            return
+        for owner in (*self._records.unfollowed, *self._records.records):
+            if self._is_elsewhere(owner):
+                continue
+            plans = self._plans_of(owner)
+            if plans is not None and plans.aligned_before.replacement is not None:
+                refuse_unread(owner, plans.aligned_before.replacement, self._body)
+
     def _steps_anew(self, owner: Record) -> list[Step]:
-        forward = owner.forward
-        if forward.graph is self._body.graph and self._body.node_of(forward) is None:
+        if self._is_elsewhere(owner):
             return []
         plans, seen = self._plans_of(owner), self._seen_there(owner)
         steps: list[Step | None] = []
@@ -80,9 +103,12 @@ class Gradients:
             steps += [each.step for each in inserted if each is not None]
         return [step for step in steps if step is not None]
 
-    def in_function(
-        self, value: Value, owner: Record, place: tuple[Node, int] | None
-    ) -> Value | None:
+    def _is_elsewhere(self, owner: Record) -> bool:
+        """Whether the op of a gradient is one of this graph that the body does without."""
+        forward = owner.forward
+        return forward.graph is self._body.graph and self._body.node_of(forward) is None
+
+    def in_function(self, value: Value, owner: Record, reader: Reader | None) -> Value | None:
         """What a gradient function reads or returns for a tensor; None for what is no gradient.
 
         That is a gradient that it was given, or one that it asked for itself.
@@ -90,28 +116,27 @@ class Gradients:
         Args:
             value: The tensor.
             owner: The gradient.
-            place: The op of it that reads the tensor, and which input of that op this is; None
-                for what is returned.
+            reader: What in it reads the tensor; None for what is returned.
         """
-        given = self._given(value, owner, place)
+        given = self._given(value, owner, reader)
         if not self._is_nested:
             return given
         within = self._contributors_within(value, owner)
-        if given is not None and place is not None:
+        if given is not None and reader is not None:
             # What was asked for after the reader was made is not what it reads.
-            within = [each for each in within if each[0].stop <= place[0].op._id]
+            within = [each for each in within if each[0].stop <= reader.node.op._id]
         if given is None or not within:
             return given or self._within(value, owner)
         # An op that was differentiated in there passes on what arrives.
         is_asked = False
-        if place is not None:
-            node, slot = place
+        if reader is not None:
+            node = reader.node
             is_asked = self.is_summed_within(node, owner) or self._is_unread(node)
             if _ends_recomputation(node):
                 # It has what was asked for, and then what the function was given.
                 asked = _count(value, (g for run in self._runs_of(owner) for g in run.results))
                 is_asked = node.inputs.count(value) == asked + _count(value, owner.out_grads)
-                if is_asked and node.inputs[:slot].count(value) >= asked:
+                if is_asked and reader.turn(value) >= asked:
                     return given
         asked_for = self._within(value, owner)
         if is_asked or asked_for == given:
@@ -132,7 +157,7 @@ class Gradients:
         runs = self._records.runs if self._records is not None else []
         return [run for run in runs if run.is_asked_by(owner)]
 
-    def _given(self, value: Value, owner: Record, place: tuple[Node, int] | None) -> Value | None:
+    def _given(self, value: Value, owner: Record, reader: Reader | None) -> Value | None:
         """A gradient that a gradient function was given; None for what it was not given."""
         key = (id(value.node.op), value.slot)
         found = [
@@ -150,10 +175,12 @@ class Gradients:
         ]
         if all(version == versions[0] for version in versions):
             return versions[0]
-        if place is not None and _in_order(owner.forward.type):
-            node, slot = place
-            if node.inputs.count(value) == len(versions):
-                return versions[node.inputs[:slot].count(value)]
+        if (
+            reader is not None
+            and _in_order(owner.forward.type)
+            and reader.node.inputs.count(value) == len(versions)
+        ):
+            return versions[reader.turn(value)]
         raise UnsupportedError(
             f"One tensor is the gradient of several outputs of {owner.forward.name!r}; they were "
             "edited differently, and their reader does not say which one it means",
@@ -341,9 +368,10 @@ class Gradients:
         replacement = plans.aligned_before.replacement if plans is not None else None
         made: list[list[Value] | None]
         if replacement is not None:
-            made = self._derivatives.replaced(owner, replacement, arrived)
+            made = self._derivatives.replaced(owner, replacement, arrived, lost_inputs(owner))
         elif seen is not None and seen.replacement is not None:
-            made = self._derivatives.through(owner, seen.replacement, arrived)
+            lost = lost_inputs(owner)
+            made = self._derivatives.through(owner, seen.replacement, arrived, lost)
         else:
             made = [self._returned(owner, gradient) for gradient in owner.in_grads]
             if id(owner) in self._weaver.ambiguous and seen is not None:
@@ -416,7 +444,7 @@ def _count(value: Value, gradients: Iterable[Any]) -> int:
 def _ends_recomputation(node: Node) -> bool:
     """Whether an op is that with which the gradient of `tf.recompute_grad` ends."""
     return node.op_type == "IdentityN" and any(
-        frame.name == "inner_recompute_grad" or frame.name == "grad_wrapper"
+        frame.name in ENDS_OF_RECOMPUTATION
         for frame in node.op.traceback or ()
         if frame.filename == custom_gradient.__file__
     )

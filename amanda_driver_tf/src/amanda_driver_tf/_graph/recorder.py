@@ -119,6 +119,7 @@ def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[]
     _THREAD.runs.append(run)
     try:
         results = compute()
+        _note_unfollowed()
     finally:
         _THREAD.runs.pop()
         _THREAD.collected = None  # It would keep the graph alive.
@@ -135,12 +136,36 @@ def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[]
 def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _AggregatedGrads(grads: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        _note_unfollowed()
         collected = original(grads, op, *args, **kwargs)
         # The caller fills this very list with zeros.
         _THREAD.collected = (op, collected, list(collected))
         return collected
 
     return _AggregatedGrads
+
+
+def _note_unfollowed() -> None:
+    """Of an op whose gradients were collected, and no gradient function asked for."""
+    collected, _THREAD.collected = _THREAD.collected, None
+    if collected is None or not _THREAD.runs:
+        return
+    op, _, found = collected
+    missing = frozenset(i for i, gradient in enumerate(found) if _is_missing(gradient))
+    # Who asks for gradients may stop at ops that have some.
+    if len(missing) < len(found) and not _has_gradient(op):
+        graph = ops.get_default_graph()
+        extent, none = (next_id(graph), next_id(graph)), [None] * len(op.inputs)
+        Records.made(graph).unfollowed.append(
+            Record(op, op.inputs, op.outputs, found, missing, none, extent, _THREAD.runs[-1])
+        )
+
+
+def _has_gradient(op: Any) -> bool:
+    try:
+        return ops.get_gradient_function(op) is not None
+    except LookupError:
+        return True  # A function, which is its own.
 
 
 def _recording(original: Callable[..., Any]) -> Callable[..., Any]:

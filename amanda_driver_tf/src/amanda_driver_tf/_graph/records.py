@@ -167,6 +167,7 @@ class Records:
 
     Attributes:
         records: The gradients.
+        unfollowed: Gradients that arrived at ops without a gradient function.
         runs: The differentiations.
         captured: Placeholder (its op's id and its index) -> the tensor that it stands for.
     """
@@ -177,6 +178,7 @@ class Records:
         self._unpaired = False
         self.captured: dict[tuple[int, int], Any] = {}
         self.records: list[Record] = []
+        self.unfollowed: list[Record] = []
         self.runs: list[Run] = []
         self._starts: list[int] = []
         self._around: list[int] = []
@@ -232,6 +234,10 @@ class Records:
                         key = (id(tensor.op), tensor.value_index)
                         self._contributions.setdefault(key, []).append((found, position))
         return self._contributions
+
+    def of_op_unfollowed(self, op: Any) -> list[Record]:
+        """The gradients of an op, with those that TensorFlow has followed no further."""
+        return [*self.of_op(op), *(each for each in self.unfollowed if each.forward is op)]
 
     def of_op(self, op: Any) -> list[Record]:
         """The gradients of an op."""

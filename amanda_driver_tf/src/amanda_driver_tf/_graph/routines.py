@@ -7,8 +7,7 @@ not fit a graph, in which dtypes are fixed. Knows no nodes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +15,7 @@ from tensorflow.python.framework import dtypes
 
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf import _pywrap
+from amanda_driver_tf._graph.jacobians import lost
 from amanda_driver_tf._graph.shapes import fitting, of_same_rows, of_same_shape
 from amanda_driver_tf._signature import flattened
 
@@ -29,7 +28,6 @@ __all__ = [
     "only_watching",
     "replaced",
     "replaced_backward",
-    "vector_jacobian",
 ]
 
 #: A function over flat tensors.
@@ -270,7 +268,12 @@ def replaced(
 
 
 def replaced_backward(
-    step: Step, given: Layout, made: Layout, dtypes_of: Sequence[int], shapes: Sequence[Any]
+    step: Step,
+    given: Layout,
+    made: Layout,
+    absent: Layout,
+    dtypes_of: Sequence[int],
+    shapes: Sequence[Any],
 ) -> Flat:
     """A replacement of the backward of an op: the gradients of its inputs.
 
@@ -278,15 +281,18 @@ def replaced_backward(
         step: The replacement.
         given: Layout of the gradients of the outputs.
         made: Layout of the gradients of the inputs; `present` says which the graph needs.
-        dtypes_of: DataTypes of those.
+        absent: The same; `present` says which the graph has no place for.
+        dtypes_of: DataTypes of those that are needed.
         shapes: Their shapes; None where unknown.
     """
+    # A position that is a list is one of tensors, of which some may be needed.
     needed = made.group([True] * sum(made.present))
+    wanted = [p for p, there in enumerate(needed) if any(tf.nest.flatten([there]))]
+    none = absent.group([True] * sum(absent.present))
 
     def run(flat: list[Any]) -> list[Any]:
         result = step.replace(given.group(flat))
         gradients = list(result) if isinstance(result, (list, tuple)) else [result]
-        wanted = [position for position, there in enumerate(needed) if there is not None]
         if len(gradients) == 1 and len(wanted) == 1:
             positions: list[Any] = [None] * len(needed)
             positions[wanted[0]] = gradients[0]
@@ -299,8 +305,12 @@ def replaced_backward(
                 where=step.where,
                 fix="Return one gradient for each leading input up to the last one needed",
             )
+        for position, (gradient, is_lost) in enumerate(zip(positions, none, strict=True)):
+            parts = zip(_listed(gradient), _listed(is_lost), strict=False)
+            if any(part is not None and is_lost for part, is_lost in parts):
+                raise lost(position, step)
         new = made.flatten(
-            [p if n is not None else n for p, n in zip(positions, needed, strict=True)], step
+            [positions[p] if p in wanted else there for p, there in enumerate(needed)], step
         )
         tensors = [as_tensor(v, dtype, step) for v, dtype in zip(new, dtypes_of, strict=True)]
         return [fitting(value, shape, step) for value, shape in zip(tensors, shapes, strict=True)]
@@ -308,45 +318,5 @@ def replaced_backward(
     return run
 
 
-def vector_jacobian(forward: Flat, inputs: int, step: Step) -> Flat:
-    """The gradient of a function over tensors: ``[*inputs, *gradients] -> gradients of inputs``.
-
-    Args:
-        forward: The function; it is run again here, on a tape.
-        inputs: How many inputs it has.
-        step: The step that it is.
-    """
-
-    def run(flat: list[Any]) -> list[Any]:
-        values, gradients = flat[:inputs], flat[inputs:]
-        with _recording():
-            with tf.GradientTape() as tape:
-                tape.watch(values)
-                outputs = forward(values)
-            for output, gradient in zip(outputs, gradients, strict=True):
-                if output.shape != gradient.shape:
-                    raise UnsupportedError(
-                        f"A routine returned a tensor of shape {output.shape}, but its gradient "
-                        f"is built for {gradient.shape}",
-                        where=step.where,
-                        fix="Return a tensor of the same shape",
-                    )
-            found = tape.gradient(
-                outputs, values, gradients, unconnected_gradients=tf.UnconnectedGradients.ZERO
-            )
-        return [tf.convert_to_tensor(gradient) for gradient in found]
-
-    return run
-
-
-@contextmanager
-def _recording() -> Iterator[None]:
-    # Nodes run inside the call of their function, which stops the tapes of its thread.
-    stopped = _pywrap.tapes_stopped()
-    if stopped:
-        _pywrap.restart_tapes()
-    try:
-        yield
-    finally:
-        if stopped:
-            _pywrap.stop_tapes()
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else [value]

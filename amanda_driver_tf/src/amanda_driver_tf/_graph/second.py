@@ -8,13 +8,12 @@ ops for the latter, and would get their derivative.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Body
-from amanda_driver_tf._graph.records import Record, Records, components, is_symbolic
-from amanda_driver_tf._graph.versions import Key, key_of
+from amanda_driver_tf._graph.records import Record, Records, components
+from amanda_driver_tf._graph.versions import behind, key_of
 
 __all__ = ["refuse_second"]
 
@@ -38,28 +37,12 @@ def refuse_second(anew: Sequence[tuple[Record, Step]], body: Body) -> None:
         parts = [part for result in run.results for part in components(result)]
         if not others or not any(body.value_of(part) for part in parts):
             continue
-        behind = _behind(run.targets)
+        targets = behind(run.targets)
         for owner, step in others:
-            if any(key_of(part) in behind for each in owner.in_grads for part in components(each)):
+            if any(key_of(part) in targets for each in owner.in_grads for part in components(each)):
                 raise UnsupportedError(
                     f"The gradient of {owner.forward.name!r} is computed anew, since the op was "
                     "edited, and is differentiated once more",
                     where=step.where,
                     fix="Edit straight through, or compute the second derivatives eagerly",
                 )
-
-
-def _behind(targets: Sequence[Any]) -> set[Key]:
-    """The tensors of a graph that others are differentiated for, and these."""
-    waiting = [tensor for tensor in targets if is_symbolic(tensor)]
-    found: set[Key] = set()
-    while waiting:
-        tensor = waiting.pop()
-        if key_of(tensor) not in found:
-            found.add(key_of(tensor))
-            waiting += [read for read in tensor.op.inputs if not _is_discrete(read.dtype)]
-    return found
-
-
-def _is_discrete(dtype: Any) -> bool:
-    return bool(dtype.is_integer or dtype.is_bool or dtype.name == "string")

@@ -259,8 +259,14 @@ def _needed(
         if found is not None:
             # An op whose gradient function hands on what arrives owns no op.
             handing = (found.contributions().get((id(op), i), ()) for i in range(len(op.outputs)))
-            owners = [found.owner(op), *(owner for each in handing for owner, _ in each)]
-            waiting += [o.forward for o in owners if o is not None and o.forward.graph is op.graph]
+            for owner in (found.owner(op), *(owner for each in handing for owner, _ in each)):
+                if owner is None:
+                    continue
+                # What arrives at an op, its own gradient may not read; a replacement of it may.
+                arriving = [
+                    part.op for each in owner.out_grads for part in records.components(each)
+                ]
+                waiting += [o for o in (owner.forward, *arriving) if o.graph is op.graph]
     return [needed[number] for number in sorted(needed)]
 
 

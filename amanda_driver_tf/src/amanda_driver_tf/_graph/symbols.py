@@ -8,7 +8,14 @@ from __future__ import annotations
 import importlib
 import inspect
 
-__all__ = ["problems"]
+from tensorflow.python.ops import custom_gradient
+
+from amanda_driver_tf._nested import nested_codes
+
+__all__ = ["ENDS_OF_RECOMPUTATION", "problems"]
+
+#: What is written inside `tf.recompute_grad` and makes the last op of its gradient.
+ENDS_OF_RECOMPUTATION = ("inner_recompute_grad", "grad_wrapper")
 
 # Module -> what is replaced or called of it; after a colon the arguments that are counted on.
 _SYMBOLS = {
@@ -105,4 +112,6 @@ def problems() -> list[str]:
                         found.append(f"{module}.{path} takes {', '.join(there)}")
             except (ImportError, AttributeError):
                 found.append(f"{module}.{path} is not there")
-    return found
+    inside = nested_codes(custom_gradient.recompute_grad)
+    missing = [name for name in ENDS_OF_RECOMPUTATION if name not in inside]
+    return found + [f"tf.recompute_grad has no {name} inside" for name in missing]

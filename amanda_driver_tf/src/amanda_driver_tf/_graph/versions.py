@@ -5,13 +5,24 @@ Owns the vocabulary that weaving, gradients and links share; decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Value
+from amanda_driver_tf._graph.records import is_symbolic
 from amanda_driver_tf._graph.routines import Flat
 
-__all__ = ["Differentiated", "Foreign", "Key", "Seen", "key_of", "source_of"]
+__all__ = [
+    "Differentiated",
+    "Foreign",
+    "Key",
+    "Seen",
+    "behind",
+    "is_discrete",
+    "key_of",
+    "source_of",
+]
 
 #: A tensor of a graph: its op (by identity) and its index.
 Key = tuple[int, int]
@@ -20,6 +31,23 @@ Key = tuple[int, int]
 def key_of(tensor: Any) -> Key:
     """What tells the tensors of graphs apart."""
     return id(tensor.op), tensor.value_index
+
+
+def behind(tensors: Iterable[Any]) -> set[Key]:
+    """The tensors of a graph that others may have gradients for, and these."""
+    waiting = [tensor for tensor in tensors if is_symbolic(tensor)]
+    found: set[Key] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if key_of(tensor) not in found:
+            found.add(key_of(tensor))
+            waiting += [read for read in tensor.op.inputs if not is_discrete(read.dtype)]
+    return found
+
+
+def is_discrete(dtype: Any) -> bool:
+    """Whether tensors of a dtype have no gradients; handles of variables have some."""
+    return bool(dtype.is_integer or dtype.is_bool or dtype.name == "string")
 
 
 class Differentiated(NamedTuple):

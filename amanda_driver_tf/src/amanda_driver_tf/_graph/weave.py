@@ -24,10 +24,12 @@ from amanda_driver_tf._graph.analysis import (
     runs_functions,
 )
 from amanda_driver_tf._graph.body import BACK, Body, Node, Value, is_ref
-from amanda_driver_tf._graph.gradients import Gradients
+from amanda_driver_tf._graph.gradients import Gradients, Reader
 from amanda_driver_tf._graph.groups import part_of, references_of, runs_of, selected_by
+from amanda_driver_tf._graph.jacobians import no_gradient
 from amanda_driver_tf._graph.kept import Kept
 from amanda_driver_tf._graph.kernels import keeps_state
+from amanda_driver_tf._graph.lost import unread_of
 from amanda_driver_tf._graph.nodes import Host, Inlined, New
 from amanda_driver_tf._graph.old_loops import OldLoops
 from amanda_driver_tf._graph.records import Record, Records, children_of, is_symbolic
@@ -150,6 +152,7 @@ class Weaver:
         if is_function:
             self.kept.settle(running, self.body.roots())
         self.loops.settle(self._beside)
+        self._gradients.refuse_unread()
 
     def refuse_second(self, body: Body) -> None:
         """Refuse that `body` differentiates gradients of this one that other ops compute."""
@@ -222,7 +225,7 @@ class Weaver:
             inputs = self._gradients.accumulated(node)
         elif owner is not None:
             inputs = [
-                self.read_in_gradient(value, owner, (node, slot))
+                self.read_in_gradient(value, owner, Reader(node, slot))
                 for slot, value in enumerate(node.inputs)
             ]
         else:
@@ -267,6 +270,9 @@ class Weaver:
         if plans.before.replacement is not None:
             step = plans.before.replacement
             flat = replaced(step, layout, node.dtypes, self._shapes_wanted(node))
+            unread = unread_of(node.op, self.body)
+            if unread and plans.aligned_before.replacement is None:
+                flat = no_gradient(flat, unread, step)
             everything = list(range(len(seen.inputs)))
             seen.replacement = Differentiated(flat, seen.inputs, everything, step)
             seen.outputs = self.insert(
@@ -487,15 +493,13 @@ class Weaver:
         gradient = self._gradients.read(value)
         return gradient if gradient is not None else self.visible(value)
 
-    def read_in_gradient(
-        self, value: Value, owner: Record, place: tuple[Node, int] | None = None
-    ) -> Value:
+    def read_in_gradient(self, value: Value, owner: Record, reader: Reader | None = None) -> Value:
         """What an op of a gradient function reads, or what that function returns.
 
         Args:
             value: What it reads as TensorFlow has wired it.
             owner: The gradient.
-            place: The op, and which input of it this is.
+            reader: The op, and which input of it this is; None for what is returned.
         """
         if not isinstance(value.node, Node):
             return value
@@ -503,7 +507,7 @@ class Weaver:
         tensor = self.foreign.tensor(value) if elsewhere else None
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)
-        gradient = self._gradients.in_function(value, owner, place)
+        gradient = self._gradients.in_function(value, owner, reader)
         if gradient is not None:
             return gradient
         led = self.loops.read(value, owner)

@@ -1,0 +1,168 @@
+"""Every differentiable operator under random edits, differentiated in every way, against twins.
+
+More edits: AMANDA_TEST_ROUNDS.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import random
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import ops
+
+from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, Routine
+
+from .making import Ops, is_differentiable
+from .samples import LEFT_OUT, SAMPLES, Sample
+from .ways import EAGER, WAYS, Unchanged, check
+
+ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))
+NAME = "tested"
+
+#: What `total` runs, which eager execution does not tell by name from the operator of the sample.
+OF_TOTAL = ("Add", "AddV2", "Cast", "Cos", "Imag", "Mul", "Range", "Real", "Reshape", "Sum")
+#: Gradients that are slices, which `test_gradients` edits.
+OF_SLICES = ("Gather", "GatherV2", "RaggedGather")
+
+
+#: Slices cannot be derived anew; several inputs of one gradient that are edited one by one.
+#: Of what TensorFlow has no gradient for, eager tapes follow what a tool says.
+REFUSED = (
+    "tf.IndexedSlices",
+    "One tensor is the gradient of several inputs",
+    "follows no gradient through",
+    "to which TensorFlow follows none",
+)
+
+
+class Program:
+    """A sample's operator on its differentiable inputs, and a sum of all that it returns."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample = sample
+        inputs = tf.nest.map_structure(tf.convert_to_tensor, list(sample.inputs))
+        self.places = [i for i, each in enumerate(inputs) if is_differentiable(each)]
+        self._inputs = [inputs[place] for place in self.places]
+        self.values = tf.nest.flatten(self._inputs)
+        made = self.operator(*inputs)
+        self.outputs = list(made) if isinstance(made, tuple) else [made]
+
+    def operator(self, *inputs: Any) -> Any:
+        """The operator's output, or the tuple of several."""
+        made = tf.nest.flatten(self.sample.run(*inputs, name=NAME))
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def __call__(self, o: Ops, *values: Any) -> Any:
+        inputs = list(self.sample.inputs)
+        given = tf.nest.pack_sequence_as(self._inputs, values)
+        for place, value in zip(self.places, given, strict=True):
+            inputs[place] = value
+        made = o.run(self.operator, (self.sample.op_type, NAME), *inputs)
+        # Gradients of the values arrive in another way, too.
+        return total([made, list(values)])
+
+    def edits(self, some: random.Random, name: str, kinds: list[str]) -> list[Edit]:
+        """Some edits at random places."""
+        found = []
+        behind = [i for i, each in enumerate(self.outputs) if is_differentiable(each)]
+        for kind in some.sample(kinds, some.choice([1, 2, 3])):
+            autodiff = kind in ("before", "after") and some.random() < 0.4
+            routine: Routine = lessened
+            position = None
+            if kind in ("before", "grad_in"):
+                position = some.choice(self.places)
+            elif kind in ("after", "grad_out"):
+                position = some.choice(behind)
+            else:
+                routine = self._on_less if kind == "replace" else self._guessed
+            found.append(Edit(name, kind, routine, position, autodiff))
+        return found
+
+    def _on_less(self, *inputs: Any) -> Any:
+        return self.operator(*(lessened(x) if is_differentiable(x) else x for x in inputs))
+
+    def _guessed(self, *gradients: Any) -> Any:
+        """Some gradient of each input, made of those of outputs."""
+        # Where none arrives, the twin is given zeros.
+        there = zip(gradients, self.outputs, strict=True)
+        whole = total([tf.zeros_like(y) if grad is None else grad for grad, y in there])
+        found: list[Any] = [None] * len(self.sample.inputs)
+        for place, value in zip(self.places, self._inputs, strict=True):
+            found[place] = tf.nest.map_structure(
+                lambda x: tf.cast(whole, x.dtype) * tf.ones(x.shape, x.dtype), value
+            )
+        return found
+
+
+def lessened(value: Any) -> Any:
+    """Values near to the original ones, which have the same properties, and 0 for 0."""
+    return tf.nest.map_structure(lambda x: x * tf.cast(0.9, x.dtype), value)
+
+
+def is_expected(error: UnsupportedError, way: str) -> bool:
+    """Whether something may be refused."""
+    return way not in EAGER and any(reason in str(error) for reason in REFUSED)
+
+
+def total(outputs: Any) -> Any:
+    """Every element of every output, with a weight of its own."""
+    parts: list[Any] = []
+    for output in tf.nest.flatten(outputs):
+        if not is_differentiable(output):
+            continue
+        is_real = output.dtype.is_floating
+        for part in [output] if is_real else [tf.math.real(output), tf.math.imag(output)]:
+            weights = tf.cos(tf.cast(tf.range(tf.size(part)) + len(parts), part.dtype))
+            product = part * tf.reshape(weights, tf.shape(part))
+            parts.append(tf.cast(tf.reduce_sum(product), tf.float64))
+    return sum(parts[1:], parts[0])
+
+
+@pytest.mark.parametrize("number", range(len(SAMPLES)), ids=lambda n: SAMPLES[n].op_type)
+def test_edits(number: int) -> None:
+    program = Program(SAMPLES[number])
+    op_type = program.sample.op_type
+    ways = [*EAGER, *WAYS, "session"]
+    kinds = ["before", "after", "replace", "grad_out", "grad_in", "backward"]
+    if op_type in OF_SLICES:
+        kinds.remove("grad_in")
+    if not all(map(is_differentiable, program.outputs)):
+        kinds.remove("backward")
+    for turn in range(ROUNDS):
+        some = random.Random(f"{number} {turn}")
+        for way in ways if ROUNDS > 1 else [ways[number % len(ways)]]:
+            if way in EAGER and op_type in OF_TOTAL:
+                continue
+            edits = program.edits(some, op_type if way in EAGER else NAME, kinds)
+            try:
+                check(program, program.values, edits, way)
+            except Unchanged:
+                continue
+            except Exception as error:
+                if not isinstance(error, UnsupportedError) or not is_expected(error, way):
+                    raise AssertionError(f"{way}: {edits}") from error
+
+
+@pytest.mark.skipif(not tf.__version__.startswith("2.21."), reason="of other releases' operators")
+def test_no_operator_is_forgotten() -> None:
+    registered = ops.gradient_registry._registry
+    differentiable = {
+        name
+        for name, entry in registered.items()
+        # Custom gradients are registered, too.
+        if entry["type"] is not None and not name.startswith("CustomGradient-")
+    }
+    sampled = {sample.op_type for sample in SAMPLES}
+    left_out = {
+        name
+        for name in differentiable - sampled
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in LEFT_OUT)
+    }
+    assert differentiable - sampled == left_out
+    unused = [p for p in LEFT_OUT if not fnmatch.filter(differentiable - sampled, p)]
+    assert not unused
