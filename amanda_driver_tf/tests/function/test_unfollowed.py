@@ -147,6 +147,9 @@ def test_more_gradients_than_inputs(differentiate: Any, function: bool) -> None:
     tool = replacing_backward("DynamicStitch", lambda g: [None, None, g[:3], g[3:]])
     with amanda.apply(tool), pytest.raises(RoutineResultError, match="4 gradients"):
         differentiate(stitched, Ops(), [X], function)
+    tool = replacing_backward("DynamicStitch", lambda g: [None, [g[:3], g[3:]], None, None])
+    with amanda.apply(tool):
+        differentiate(stitched, Ops(), [X], function)
 
 
 @pytest.mark.parametrize(("differentiate", "function"), EVERY)

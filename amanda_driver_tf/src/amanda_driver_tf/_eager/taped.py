@@ -210,7 +210,8 @@ class Taped:
             given = [None] * last + ([given] if lengths[last] is None else [[given]])
         elif single and last and len(given) == 1:
             given = [None] * last + list(given)
-        if not last < len(given) <= len(lengths):
+        extra = any(value is not None for value in given[len(lengths) :])
+        if len(given) <= last or extra:
             self._wrong_count(step, f"{len(given)} gradients", last)
         positions: list[Any] = []
         for position, length in enumerate(lengths):

@@ -298,14 +298,15 @@ def replaced_backward(
             positions[wanted[0]] = gradients[0]
         else:
             positions = [*gradients, *[None] * (len(needed) - len(gradients))]
-        if len(positions) != len(needed) or any(positions[p] is None for p in wanted):
+        extra = any(gradient is not None for gradient in positions[len(needed) :])
+        if extra or any(positions[p] is None for p in wanted):
             raise RoutineResultError(
                 f"A replacement returned {len(gradients)} gradients, but those of the inputs "
                 f"{wanted} are needed",
                 where=step.where,
                 fix="Return one gradient for each leading input up to the last one needed",
             )
-        for position, (gradient, is_lost) in enumerate(zip(positions, none, strict=True)):
+        for position, (gradient, is_lost) in enumerate(zip(positions, none, strict=False)):
             parts = zip(_listed(gradient), _listed(is_lost), strict=False)
             if any(part is not None and is_lost for part, is_lost in parts):
                 raise lost(position, step)
