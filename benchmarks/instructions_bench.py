@@ -1,7 +1,6 @@
 """How many instructions instrumentation adds: what decides where noise hides a difference in time.
 
-Valgrind's callgrind runs this program once more inside and counts the instructions of each way to
-run a model, the one that is nothing but overhead; a small library, compiled for it, says when.
+Counted by `bench_callgrind`, of each way to run a model, the one that is nothing but overhead.
 Writes docs/benchmarks/instructions.md; without valgrind or a C compiler it says so and writes
 nothing.
 """
@@ -9,21 +8,13 @@ nothing.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
-import os
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
 
+from bench_callgrind import count, counted, missing
 from bench_growth import PLAIN
 from bench_machine import machine, versions
 from bench_models import SUBJECTS
@@ -40,12 +31,6 @@ WARM, COUNTED = 16, 4
 
 #: Instructions of one run, by model, kind of run, and way.
 Counts: TypeAlias = "dict[tuple[str, str, str], int]"
-
-SWITCH = """\
-#include <valgrind/callgrind.h>
-void start(void) { CALLGRIND_START_INSTRUMENTATION; }
-void stop(const char *name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_STOP_INSTRUMENTATION; }
-"""
 
 INTRODUCTION = """\
 # What instrumentation costs in instructions
@@ -69,49 +54,21 @@ def main() -> None:
     if options.inside is not None:
         run_inside(options.inside)
         return
-    missing = [program for program in ("valgrind", "cc") if shutil.which(program) is None]
-    if missing:
-        print(f"No instructions are counted: no {' and no '.join(missing)}.", file=sys.stderr)
+    absent = missing()
+    if absent:
+        print(f"No instructions are counted: no {' and no '.join(absent)}.", file=sys.stderr)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        counts = count(Path(folder))
+    counts = {}
+    for name, instructions in count(__file__).items():
+        subject, run, way = name.split("; ")
+        counts[subject, run, way] = instructions // COUNTED
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(report(counts))
     print(f"Written to {OUTPUT}", file=sys.stderr)
 
 
-def count(folder: Path) -> Counts:
-    """Run this program under callgrind."""
-    source, library = folder / "switch.c", folder / "switch.so"
-    source.write_text(SWITCH)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    command = [
-        *("valgrind", "--tool=callgrind", "--instr-atstart=no"),
-        f"--callgrind-out-file={folder / 'counts'}",
-        *(sys.executable, __file__, "--inside", str(library)),
-    ]
-    # Python hashes strings alike in each run of this program.
-    subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
-    return collected(folder)
-
-
-def collected(folder: Path) -> Counts:
-    """What callgrind has written down."""
-    counts = {}
-    # Numbered as they were written.
-    for dump in sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:])):
-        text = dump.read_text()
-        name = re.search(r"^desc: Trigger: Client Request: (.+)$", text, re.MULTILINE)
-        total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
-        if name is not None and total is not None:
-            subject, run, way = name[1].split("; ")
-            counts[subject, run, way] = int(total[1]) // COUNTED
-    return counts
-
-
 def run_inside(library: Path) -> None:
     """Run the model in each way, and tell callgrind which part is to be counted."""
-    switch = ctypes.CDLL(str(library))
     torch.set_num_threads(1)
     subject = SUBJECTS[0]
     for run, training in (("forward", False), ("training step", True)):
@@ -122,26 +79,7 @@ def run_inside(library: Path) -> None:
             Way(f"{PLAIN}, after `apply`", program),
         ]:
             name = f"{subject.name}; {run}; {way.name}"
-            print(name, file=sys.stderr, flush=True)
-            with way.enter():
-                counted(way.run, switch.start, partial(switch.stop, name.encode()))
-
-
-def counted(
-    program: Callable[[], object], start: Callable[[], object], stop: Callable[[], object]
-) -> None:
-    """Run a program until it is settled, and then as often as is counted."""
-    for _ in range(WARM):
-        program()
-    gc.collect()
-    gc.disable()
-    try:
-        start()
-        for _ in range(COUNTED):
-            program()
-        stop()
-    finally:
-        gc.enable()
+            counted(library, name, way.run, way.enter(), WARM, COUNTED)
 
 
 def report(counts: Counts) -> str:

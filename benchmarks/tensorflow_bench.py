@@ -14,6 +14,7 @@ import os
 import platform
 import pstats
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,10 +28,14 @@ import numpy as np
 import tensorflow as tf
 
 import amanda
+from bench_callgrind import count, counted, missing
 from bench_machine import cores
 
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 SIZE = 64
+
+#: Instructions are counted of the eager program, after calls that are not counted.
+SETTLED, COUNTED = 6, 2
 
 #: Calls in each extent: the first ones find and analyse their ops, the others are timed.
 WARM, TIMED = 3, 3
@@ -153,6 +158,32 @@ def _timed(program: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def instructions() -> dict[str, float]:
+    """Instructions of the eager program, in millions, and ratios to it; empty without valgrind."""
+    absent = missing()
+    if absent:
+        print(f"No instructions are counted: no {' and no '.join(absent)}.", file=sys.stderr)
+        return {}
+    counts = count(__file__)
+    plain = counts.pop("plain")
+    return {
+        "plain, millions": plain / COUNTED / 1e6,
+        **{name: instructions / plain for name, instructions in counts.items()},
+    }
+
+
+def run_inside(library: Path) -> None:
+    """Run the eager program plainly and with tools, for callgrind."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    program = programs()["eager"]
+    tools = {"nothing inserted": Nothing(), "convolutions, host": Convolutions(unchanged)}
+    counted(library, "plain", program, nullcontext(), SETTLED, COUNTED)
+    for name, tool in tools.items():
+        counted(library, name, program, amanda.apply(tool), SETTLED, COUNTED)
+    counted(library, "plain again", program, nullcontext(), SETTLED, COUNTED)
+
+
 def rewriting(sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
     """What the first call under a tool takes for chains of so many ops.
 
@@ -200,7 +231,12 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    rounds = 3 if parser.parse_args().quick else 14
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside is not None:
+        run_inside(options.inside)
+        return
+    rounds = 3 if options.quick else 14
     modes = {name: measure(program, rounds) for name, program in programs().items()}
     sizes = rewriting((100, 1000, 3000, 10000))
     versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
@@ -210,6 +246,7 @@ def main() -> None:
         "versions": versions,
         "rounds": rounds,
         "modes": modes,
+        "instructions": instructions(),
         "rewriting, by number of ops": sizes,
     }
     OUTPUT.mkdir(parents=True, exist_ok=True)
@@ -239,6 +276,20 @@ def as_markdown(report: dict[str, Any]) -> str:
     ]
     for mode, values in modes.items():
         lines.append(f"| {mode} | {' | '.join(f'{values[c]:.2f}' for c in columns)} |")
+    found = report["instructions"]
+    if found:
+        plain, *ratios = found.values()
+        lines += [
+            "",
+            "Times vary from run to run by more than an idle tool costs; instructions do not. The "
+            "eager row on one thread,",
+            f"counted by valgrind's callgrind from the {SETTLED + 1}th step in each extent, mean "
+            f"of {COUNTED}:",
+            "",
+            f"| {' | '.join(found)} |",
+            "|---" * len(found) + "|",
+            f"| {' | '.join([f'{plain:.0f}', *(f'{ratio:.3f}' for ratio in ratios)])} |",
+        ]
     lines += ["", "First call of a function under a tool that inserts nothing:", ""]
     lines += ["| ops | seconds | calls of functions, for each op | TensorFlow's tracing, seconds |"]
     lines += ["|---|---|---|---|"]

@@ -153,7 +153,7 @@ def _note_unfollowed() -> None:
     op, _, found = collected
     missing = frozenset(i for i, gradient in enumerate(found) if _is_missing(gradient))
     # Who asks for gradients may stop at ops that have some.
-    if len(missing) < len(found) and not _has_gradient(op):
+    if op.inputs and len(missing) < len(found) and not _has_gradient(op):
         graph = ops.get_default_graph()
         extent, none = (next_id(graph), next_id(graph)), [None] * len(op.inputs)
         Records.made(graph).unfollowed.append(
