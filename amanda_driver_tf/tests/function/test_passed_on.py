@@ -229,6 +229,68 @@ def test_a_custom_gradient_that_asks_does_not_say_which_it_returns(
         check(program, [X, W], [Edit("a1", "grad_out", wave, 0)], way)
 
 
+# A tensor of the forward program may be a gradient, too: a differentiation is begun with it, or a
+# custom gradient returns it.
+
+
+def its_own_output(o: Ops, x: Any, w: Any) -> Any:
+    y = o("Sigmoid", "s1", x * w)
+    return y, y
+
+
+def its_own_input(o: Ops, x: Any, w: Any) -> Any:
+    h = tf.sin(x)
+    return o("Mul", "p1", h, tf.cos(w)), h
+
+
+def of_an_identity(o: Ops, x: Any, w: Any) -> Any:
+    y = tf.multiply(x, w)
+    return o("Identity", "i1", y), y
+
+
+def of_a_sum(o: Ops, x: Any, w: Any) -> Any:
+    y = o("Sigmoid", "s1", x)
+    return o("AddV2", "a1", y, w * 1.0), y
+
+
+@pytest.mark.parametrize("program", [its_own_output, its_own_input, of_an_identity, of_a_sum])
+def test_a_differentiation_begun_with_what_is_read(program: Any) -> None:
+    def differentiate(o: Ops, x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            result, begun_with = program(o, x, w)
+        return [result, *tape.gradient(result, [x, w], output_gradients=begun_with)]
+
+    function = tf.function(lambda x, w: differentiate(Ops(), x, w), autograph=False)
+    for name in {"s1", "p1", "i1", "a1"}:
+        for edit in (
+            Edit(name, "before", wave, 0),
+            Edit(name, "after", wave, 0),
+            Edit(name, "after", wave, 0, autodiff=True),
+            Edit(name, "grad_out", wave, 0),
+        ):
+            with amanda.apply(editing(edit)):
+                found = function(X, W)
+            close(found, differentiate(Ops([edit]), X, W))
+
+
+@pytest.mark.parametrize("way", EVERY)
+def test_a_custom_gradient_that_returns_what_is_read(way: str) -> None:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def doubled(x: Any) -> Any:
+        return tf.tanh(x) * 2, lambda g: x
+
+    def program(o: Ops, x: Any, w: Any) -> Any:
+        return o("Exp", "e1", doubled(o("Sigmoid", "s1", x * w)))
+
+    for edit in (
+        Edit("s1", "after", wave, 0),
+        Edit("s1", "after", wave, 0, autodiff=True),
+        Edit("s1", "grad_out", wave, 0),
+    ):
+        check(program, [X, W], [edit], way)
+
+
 def test_recomputed_edits_leave_nothing() -> None:
     """Of one function, traced without tools, with them between."""
     program = tf.function(lambda x, w: custom_in_recomputed(Ops(), x, w))

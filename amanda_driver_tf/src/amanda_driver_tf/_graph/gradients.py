@@ -20,7 +20,14 @@ from amanda_driver_tf._graph.analysis import OpPlans, is_container, is_operator
 from amanda_driver_tf._graph.body import Node, Value
 from amanda_driver_tf._graph.derivatives import Derivatives
 from amanda_driver_tf._graph.lost import lost_inputs, refuse_unread
-from amanda_driver_tf._graph.records import Record, Records, Run, children_of, components
+from amanda_driver_tf._graph.records import (
+    Record,
+    Records,
+    Run,
+    children_of,
+    components,
+    is_symbolic,
+)
 from amanda_driver_tf._graph.symbols import ENDS_OF_RECOMPUTATION
 from amanda_driver_tf._graph.versions import Differentiated, Key, Seen, key_of
 
@@ -55,9 +62,11 @@ class Gradients:
         #: Whether gradient functions asked for gradients themselves.
         self._is_nested = any(run.around for run in runs)
         #: Number of an eager tensor, such as a variable's handle -> the argument that it is here.
-        self._captured = {
-            ops.tensor_id(outer): key_of(inner)
-            for outer, inner in getattr(weaver.body.graph, "captures", ())
+        captures = getattr(weaver.body.graph, "captures", ())
+        self._captured = {ops.tensor_id(outer): key_of(inner) for outer, inner in captures}
+        #: Number of a tensor of another graph -> the argument that it is here.
+        self._arguments = {
+            ops.tensor_id(outer): inner for outer, inner in captures if is_symbolic(outer)
         }
         self._out: dict[int, list[list[Value] | None]] = {}
         self._in: dict[int, list[list[Value] | None]] = {}
@@ -67,11 +76,28 @@ class Gradients:
         self._targets: dict[Value, list[Key]] = {}
         self._find_targets()
 
-    def read(self, value: Value) -> Value | None:
-        """What an ordinary reader of a gradient gets; None for what is no gradient."""
+    def read(self, value: Value, reader: Node | None = None) -> Value | None:
+        """What an ordinary reader of a gradient gets; None for what is no gradient to it.
+
+        Args:
+            value: The tensor.
+            reader: The op that reads it; None for what is fetched or returned.
+        """
         of = self._results.get(value)
         found = self._contributors(value, of) or self._last(self._contributors(value, None))
+        found = [each for each in found if not self._is_forward(value, each[0], reader)]
         return self._agreed(value, found)
+
+    def _is_forward(self, value: Value, owner: Record, reader: Node | None) -> bool:
+        """Whether a tensor of the forward program, which a gradient function returned, is read.
+
+        So does one of a custom gradient, and one that passes on what a differentiation was begun
+        with. Who reads the tensor behind a differentiation that returned it means the gradient.
+        """
+        begun = owner.run.start if owner.run is not None else owner.start
+        if owner.is_named or value.node.op._id >= begun:
+            return False
+        return value not in self._results or (reader is not None and reader.op._id < begun)
 
     def anew(self) -> list[tuple[Record, Step]]:
         """The gradients that other ops compute than those TensorFlow made, and why."""
@@ -164,7 +190,7 @@ class Gradients:
             (position, part)
             for position, gradient in enumerate(owner.out_grads)
             for part, tensor in enumerate(components(gradient))
-            if key_of(tensor) == key
+            if key_of(self._here(tensor)) == key
         ]
         if not found:
             return None
@@ -186,6 +212,10 @@ class Gradients:
             "edited differently, and their reader does not say which one it means",
             fix="Edit the gradients of these outputs alike, or what the op makes of them",
         )
+
+    def _here(self, tensor: Any) -> Any:
+        """What a gradient is in this body, which a custom gradient may return as it captured it."""
+        return self._arguments.get(ops.tensor_id(tensor), tensor)
 
     def _contributors_within(self, value: Value, owner: Record) -> list[tuple[Record, int]]:
         return [each for each in self._contributors(value, None) if each[0].is_within(owner)]
@@ -309,7 +339,7 @@ class Gradients:
             return known
         arrived: list[list[Value] | None] = []
         for position, gradient in enumerate(owner.out_grads):
-            values = [self._body.value_of(tensor) for tensor in components(gradient)]
+            values = [self._body.value_of(self._here(tensor)) for tensor in components(gradient)]
             if not values or any(value is None for value in values):
                 arrived.append(None)
                 continue

@@ -229,7 +229,7 @@ class Weaver:
                 for slot, value in enumerate(node.inputs)
             ]
         else:
-            inputs = [self._read(value) for value in node.inputs]
+            inputs = [self._read(value, node) for value in node.inputs]
         self.loops.note(node, inputs)
         if not is_operator(node.op_type):
             self._wire(node, inputs)
@@ -487,10 +487,10 @@ class Weaver:
 
     # Which version a reader gets.
 
-    def _read(self, value: Value) -> Value:
+    def _read(self, value: Value, reader: Node | None = None) -> Value:
         if not isinstance(value.node, Node):
             return value
-        gradient = self._gradients.read(value)
+        gradient = self._gradients.read(value, reader)
         return gradient if gradient is not None else self.visible(value)
 
     def read_in_gradient(self, value: Value, owner: Record, reader: Reader | None = None) -> Value:
@@ -505,11 +505,17 @@ class Weaver:
             return value
         elsewhere = owner.forward.graph is not self.body.graph
         tensor = self.foreign.tensor(value) if elsewhere else None
-        if tensor is not None:
-            return self._read_foreign(value, tensor, owner)
         gradient = self._gradients.in_function(value, owner, reader)
         if gradient is not None:
+            if tensor is not None:
+                self._tell_apart(tensor, self._read_foreign(value, tensor, owner), gradient, owner)
+            elif not elsewhere:
+                made = value.node.op.outputs[value.slot]
+                version = self.version(made, owner) or self.visible(value)
+                self._tell_apart(made, version, gradient, owner)
             return gradient
+        if tensor is not None:
+            return self._read_foreign(value, tensor, owner)
         led = self.loops.read(value, owner)
         if led is not None:
             return led
@@ -520,6 +526,25 @@ class Weaver:
             return self.visible(value)  # It is fed, whatever the op would make.
         version = self.version(read, owner)
         return version if version is not None else self.visible(value)
+
+    def _tell_apart(self, tensor: Any, version: Value, gradient: Value, owner: Record) -> None:
+        """Note that a gradient of an op is a tensor that the op reads or makes, too.
+
+        It is where a differentiation begins with it (`output_gradients`), and where a custom
+        gradient returns it.
+        """
+        forward = owner.forward
+        if not any(tensor is each for each in (*forward.inputs, *forward.outputs)):
+            return
+        if self.plain(version) == self.plain(gradient):
+            return
+        if not _is_derivable(forward):
+            raise UnsupportedError(
+                f"One tensor is a gradient that arrives at {forward.name!r}, and what the op reads "
+                "or makes; it was edited, and the op's gradient does not say which one it means",
+                fix="Begin with a tf.identity of it as output_gradients",
+            )
+        self.ambiguous.add(id(owner))
 
     def version(self, tensor: Any, owner: Record) -> Value | None:
         """The version of a tensor of this body that the op of a gradient saw, or None."""
