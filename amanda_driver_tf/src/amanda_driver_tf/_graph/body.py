@@ -150,7 +150,12 @@ class Body:
         Args:
             fdef: Its FunctionDef.
             graph: The FuncGraph that it was made from, if that is known; else one is made.
+
+        Raises:
+            UnsupportedError: It uses a function as an op type, which TensorFlow, too, can only
+                read in the graph that knows the function.
         """
+        made = [outputs_of(definition) for definition in fdef.node_def]
         ops = _matched(fdef, graph) if graph is not None else None
         if ops is None:
             graph = function_def_to_graph.function_def_to_graph(fdef)
@@ -166,8 +171,7 @@ class Body:
             node.is_argument = True
             body._add(node)
             values[definition.name] = Value(node, 0)
-        for definition, op in zip(fdef.node_def, inner, strict=True):
-            names, dtypes = outputs_of(definition)
+        for definition, op, (names, dtypes) in zip(fdef.node_def, inner, made, strict=True):
             node = Node(definition.name, definition.op, op, dtypes)
             body._add(node)
             for index, name in enumerate(names):
