@@ -2,8 +2,8 @@
 
 Owns which version of a gradient each reader gets. One tensor may be the gradient of several values
 (an addition passes its own on), so gradients are told apart by the records and not by tensors;
-where these cannot be told apart either, it is refused, for a wrong gradient would be silent. A
-little over 400 lines: one subject.
+where these cannot be told apart either, it is refused, for a wrong gradient would be silent.
+Over 400 lines: one subject, whose cases decide by one another.
 """
 
 from __future__ import annotations
