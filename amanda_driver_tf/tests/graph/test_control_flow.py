@@ -177,6 +177,27 @@ def test_edits_in_a_loop_that_is_not_differentiated(new: bool, edit: Edit) -> No
         equal(session.run(result), plain)
 
 
+@pytest.mark.parametrize("compare", [tf.less, tf.greater], ids=["less", "greater"])
+def test_the_condition_of_a_loop_is_watched(new: bool, compare: Any) -> None:
+    """Also where TensorFlow's optimiser of loops looks at it, which crashes on second outputs."""
+    graph = tf.Graph()
+    with graph.as_default():
+        sign = 1 if compare is tf.less else -1
+        start = [tf.constant(0), tf.constant([0.1, 0.2])]
+        _, h = tf.while_loop(
+            lambda i, _: compare(i, 3 * sign), lambda i, h: (i + sign, tf.sin(h)), start
+        )
+    name = "Less" if compare is tf.less else "Greater"
+    with new_session(graph) as session:
+        plain = session.run(h)
+        seen, watching = counting(name)
+        with amanda.apply(watching, before(name, lambda i, limit: None)):
+            equal(session.run(h), plain)
+        with amanda.apply(before(name, lambda i, limit: (i, limit - sign))):
+            close(session.run(h), np.sin(np.sin(np.array([0.1, 0.2], np.float32))))
+    assert len(seen) == 4
+
+
 def test_loops_in_loops(new: bool) -> None:
     def graph_of(routine: Callable[[Any], Any] | None) -> tuple[Any, Any]:
         graph = tf.Graph()

@@ -9,6 +9,7 @@ Long, since the versions of a value have to be seen together.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from amanda_driver_tf._graph.analysis import (
     runs_functions,
 )
 from amanda_driver_tf._graph.body import BACK, Body, Node, Value, is_ref
+from amanda_driver_tf._graph.conditions import operands
 from amanda_driver_tf._graph.gradients import Gradients, Reader
 from amanda_driver_tf._graph.groups import part_of, references_of, runs_of, selected_by
 from amanda_driver_tf._graph.jacobians import no_gradient
@@ -266,7 +268,7 @@ class Weaver:
         seen.inputs = self._steps(
             f"{node.name}/before", plans.before.steps, inputs, layout, node, seen.before
         )
-        self._wire(node, seen.inputs)
+        self._wire(node, operands(node, seen.inputs, partial(self._add_beside, node)))
         if plans.before.replacement is not None:
             step = plans.before.replacement
             flat = replaced(step, layout, node.dtypes, self._shapes_wanted(node))
@@ -294,6 +296,11 @@ class Weaver:
             if new != original:
                 self._visible[original] = new
         self._seen[id(node.op)] = seen
+
+    def _add_beside(self, node: Node, made: New) -> list[Value]:
+        """Put a new node in, which stands at a node."""
+        self._beside[id(made)] = node
+        return self.add(made)
 
     def _shapes_wanted(self, node: Node) -> list[Any]:
         """Shapes that the outputs of a replacement must have; None for any."""

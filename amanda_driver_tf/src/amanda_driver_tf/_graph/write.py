@@ -24,6 +24,7 @@ __all__ = [
     "attr_bool",
     "attr_func",
     "attr_int",
+    "attr_shape",
     "attr_text",
     "attr_type",
     "attr_types",
@@ -48,6 +49,13 @@ def attr_types(dtypes: Sequence[int]) -> Any:
 def attr_type(dtype: int) -> Any:
     """An attribute that is a type."""
     return attr_value_pb2.AttrValue(type=dtype)
+
+
+def attr_shape(sizes: Sequence[int]) -> Any:
+    """An attribute that is a shape."""
+    value = attr_value_pb2.AttrValue()
+    value.shape.CopyFrom(tf.TensorShape(sizes).as_proto())
+    return value
 
 
 def attr_int(number: int) -> Any:
