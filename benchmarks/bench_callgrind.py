@@ -13,11 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-__all__ = ["count", "counted", "missing"]
+__all__ = ["collected", "count", "counted", "missing"]
 
 SWITCH = """\
 #include <valgrind/callgrind.h>
@@ -49,18 +49,20 @@ def count(script: str) -> dict[str, int]:
         ]
         # Python hashes strings alike in each run of this program.
         subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
-        return dict(_collected(folder))
+        return collected(folder)
 
 
-def _collected(folder: Path) -> Iterator[tuple[str, int]]:
-    """What callgrind has written down."""
+def collected(folder: Path) -> dict[str, int]:
+    """What callgrind has written down, by the names of its dumps."""
+    found = {}
     # Numbered as they were written.
     for dump in sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:])):
         text = dump.read_text()
         name = re.search(r"^desc: Trigger: Client Request: (.+)$", text, re.MULTILINE)
         total = re.search(r"^totals: (\d+)", text, re.MULTILINE)
         if name is not None and total is not None:
-            yield name[1], int(total[1])
+            found[name[1]] = int(total[1])
+    return found
 
 
 def counted(

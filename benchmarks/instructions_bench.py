@@ -58,13 +58,19 @@ def main() -> None:
     if absent:
         print(f"No instructions are counted: no {' and no '.join(absent)}.", file=sys.stderr)
         return
-    counts = {}
-    for name, instructions in count(__file__).items():
-        subject, run, way = name.split("; ")
-        counts[subject, run, way] = instructions // COUNTED
+    counts = by_way(count(__file__))
     OUTPUT.parent.mkdir(parents=True, exist_ok=True)
     OUTPUT.write_text(report(counts))
     print(f"Written to {OUTPUT}", file=sys.stderr)
+
+
+def by_way(dumps: dict[str, int]) -> Counts:
+    """Instructions of one run each, from what was counted by name."""
+    counts = {}
+    for name, instructions in dumps.items():
+        subject, run, way = name.split("; ")
+        counts[subject, run, way] = instructions // COUNTED
+    return counts
 
 
 def run_inside(library: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import bench
+import bench_callgrind
 import instructions_bench
 from bench_models import SUBJECTS, small_program
 from bench_timing import Way, interleaved
@@ -66,7 +67,7 @@ def test_instructions_are_read_from_callgrinds_dumps(tmp_path: Path) -> None:
     # One more is written when the process ends, and has no name.
     (tmp_path / "counts.3").write_text("desc: Trigger: Program termination\n\ntotals: 12\n")
 
-    counts = instructions_bench.collected(tmp_path)
+    counts = instructions_bench.by_way(bench_callgrind.collected(tmp_path))
 
     assert counts == {
         ("BERT", "forward", "plain torch"): 2_000_000,

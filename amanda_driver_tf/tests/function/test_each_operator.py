@@ -5,6 +5,7 @@ More edits: AMANDA_TEST_ROUNDS.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import random
@@ -19,7 +20,7 @@ from amanda_core.testing.tools import Edit, Routine
 
 from .making import Ops, is_differentiable
 from .samples import LEFT_OUT, SAMPLES, Sample
-from .ways import EAGER, WAYS, Unchanged, check
+from .ways import EAGER, TWICE, WAYS, Unchanged, check
 
 ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))
 NAME = "tested"
@@ -146,6 +147,24 @@ def test_edits(number: int) -> None:
             except Exception as error:
                 if not isinstance(error, UnsupportedError) or not is_expected(error, way):
                     raise AssertionError(f"{way}: {edits}") from error
+
+
+#: Those whose gradients' gradients are formulas of their own.
+TWICE_TYPES = ("BiasAdd", "Conv2D", "Einsum", "FusedBatchNormV3", "MaxPool", "MatMul", "Selu")
+
+
+@pytest.mark.parametrize("way", TWICE)
+@pytest.mark.parametrize("op_type", TWICE_TYPES)
+def test_edits_under_second_derivatives(op_type: str, way: str) -> None:
+    for sample in SAMPLES:
+        if sample.op_type != op_type:
+            continue
+        program = Program(sample)
+        edits = [Edit(NAME, "before", lessened, place) for place in program.places]
+        edits += [Edit(NAME, "after", lessened, slot) for slot in range(len(program.outputs))]
+        for edit in edits:
+            with contextlib.suppress(Unchanged):
+                check(program, program.values, [edit], way)
 
 
 @pytest.mark.skipif(not tf.__version__.startswith("2.21."), reason="of other releases' operators")

@@ -271,3 +271,14 @@ def test_numbers_and_arrays_stand_for_tensors() -> None:
         close(function(X, W), PLAIN[0] * 3)
     with amanda.apply(at_inputs("MatMul", lambda g: g.numpy() * 2, 1)):
         close(outside(function)[2], PLAIN[2] * 2)
+
+
+def test_the_same_tool_applied_again_raises_again() -> None:
+    """What stands in for the function is kept from one extent to the next."""
+    tanh_fails = before("Tanh", failing)
+    function = tf.function(lambda x: tf.tanh(x) * 2)
+    for _ in range(3):
+        with amanda.apply(tanh_fails), pytest.raises(Mine) as caught:
+            function(X)
+        assert len(caught.value.__notes__) == 1
+        close(function(X), tf.tanh(X) * 2)

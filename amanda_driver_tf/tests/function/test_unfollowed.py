@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import RoutineResultError, UnsupportedError
-from amanda_core.testing.tools import at_inputs, replacing, replacing_backward
+from amanda_core.testing.tools import at_inputs, before, replacing, replacing_backward
 
 from .making import Ops, close
 from .ways import EAGER, WAYS, gradients_inside, gradients_outside
@@ -160,3 +160,26 @@ def test_gradients_of_inputs_without_any(differentiate: Any, function: bool) -> 
     ((indices, data),) = seen
     assert indices == [None, None]
     assert [gradient.shape for gradient in data] == [[3], [3]]
+
+
+def test_backward_ops_that_run_no_more_are_listed() -> None:
+    """One tensor, of which the op has seen two versions: its gradient is computed anew."""
+
+    def twofold(context: amanda.OpContext) -> None:
+        if context.forward is not None and context.forward.op_type == "Mul":
+            context.insert_after_backward_op(lambda value: value * 2)
+
+    raw = amanda.Tool()
+    raw.add_inst_for_op(twofold, backward=True)
+
+    def program(o: Ops, x: Any) -> Any:
+        return tf.raw_ops.Mul(x=x, y=x)
+
+    def unheard(*tools: amanda.Tool) -> list[str]:
+        with amanda.apply(*tools) as handle:
+            gradients_inside(program, Ops(), [X], True)
+            return [each.what for each in handle.coverage()["tensorflow"] if "Mul" in each.what]
+
+    assert unheard(raw) == []
+    assert unheard(before("Mul", lambda x: x * 2, 0)) == []
+    assert len(unheard(raw, before("Mul", lambda x: x * 2, 0))) == 2

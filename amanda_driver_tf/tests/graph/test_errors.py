@@ -305,3 +305,14 @@ def test_an_exception_in_a_step_listener(small: Small, session: Any) -> None:
         session.run(small.counted)
     assert caught.value.__notes__
     assert session.run(small.count) == 1
+
+
+def test_the_same_tool_applied_again_raises_again(small: Small, session: Any) -> None:
+    """The clones are used again."""
+    plain = session.run(small.act)
+    tool = before("act", failing([True]))
+    for _ in range(3):
+        with amanda.apply(tool), pytest.raises(OwnError) as caught:
+            session.run(small.act)
+        assert len(caught.value.__notes__) == 1
+        equal(session.run(small.act), plain)

@@ -173,6 +173,7 @@ class Derivatives:
         function = trace_gradient(name, owner.forward, ahead, wanted, values)
         dtypes = [inputs[index].dtype for index in wanted]
         made = self._weaver.add(Inlined(name, function, values, dtypes))
+        self._weaver.note_anew(owner)
         result: list[list[Value] | None] = [None] * len(owner.in_grads)
         for index, value in zip(wanted, made, strict=True):
             result[index] = [value]

@@ -191,6 +191,7 @@ class FunctionMode(Mode):
         outermost = STATE.running == 0 and "__forward_" not in function
         outermost = outermost and "__backward_" not in function
         waits = twin is not None and context.is_async()
+        self._listener.listen(session)
         STATE.running += 1
         try:
             if twin is None:

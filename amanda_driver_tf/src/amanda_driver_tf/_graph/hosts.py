@@ -7,6 +7,7 @@ exception on the executor's thread: the user's own is kept for the frame that st
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +18,37 @@ from amanda_core import Session
 from amanda_driver_tf._graph.routines import Flat
 from amanda_driver_tf._state import STATE
 
-__all__ = ["HostFunction", "register"]
+__all__ = ["HostFunction", "Listener", "register"]
 
 # Routines of one process run one after the other, as they do in eager mode: tools count and
 # collect, and an executor calls from many threads.
 _LOCK = threading.RLock()
+
+
+class Listener:
+    """Which session runs host functions now, and hears of what they raise.
+
+    They outlive the session that wrote them: the same tools may be applied again. So does this,
+    which is the same one for all sessions that resume one another.
+    """
+
+    def __init__(self) -> None:
+        self._session: weakref.ref[Session] | None = None
+
+    @classmethod
+    def of(cls, session: Session) -> Listener:
+        """The listener of a session."""
+        return session.persistent("tensorflow.listener", cls)
+
+    def listen(self, session: Session) -> None:
+        """Let a session hear from now on."""
+        self._session = weakref.ref(session)
+
+    def hear(self, error: BaseException) -> None:
+        """Tell the session of an exception."""
+        session = self._session() if self._session is not None else None
+        if session is not None:
+            session.defer(error)
 
 
 class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
@@ -33,9 +60,9 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
 
     token: str
 
-    def __init__(self, function: Flat, session: Session, dtypes: Sequence[int]) -> None:
+    def __init__(self, function: Flat, listener: Listener, dtypes: Sequence[int]) -> None:
         super().__init__(function, list(dtypes), is_grad_func=False)
-        self._function, self._session = function, session
+        self._function, self._listener = function, listener
 
     def stand_as(self, token: str) -> None:
         """Stand in the registry under a token, in the place of who stood there."""
@@ -48,7 +75,7 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
             with _LOCK, context.eager_mode(), record.stop_recording():
                 return self._function(list(args))
         except BaseException as error:
-            self._session.defer(error)
+            self._listener.hear(error)
             raise
         finally:
             STATE.quiet -= 1
@@ -60,6 +87,6 @@ def register(function: Flat, session: Session, dtypes: Sequence[int]) -> HostFun
     Returns:
         What must be kept alive for as long as a node with its token may run.
     """
-    host = HostFunction(function, session, dtypes)
+    host = HostFunction(function, Listener.of(session), dtypes)
     host.token = script_ops._py_funcs.insert(host)
     return host

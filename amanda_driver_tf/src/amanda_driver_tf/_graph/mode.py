@@ -8,6 +8,7 @@ from __future__ import annotations
 from amanda_core import Session
 from amanda_core.patching import Patches
 from amanda_driver_tf._graph import recorder
+from amanda_driver_tf._graph.hosts import Listener
 
 __all__ = ["Mode"]
 
@@ -26,6 +27,7 @@ class Mode:
         self._patches = patches
         # What a translation or twin does not see is as true where it is used again.
         self._blind: dict[str, str] = session.persistent(f"tensorflow.blind.{name}", dict)
+        self._listener = Listener.of(session)
         self._started = False
 
     def start(self) -> None:

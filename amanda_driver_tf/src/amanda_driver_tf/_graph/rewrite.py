@@ -169,6 +169,8 @@ class Rewriter:
             woven.body, analysis or self._analysis, link, call, unpaired, inside, differentiated
         )
         woven.weaver.weave()
+        for what, why in woven.weaver.unheard.items():
+            self._blind(what, why)
 
     def _differentiated_inside(self, outer: Any) -> set[int]:
         """Ids of the ops of a graph whose gradients are computed in functions that it runs."""

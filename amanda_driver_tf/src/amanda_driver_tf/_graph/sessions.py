@@ -104,6 +104,7 @@ class GraphMode(Mode):
         """A run of a session, given by outputs and ops of the C API."""
         session = self.session
         translation = self._translation(call, owner, feeds, fetches, targets)
+        self._listener.listen(session)
         outermost = STATE.running == 0
         STATE.running += 1
         STATE.quiet += 1

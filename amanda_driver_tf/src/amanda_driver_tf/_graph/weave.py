@@ -127,12 +127,16 @@ class Weaver:
         self._visible: dict[Value, Value] = {}
         self._seen: dict[int, Seen] = {}
         self._done: set[int] = set()
+        #: Gradient (by identity) -> the nodes that its function made; once it is needed.
+        self._made_by: dict[int, list[Node]] = {}
         self._is_called_differentiated = differentiated
         self._is_differentiated = (
             differentiated or self.records is not None or bool(children_of(body.graph))
         )
         #: Gradients (by identity) whose ops read one tensor of which there are several versions.
         self.ambiguous: set[int] = set()
+        #: What the tools asked for and do not get in this body -> why.
+        self.unheard: dict[str, str] = {}
         #: New node (by identity) -> the node that it stands at.
         self._beside: dict[int, Node] = {}
         self.loops = OldLoops(self)
@@ -218,7 +222,7 @@ class Weaver:
             self._weave_node(current)
 
     def _weave_node(self, node: Node) -> None:
-        owner = self._owner(node.op)
+        owner = rerun_by = self._owner(node.op)
         if owner is not None and not self.analysis.is_backward(node.op):
             owner = None  # Run again by the gradient: a forward op like any other.
         if is_accumulation(node.op, self.records) and (
@@ -231,7 +235,7 @@ class Weaver:
                 for slot, value in enumerate(node.inputs)
             ]
         else:
-            inputs = [self._read(value, node) for value in node.inputs]
+            inputs = [self._read_again(value, node, rerun_by) for value in node.inputs]
         self.loops.note(node, inputs)
         if not is_operator(node.op_type):
             self._wire(node, inputs)
@@ -500,6 +504,20 @@ class Weaver:
         gradient = self._gradients.read(value, reader)
         return gradient if gradient is not None else self.visible(value)
 
+    def _read_again(self, value: Value, node: Node, owner: Record | None) -> Value:
+        """What a forward op reads; if a gradient runs it, what it is the gradient of as seen there.
+
+        Some gradients of gradients, as that of `FusedBatchNormGrad`, differentiate a formula.
+        """
+        if owner is not None and isinstance(value.node, Node):
+            forward = owner.forward
+            elsewhere = forward.graph is not self.body.graph
+            made = value.node.op.outputs[value.slot]
+            tensor = self.foreign.tensor(value) if elsewhere else made
+            if any(tensor is each for each in (*forward.inputs, *forward.outputs)):
+                return self.read_in_gradient(value, owner)
+        return self._read(value, node)
+
     def read_in_gradient(self, value: Value, owner: Record, reader: Reader | None = None) -> Value:
         """What an op of a gradient function reads, or what that function returns.
 
@@ -518,8 +536,8 @@ class Weaver:
                 self._tell_apart(tensor, self._read_foreign(value, tensor, owner), gradient, owner)
             elif not elsewhere:
                 made = value.node.op.outputs[value.slot]
-                version = self.version(made, owner) or self.visible(value)
-                self._tell_apart(made, version, gradient, owner)
+                read = self.version(made, owner) or self.visible(value)
+                self._tell_apart(made, read, gradient, owner)
             return gradient
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)
@@ -528,10 +546,10 @@ class Weaver:
             return led
         if self._owner(value.node.op) is owner:
             return self.visible(value)
-        read = value.node.op.outputs[value.slot]
-        if value.node.is_argument and any(read is made for made in owner.forward.outputs):
+        made = value.node.op.outputs[value.slot]
+        if value.node.is_argument and any(made is each for each in owner.forward.outputs):
             return self.visible(value)  # It is fed, whatever the op would make.
-        version = self.version(read, owner)
+        version = self.version(made, owner)
         return version if version is not None else self.visible(value)
 
     def _tell_apart(self, tensor: Any, version: Value, gradient: Value, owner: Record) -> None:
@@ -552,6 +570,21 @@ class Weaver:
                 fix="Begin with a tf.identity of it as output_gradients",
             )
         self.ambiguous.add(id(owner))
+
+    def note_anew(self, owner: Record) -> None:
+        """Note that the ops of a gradient run no more, and with them what is inserted at them."""
+        if not self._made_by:
+            for node in self.body.nodes:
+                made_by = self._owner(node.op)
+                if made_by is not None:
+                    self._made_by.setdefault(id(made_by), []).append(node)
+        for node in self._made_by.get(id(owner), ()):
+            plans = self.analysis.plans_of(node.op) if is_operator(node.op_type) else None
+            if plans is not None and (plans.before or plans.after):
+                self.unheard[f"routines at {node.name!r}, a backward op"] = (
+                    f"the gradient of {owner.forward.name!r} is computed anew, as it reads one "
+                    "tensor that the op has seen in several versions"
+                )
 
     def version(self, tensor: Any, owner: Record) -> Value | None:
         """The version of a tensor of this body that the op of a gradient saw, or None."""
