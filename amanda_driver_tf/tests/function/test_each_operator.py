@@ -156,15 +156,12 @@ TWICE_TYPES = ("BiasAdd", "Conv2D", "Einsum", "FusedBatchNormV3", "MaxPool", "Ma
 @pytest.mark.parametrize("way", TWICE)
 @pytest.mark.parametrize("op_type", TWICE_TYPES)
 def test_edits_under_second_derivatives(op_type: str, way: str) -> None:
-    for sample in SAMPLES:
-        if sample.op_type != op_type:
-            continue
-        program = Program(sample)
-        edits = [Edit(NAME, "before", lessened, place) for place in program.places]
-        edits += [Edit(NAME, "after", lessened, slot) for slot in range(len(program.outputs))]
-        for edit in edits:
-            with contextlib.suppress(Unchanged):
-                check(program, program.values, [edit], way)
+    *_, sample = (sample for sample in SAMPLES if sample.op_type == op_type)
+    program = Program(sample)
+    edits = [Edit(NAME, "before", lessened, place) for place in program.places]
+    for edit in [*edits, Edit(NAME, "after", lessened, 0)]:
+        with contextlib.suppress(Unchanged):
+            check(program, program.values, [edit], way)
 
 
 @pytest.mark.skipif(not tf.__version__.startswith("2.21."), reason="of other releases' operators")
