@@ -67,10 +67,17 @@ def test_gradients_that_are_computed_anew_are_not_differentiated(
 
 @pytest.mark.parametrize("way", TWICE)
 @pytest.mark.parametrize("op_type", ["Mul", "MatMul"])
-def test_one_tensor_at_two_positions(op_type: str, way: str) -> None:
+@pytest.mark.parametrize("in_a_call", [False, True])
+def test_one_tensor_at_two_positions(in_a_call: bool, op_type: str, way: str) -> None:
+    def program(o: Ops, x: Any) -> Any:
+        def product(x: Any) -> Any:
+            return o(op_type, "p1", x, x)
+
+        return o("Tanh", "t1", o.call(product, x) if in_a_call else product(x))
+
     edits = [Edit("p1", "before", half, 0), Edit("p1", "before", wave, 1)]
     with pytest.raises(UnsupportedError, match="differentiated once more"):
-        check(lambda o, x: o("Tanh", "t1", o(op_type, "p1", x, x)), [W], edits, way)
+        check(program, [W], edits, way)
 
 
 @pytest.mark.parametrize("edit", ANEW, ids=lambda edit: edit.kind)

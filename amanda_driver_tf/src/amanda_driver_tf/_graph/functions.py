@@ -357,7 +357,7 @@ class FunctionMode(Mode):
             if asked is None:
                 continue
             kept = Records.of(child)
-            unlike = woven.weaver.has_new_gradients()
+            unlike = woven.has_new_gradients()
             if not (asked.demands or unlike or (kept is not None and kept.recomputes())):
                 continue  # It reads nothing that was edited.
             places = []

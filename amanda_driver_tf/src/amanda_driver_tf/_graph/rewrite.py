@@ -88,6 +88,13 @@ class Woven:
         found = self.calls.get(id(op))
         return found[1] if found is not None else []
 
+    def has_new_gradients(self) -> bool:
+        """Whether in it or what it runs other ops compute gradients than those TensorFlow made."""
+        inner = (function for _, functions in self.calls.values() for function in functions)
+        return self.weaver.has_new_gradients() or any(
+            function.has_new_gradients() for function in inner if function is not None
+        )
+
 
 class Rewriter:
     """Weaves and writes functions for one session and epoch.
