@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,12 +52,20 @@ def drawn_edits(some: random.Random, program: Drawn, way: str) -> list[Edit]:
     ]
 
 
-def _is_lost(program: Drawn, way: str) -> bool:
-    """Whether TensorFlow's optimiser loses values of old branches, without any tool."""
+def _fails_plainly(program: Drawn, way: str) -> bool:
+    """Whether TensorFlow fails without any tool, in one of the ways in which it is known to.
+
+    Its optimiser loses values of old branches; gradients of branches take a tensor of another
+    branch for one of their own; a recomputed block is not transposed.
+    """
     try:
-        IN_SESSIONS[way](program, Ops(), VALUES, True)
+        {**WAYS, **IN_SESSIONS, **TWICE}[way](program, Ops(), VALUES, True)
     except tf.errors.InvalidArgumentError as error:
         return "Retval" in str(error)
+    except AssertionError as error:
+        return traceback.extract_tb(error.__traceback__)[-1].name == "_resolve_grad_inputs"
+    except NotImplementedError as error:
+        return "recompute_grad" in str(error)
     return False
 
 
@@ -67,13 +76,13 @@ def _drawn(way: str) -> Iterator[tuple[Drawn, random.Random]]:
         some = random.Random(f"{seed} {way}")
         depth = 1 if way in TWICE else some.choice([1, 2])
         program = Drawn(f"{seed} {way}", some.choice([3, 5]), depth, WITHOUT.get(way, ()))
-        if way in IN_SESSIONS and _is_lost(program, way):
+        if _fails_plainly(program, way):
             continue
         yield program, some
         wanted -= 1
         if wanted == 0:
             return
-    raise AssertionError("TensorFlow loses every second program")
+    raise AssertionError("TensorFlow fails on every second program")
 
 
 @pytest.mark.parametrize("way", [*WAYS, *IN_SESSIONS, *TWICE])
