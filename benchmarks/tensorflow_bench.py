@@ -249,7 +249,7 @@ def main() -> None:
     rounds = 3 if options.quick else 14
     modes = {
         # A step takes seconds.
-        name: measure(program, rounds if name != FULL_EAGER else (rounds + 2) // 4)
+        name: measure(program, rounds if name != FULL_EAGER else rounds // 2)
         for name, program in programs().items()
     }
     sizes = rewriting((100, 1000, 3000, 10000))
@@ -279,7 +279,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         f"ResNet-50 at {SIZE} pixels, one image, forward and backward (in the session 53 small "
         "convolutions): medians of",
         f"{TIMED} calls in each of {report['rounds']} rounds in turn in one process, after {WARM} "
-        "under the tool that are not timed (a quarter of",
+        "under the tool that are not timed (half",
         f"the rounds at the {FULL} pixels that the model is made for); as ratios to the",
         'plain program. "plain again" shows the noise.',
         f"{report['machine']}, "
