@@ -19,10 +19,10 @@ import tensorflow as tf
 import amanda
 import amanda_driver_tf
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import after, idle, watching
+from amanda_core.testing.tools import after, idle, watching, watching_backward
 from amanda_driver_tf import _build
-from amanda_driver_tf._eager import intercept
-from amanda_driver_tf._eager.symbols import execute, pywrap_tfe
+from amanda_driver_tf._eager import backward, intercept
+from amanda_driver_tf._eager.symbols import backprop, execute, pywrap_tfe
 from amanda_driver_tf._interceptor import VARIABLE
 from amanda_driver_tf._state import STATE
 from amanda_driver_tf.plugin import amanda_preflight
@@ -94,17 +94,35 @@ def test_an_extension_with_other_frames_is_not_used() -> None:
         assert _build._knows_frames(_build.native)
 
 
-def test_idle_ops_run_no_python_with_the_native_interceptor(interceptor: str) -> None:
-    fast, slow = intercept.fast_path.__code__, intercept.execute_op.__code__
+def trained() -> Callable[[], tf.Tensor]:
+    """A step with an op that falls back, and ops on the tape whose gradients nobody asks for."""
+    average = variable(3)
+
+    def step() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = tf.reshape(tf.nn.relu(X @ W), [-1, 3])
+            average.assign(average * 0.9 + value[0] * 0.1)
+            loss = tf.reduce_sum(tf.concat([value, average[None] * 2.0], 0)[:2])
+        return tape.gradient(loss, W)
+
+    return step
+
+
+@pytest.mark.parametrize("make", [dense, trained])
+def test_idle_ops_run_no_python_with_the_native_interceptor(
+    make: Callable[[], Callable[[], tf.Tensor]], interceptor: str
+) -> None:
+    replacements = (intercept.fast_path, intercept.execute_op, backward.gradient_function)
+    codes = {function.__code__ for function in replacements}
     seen: list[str] = []
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code in (fast, slow):
+        if event == "call" and frame.f_code in codes:
             seen.append(frame.f_code.co_name)
 
-    program = dense()
+    program = make()
     with amanda.apply(idle()):
-        for run in range(5):
+        for run in range(6):
             seen.clear()
             sys.setprofile(profile)
             try:
@@ -115,13 +133,30 @@ def test_idle_ops_run_no_python_with_the_native_interceptor(interceptor: str) ->
     assert bool(seen) == (interceptor == "python")
 
 
+def test_a_gradient_that_is_asked_for_late_is_seen() -> None:
+    def step(late: bool) -> None:
+        with tf.GradientTape() as tape:
+            value = tf.tanh(X @ W)
+        if late:
+            tape.gradient(value, W)
+
+    seen, tool = watching_backward()
+    with amanda.apply(tool):
+        for _ in range(6):
+            step(late=False)
+        assert seen == []
+        step(late=True)
+        assert seen == [("Fill", None), ("TanhGrad", "Tanh"), ("MatMul", "MatMul")]
+
+
 def test_both_interceptors_restore_what_they_replaced() -> None:
-    fast, slow = pywrap_tfe.TFE_Py_FastPathExecute, execute.execute
+    def found() -> tuple[Any, ...]:
+        return pywrap_tfe.TFE_Py_FastPathExecute, execute.execute, backprop._gradient_function
+
+    before = found()
     with amanda.apply(idle()):
-        assert pywrap_tfe.TFE_Py_FastPathExecute is not fast
-        assert execute.execute is not slow
-    assert pywrap_tfe.TFE_Py_FastPathExecute is fast
-    assert execute.execute is slow
+        assert not any(one is other for one, other in zip(found(), before, strict=True))
+    assert found() == before
 
 
 def test_another_program_in_between_and_another_line_are_seen() -> None:
@@ -230,7 +265,7 @@ def unhandled() -> None:
         tf.raw_ops.MatMul(a=X, b=object())
 
 
-@pytest.mark.parametrize("program", [dense(), failing, recorded, iterated, executed, unhandled])
+@pytest.mark.parametrize("program", [dense(), trained(), failing, recorded, iterated, executed, unhandled])
 def test_no_path_through_an_interceptor_leaks(program: Callable[[], Any]) -> None:
     def grown() -> int:
         before = sys.getallocatedblocks()

@@ -76,12 +76,12 @@ class _Patches(Patches):
         self._afterwards(TOKENS.release)
         # The registered functions are put back after the attributes, so undone before them.
         self._afterwards(_register)
-        fast, self.execute = _replacements()
+        fast, self.execute, gradient_function = _replacements()
         for owner, name, replacement in (
             (pywrap_tfe, "TFE_Py_FastPathExecute", fast),
             (execute, "execute", self.execute),
             (execute, "must_record_gradient", _must_record(execute.must_record_gradient)),
-            (backprop, "_gradient_function", backward.gradient_function),
+            (backprop, "_gradient_function", gradient_function),
             (forwardprop, "_jvp_dispatch", backward.jvp),
             (record, "record_operation", backward.record_operation),
             (record, "stop_recording", recompute.stop_recording),
@@ -110,19 +110,25 @@ PATCHES = _Patches()
 # Ops.
 
 
-def _replacements() -> tuple[Any, Any]:
-    """What stands for `TFE_Py_FastPathExecute` and `execute.execute`: in C, or the two below."""
+def _replacements() -> tuple[Any, Any, Any]:
+    """What stands for `TFE_Py_FastPathExecute`, `execute.execute` and the gradient of an op.
+
+    In C, or the two below and the one in `backward`.
+    """
     if choice().name != "native":
-        return fast_path, execute_op
+        return fast_path, execute_op, backward.gradient_function
     interceptor = _build.native.Interceptor(
         fast_path=ORIGINALS.fast_path,
         execute=ORIGINALS.execute,
         slow_fast_path=fast_path,
         slow_execute=execute_op,
+        gradient_function=ORIGINALS.gradient_function,
+        slow_gradient_function=backward.gradient_function,
         fell_back=_fell_back,
         fallback=_Fallback,
         module=execute,
         no_tape=_no_tape,
+        recorded=_recorded,
         pair=PAIR,
         op_type_of=op_type_of,
         handle_of=handle_of,
@@ -130,6 +136,7 @@ def _replacements() -> tuple[Any, Any]:
         thread=THREAD,
         tensor=_EagerTensor,
         call_site=_build.native.CallSite,
+        place=Place,
         forward=Forward,
         activation=Activation,
         scope=Scope,
@@ -137,7 +144,7 @@ def _replacements() -> tuple[Any, Any]:
         op_type=OpType,
         control=Control,
     )
-    return interceptor.fast_path, interceptor.execute
+    return interceptor.fast_path, interceptor.execute, interceptor.gradient_function
 
 
 def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:

@@ -108,7 +108,7 @@ class Sites:
             record = self._new(Group(key), activation.scope, frame, [], op_type, operands, 0)
             record.token = token
             self.records[key] = record
-        activation.last = record
+        # It leads to no other: a variable may be read before this op and before that.
         return record
 
     def look_up(

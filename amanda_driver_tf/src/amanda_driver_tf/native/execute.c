@@ -22,36 +22,86 @@ static PyObject* taken(Interceptor* self, PyObject* handed, PyObject* op_name) {
     return record;
 }
 
+/* An argument of `execute`, by position or by name. Borrowed, or NULL. */
+static PyObject* argument(
+    PyObject* const* args, Py_ssize_t count, PyObject* keywords, Py_ssize_t position, PyObject* name
+) {
+    if (position < count) return args[position];
+    Py_ssize_t named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
+    for (Py_ssize_t index = 0; index < named; index++) {
+        if (PyTuple_GET_ITEM(keywords, index) == name) return args[count + index];
+    }
+    return NULL;
+}
+
+/* Whether what executes an op asks afterwards whether to record it: `intercept._asks`. */
+static int asks(void) {
+    Frame* caller = innermost();
+    PyObject* called = caller == NULL ? NULL : code_of(caller)->co_names;
+    Py_ssize_t count = called == NULL ? 0 : PyTuple_GET_SIZE(called);
+    for (Py_ssize_t index = 0; index < count; index++) {
+        if (PyTuple_GET_ITEM(called, index) == names.must_record_gradient) return 1;
+    }
+    return 0;
+}
+
+/* Tell the tapes of an execution, and which record it is of: `originals.record_gradient`. */
+static int tell_tapes(
+    Interceptor* self, PyObject* record, PyObject* inputs, PyObject* attrs, PyObject* outputs
+) {
+    PyObject* op_type = SLOT(record, record, op_type);
+    PyObject* paired = extended(attrs, self->pair, record);
+    PyObject* tell = PyObject_GetAttr(self->module, names.record_gradient);
+    PyObject* told = NULL;
+    if (paired != NULL && tell != NULL) {
+        PyObject* name = SLOT(op_type, op_type, name);
+        told = PyObject_CallFunctionObjArgs(tell, name, inputs, paired, outputs, NULL);
+    }
+    Py_XDECREF(paired);
+    Py_XDECREF(tell);
+    if (told == NULL) return -1;
+    Py_DECREF(told);
+    return set_state(self, names.told, Py_True);
+}
+
 /* Called with op_name, num_outputs, inputs, attrs, ctx, name; from the third on by name or not. */
 PyObject* interceptor_execute(
     PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* keywords
 ) {
     Interceptor* self = (Interceptor*)object;
     PyObject *result = NULL, *handed = NULL, *record = NULL;
-    PyObject* place = PyObject_GetAttr(self->state, names.eager);
+    PyObject* place = get_state(self, names.eager);
     if (place == Py_None) {
-        if (PyObject_SetAttr(self->state, names.told, Py_False) < 0) goto done;
+        if (set_state(self, names.told, Py_False) < 0) goto done;
         result = PyObject_Vectorcall(self->execute, args, (size_t)count, keywords);
         goto done;
     }
     if (place == NULL || count == 0 || !is_watching(self, place)) goto otherwise;
-    handed = PyObject_GetAttr(self->state, names.handed);
+    handed = get_state(self, names.handed);
     if (handed == NULL || !PyList_CheckExact(handed)) goto otherwise;
     record = taken(self, handed, args[0]);
     if (record == NULL) goto otherwise;
-    int pair = 0;
     PyObject* op_type = SLOT(record, record, op_type);
-    /* Where a tape records it is told in Python. */
-    if (!IS(op_type, op_type) || PyLong_AsLong(SLOT(op_type, op_type, kind)) != PLAIN ||
-        !is_idle(self, place, record, &pair) || pair || PyErr_Occurred()) {
+    if (!IS(op_type, op_type) || PyLong_AsLong(SLOT(op_type, op_type, kind)) != PLAIN) {
+        goto otherwise;
+    }
+    Idleness idle = idleness(self, place, record);
+    PyObject* inputs = argument(args, count, keywords, 2, names.inputs);
+    PyObject* attrs = argument(args, count, keywords, 3, names.attrs);
+    if ((idle != ALONE && idle != SETTLED) || inputs == NULL || attrs == NULL ||
+        (attrs != Py_None && !PyTuple_CheckExact(attrs)) || PyErr_Occurred()) {
         goto otherwise;
     }
     Py_ssize_t left = PyList_GET_SIZE(handed) - 1;
-    if (PyObject_SetAttr(self->state, names.told, Py_False) < 0 ||
+    if (set_state(self, names.told, Py_False) < 0 ||
         PyList_SetSlice(handed, left, left + 1, NULL) < 0) {
         goto done;
     }
     result = PyObject_Vectorcall(self->execute, args, (size_t)count, keywords);
+    if (result != NULL && idle == SETTLED && asks() &&
+        tell_tapes(self, record, inputs, attrs, result) < 0) {
+        Py_CLEAR(result);
+    }
     goto done;
 otherwise:
     PyErr_Clear();

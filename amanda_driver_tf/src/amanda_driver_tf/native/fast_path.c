@@ -26,7 +26,7 @@ static PyObject* call_original(
 /* Let `execute` know what it is about to be called for: `intercept._hand_over`. */
 static int hand_over(Interceptor* self, PyObject* op_type, int kind, PyObject* record) {
     int failed = -1;
-    PyObject* handed = PyObject_GetAttr(self->state, names.handed);
+    PyObject* handed = get_state(self, names.handed);
     PyObject* execute = PyObject_GetAttr(self->module, names.execute);
     PyObject* frame = (PyObject*)PyEval_GetFrame();
     if (handed == NULL || execute == NULL) goto done;
@@ -78,7 +78,7 @@ static PyObject* execute_idle(
 PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     Interceptor* self = (Interceptor*)object;
     PyObject *result = NULL, *activation = NULL, *op_type = NULL, *record = NULL, *passed = NULL;
-    PyObject* place = PyObject_GetAttr(self->state, names.eager);
+    PyObject* place = get_state(self, names.eager);
     if (place == NULL) return NULL;
     if (place == Py_None) {
         Py_DECREF(place);
@@ -98,20 +98,26 @@ PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssiz
         record = located(self, place, activation, op_type, args + 3, count - 3, &passed);
     }
     if (!IS(record, record)) goto otherwise;
-    int pair = 0;
     int watched = kind == READ || SLOT(record, record, watched) == Py_True;
-    if ((watched && !is_idle(self, place, record, &pair)) || PyErr_Occurred()) goto otherwise;
+    Idleness idle = watched ? idleness(self, place, record) : ALONE;
+    if (idle == BUSY ||
+        (idle == UNKNOWN &&
+         !may_wait(self, place, record, op_type, args + 3, count - 3)) ||
+        PyErr_Occurred()) {
+        goto otherwise;
+    }
     /* From here on it is decided. */
     if (passed != NULL && PyDict_SetItem(SLOT(activation, activation, counts),
                                          SLOT(record, record, group), passed) < 0) {
         goto done;
     }
-    PyObject* last = SLOT(activation, activation, last);
-    Py_INCREF(record);
-    SLOT(activation, activation, last) = record;
-    Py_XDECREF(last);
+    if (kind == PLAIN) {
+        PyObject* last = SLOT(activation, activation, last);
+        SLOT(activation, activation, last) = Py_NewRef(record);
+        Py_XDECREF(last);
+    }
     if (watched) {
-        result = execute_idle(self, op_type, (int)kind, record, pair, args, count);
+        result = execute_idle(self, op_type, (int)kind, record, idle != ALONE, args, count);
     } else {
         result = call_original(self, args, count, NULL);
     }

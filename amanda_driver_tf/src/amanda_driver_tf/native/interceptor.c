@@ -7,22 +7,20 @@
 
 Names names;
 
-static int equal(PyObject* left, PyObject* right) {
+int equal(PyObject* left, PyObject* right) {
     return left != NULL && right != NULL && PyObject_RichCompareBool(left, right, Py_EQ) == 1;
 }
 
-/* Whether an attribute is there and true; an error counts as true or not, as the caller likes. */
-static int attribute(PyObject* object, PyObject* name, int otherwise) {
-    PyObject* value = PyObject_GetAttr(object, name);
-    if (value == NULL) return otherwise;
-    int result = PyObject_IsTrue(value);
-    Py_DECREF(value);
-    return result < 0 ? otherwise : result;
+/* Whether a value, which is released, is there and true; an error counts as yes. */
+static int is_true(PyObject* value) {
+    int result = value == NULL ? 1 : PyObject_IsTrue(value);
+    Py_XDECREF(value);
+    return result != 0;
 }
 
 /* Whether a routine of a tool runs in this thread, which may have borrowed its control. */
 static int is_in_routine(Interceptor* self) {
-    PyObject* control = PyObject_GetAttr(self->thread, names.control);
+    PyObject* control = get_control(self);
     PyObject* depth = IS(control, control) ? SLOT(control, control, routine_depth) : NULL;
     int inside = depth == NULL || PyObject_IsTrue(depth) != 0;
     Py_XDECREF(control);
@@ -33,30 +31,42 @@ int is_watching(Interceptor* self, PyObject* place) {
     if (!IS(place, forward)) return 0;
     PyObject* control = SLOT(place, forward, control);
     return IS(control, control) && SLOT(control, control, enabled) == Py_True &&
-           !attribute(self->state, names.quiet, 1) && !is_in_routine(self);
+           !is_true(get_state(self, names.quiet)) && !is_in_routine(self);
 }
 
-int is_idle(Interceptor* self, PyObject* place, PyObject* record, int* pair) {
+Idleness idleness(Interceptor* self, PyObject* place, PyObject* record) {
     PyObject* control = SLOT(place, forward, control);
     if (SLOT(record, record, marks) != Py_False || SLOT(control, control, caching) != Py_True) {
-        return 0;
+        return BUSY;
     }
     PyObject* session = SLOT(place, forward, session);
     PyObject* epoch = PyObject_GetAttr(session, names.epoch);
-    int idle = 0;
+    Idleness found = BUSY;
     if (equal(epoch, SLOT(record, record, idle))) {
-        if (!attribute(session, names.wants_backward, 1)) {
-            idle = 1;
+        if (!is_true(PyObject_GetAttr(session, names.wants_backward))) {
+            found = ALONE;
         } else if (equal(epoch, SLOT(record, record, settled))) {
-            idle = *pair = 1;
+            found = SETTLED;
         } else {
             PyObject* no_tape = PyObject_CallNoArgs(self->no_tape);
-            idle = no_tape == Py_True;
+            found = no_tape == Py_True ? ALONE : UNKNOWN;
             Py_XDECREF(no_tape);
         }
     }
     Py_XDECREF(epoch);
-    return idle;
+    return found;
+}
+
+PyObject* extended(PyObject* items, PyObject* name, PyObject* value) {
+    Py_ssize_t count = items == Py_None ? 0 : PyTuple_GET_SIZE(items);
+    PyObject* result = PyTuple_New(count + 2);
+    if (result == NULL) return NULL;
+    for (Py_ssize_t index = 0; index < count; index++) {
+        PyTuple_SET_ITEM(result, index, Py_NewRef(PyTuple_GET_ITEM(items, index)));
+    }
+    PyTuple_SET_ITEM(result, count, Py_NewRef(name));
+    PyTuple_SET_ITEM(result, count + 1, Py_NewRef(value));
+    return result;
 }
 
 /* Offset of a slot of a Python class, or -1 with an exception set. */
@@ -111,6 +121,8 @@ static int interceptor_traverse(Interceptor* self, visitproc visit, void* arg) {
 #define VISIT(name) Py_VISIT(self->name);
     HELD(VISIT)
 #undef VISIT
+    Py_VISIT(self->state_values);
+    Py_VISIT(self->thread_values);
     return 0;
 }
 
@@ -118,6 +130,8 @@ static int interceptor_clear(Interceptor* self) {
 #define CLEAR(name) Py_CLEAR(self->name);
     HELD(CLEAR)
 #undef CLEAR
+    Py_CLEAR(self->state_values);
+    Py_CLEAR(self->thread_values);
     return 0;
 }
 
@@ -134,6 +148,8 @@ static PyMethodDef interceptor_methods[] = {
      "Stands for TFE_Py_FastPathExecute."},
     {"execute", (PyCFunction)(void (*)(void))interceptor_execute, METH_FASTCALL | METH_KEYWORDS,
      "Stands for execute.execute."},
+    {"gradient_function", (PyCFunction)(void (*)(void))interceptor_gradient_function,
+     METH_FASTCALL, "Stands for backprop._gradient_function."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,8 +5,7 @@
 #include "interceptor.h"
 #include "parts.h"
 
-/* Whether a value is of a type that holds no variable: `sites._NO_VARIABLES`. */
-static int holds_no_variable(PyObject* value) {
+int holds_no_variable(PyObject* value) {
     return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) ||
            PyFloat_CheckExact(value) || PyComplex_CheckExact(value) || PyUnicode_CheckExact(value) ||
            PyBytes_CheckExact(value) || PyList_CheckExact(value) || PyTuple_CheckExact(value);

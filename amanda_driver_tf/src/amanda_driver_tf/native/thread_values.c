@@ -1,0 +1,41 @@
+/* What the calling thread keeps in `STATE` and `THREAD`, without asking `threading.local` again.
+ *
+ * Such an object finds the dictionary of the thread at each access, which took as long as all else
+ * at an op; here the dictionaries of the thread that asked last are at hand.
+ */
+#include "interceptor.h"
+
+/* Numbers of threads are never used again; 0 is none's. -1 with an exception set on an error. */
+static int take_dictionaries(Interceptor* self) {
+    uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
+    if (self->thread_number == thread) return 0;
+    self->thread_number = 0;
+    Py_XSETREF(self->state_values, PyObject_GetAttrString(self->state, "__dict__"));
+    Py_XSETREF(self->thread_values, PyObject_GetAttrString(self->thread, "__dict__"));
+    if (self->state_values == NULL || self->thread_values == NULL) return -1;
+    if (!PyDict_CheckExact(self->state_values) || !PyDict_CheckExact(self->thread_values)) {
+        PyErr_SetString(PyExc_TypeError, "the state of a thread is not kept in a dictionary");
+        return -1;
+    }
+    self->thread_number = thread;
+    return 0;
+}
+
+static PyObject* value_of(PyObject* values, PyObject* name) {
+    PyObject* value = PyDict_GetItemWithError(values, name);
+    if (value == NULL && !PyErr_Occurred()) PyErr_SetObject(PyExc_AttributeError, name);
+    Py_XINCREF(value);
+    return value;
+}
+
+PyObject* get_state(Interceptor* self, PyObject* name) {
+    return take_dictionaries(self) < 0 ? NULL : value_of(self->state_values, name);
+}
+
+int set_state(Interceptor* self, PyObject* name, PyObject* value) {
+    return take_dictionaries(self) < 0 ? -1 : PyDict_SetItem(self->state_values, name, value);
+}
+
+PyObject* get_control(Interceptor* self) {
+    return take_dictionaries(self) < 0 ? NULL : value_of(self->thread_values, names.control);
+}
