@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -369,24 +369,57 @@ def test_accumulations_are_named_by_parameter() -> None:
     assert sorted(accumulations) == sorted(expected)
 
 
-def test_ids_stay_when_the_interpreter_specialises_a_builtin() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+class Summed(nn.Module):
+    """Operators below a builtin of the interpreter's."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return sum((torch.relu(layer(x)) for layer in self.layers), start=x)
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((torch.relu(layer(x)) for layer in self.layers), start=x)
+
+
+class Parts:
+    """What is computed when it is asked for."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        return torch.relu(self.x) * key
+
+
+class Asked(nn.Module):
+    """Operators below a subscript, a property and a generator."""
+
+    @property
+    def bias(self) -> torch.Tensor:
+        return torch.tanh(torch.ones(2))
+
+    def parts(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield torch.sigmoid(x)
+        yield torch.cos(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = Parts(x)
+        x = parts[2] + parts[3] + self.bias
+        for part in self.parts(x):
+            x = x + part
+        return x
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Summed, 9), (Asked, 12)])
+def test_ids_stay_when_the_interpreter_specialises(kind: type[nn.Module], count: int) -> None:
     seen: list[list[int]] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(
         lambda c: c.insert_before_op(lambda *v, op_id: seen[-1].append(op_id), op_id=c.get_op_id())
     )
-    net, x = Net(), torch.ones(1, 2)
+    net, x = kind(), torch.ones(1, 2)
     with amanda.apply(tool):
         for _ in range(60):
             seen.append([])
             net(x)
-    assert len(seen[0]) == 9
+    assert len(seen[0]) == count
     assert all(ids == seen[0] for ids in seen)

@@ -205,6 +205,19 @@ def test_slices_of_one_line_are_told_apart() -> None:
     assert seen[:2] == seen[2:4] == seen[4:]
 
 
+def test_ids_stay_when_the_interpreter_specialises() -> None:
+    weight, ids = variable(3, 3), Ids()
+    with apply(ids.tool):
+        runs = []
+        for _ in range(30):
+            with tf.GradientTape() as tape:
+                value = weight[0] * weight[1] + sum(weight[:, 2] for _ in range(2))
+            tape.gradient(value, weight)
+            runs.append(ids.take())
+    assert [run for run in runs if run != runs[0]] == []
+    assert len(set(runs[0])) == len([*ids.names])
+
+
 def test_a_sum_that_grows_is_one_op() -> None:
     total, ids = tf.constant(0.0), Ids("AddV2")
     with apply(ids.tool):

@@ -265,7 +265,9 @@ def unhandled() -> None:
         tf.raw_ops.MatMul(a=X, b=object())
 
 
-@pytest.mark.parametrize("program", [dense(), trained(), failing, recorded, iterated, executed, unhandled])
+@pytest.mark.parametrize(
+    "program", [dense(), trained(), failing, recorded, iterated, executed, unhandled]
+)
 def test_no_path_through_an_interceptor_leaks(program: Callable[[], Any]) -> None:
     def grown() -> int:
         before = sys.getallocatedblocks()

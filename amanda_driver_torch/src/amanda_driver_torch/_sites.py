@@ -7,7 +7,6 @@ made of names and instruction offsets, never of addresses or file paths.
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from amanda_core import Site
+from amanda_core.identity import call_offsets
 from amanda_driver_torch._frames import is_own, is_torchs, looks_away
 from amanda_driver_torch._scopes import OUTSIDE, Labels, Scope, Scopes
 from amanda_driver_torch._state import STATE
@@ -43,29 +43,17 @@ _CODES = 16384
 _USER, _TORCH, _OWN, _STOP, _QUIET = range(5)
 
 
-# CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
-# warm; the offset of CALL, four bytes on, is what stays the same.
-_PRECALL = dis.opmap.get("PRECALL") if sys.version_info[:2] == (3, 11) else None
-
-
-def _precalls(code: CodeType) -> frozenset[int]:
-    if _PRECALL is None:
-        return frozenset()
-    units = code.co_code[::2]
-    return frozenset(2 * index for index, unit in enumerate(units) if unit == _PRECALL)
-
-
 def is_weight(tensor: torch.Tensor) -> bool:
     """Whether a plain tensor can be somebody's weight: a leaf that requires a gradient."""
     return tensor.requires_grad and tensor.is_leaf
 
 
 class _Code:
-    __slots__ = ("code", "kind", "label", "number", "precalls")
+    __slots__ = ("code", "kind", "label", "number", "offsets")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
-        self.precalls = _precalls(code)
+        self.offsets = call_offsets(code)
 
 
 class Sites(Generic[R]):
@@ -200,9 +188,7 @@ class Sites(Generic[R]):
             code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
             if kind == _USER:
-                offset = frame.f_lasti
-                if offset in code.precalls:
-                    offset += 4
+                offset = code.offsets[frame.f_lasti >> 1]
                 numbers += (code.number, offset)
                 found.append((code, offset))
                 innermost = False
@@ -213,8 +199,9 @@ class Sites(Generic[R]):
                 # Of torch's frames only the innermost counts, if it is the caller: a wrapper of
                 # torch's may call several operators from one line of the user's.
                 if innermost:
-                    numbers += (code.number, frame.f_lasti)
-                    found.append((code, frame.f_lasti))
+                    offset = code.offsets[frame.f_lasti >> 1]
+                    numbers += (code.number, offset)
+                    found.append((code, offset))
                     innermost = False
             elif kind == _STOP:
                 break

@@ -6,12 +6,12 @@ Which call sites there are, `sites` says.
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 from types import CodeType, FrameType
 
 import amanda_core
+from amanda_core.identity import call_offsets
 from amanda_driver_tf import _state
 
 __all__ = [
@@ -77,29 +77,22 @@ _INITIALIZERS = (
 )
 _LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
 
-# CPython 3.11 calls some builtins, such as sum(), from the instruction before CALL once they are
-# warm; the offset of CALL, four bytes on, is what stays the same.
-_PRECALL = dis.opmap.get("PRECALL") if sys.version_info[:2] == (3, 11) else None
-
 # Codes made by exec() are new objects each time; the table is rebuilt when it gets this large.
 _CODES = 16384
 
 
-def _precalls(code: CodeType) -> frozenset[int]:
-    if _PRECALL is None:
-        return frozenset()
-    units = code.co_code[::2]
-    return frozenset(2 * index for index, unit in enumerate(units) if unit == _PRECALL)
-
-
 class Code:
-    """What is known of one code object; `number` tells labels apart within this process."""
+    """What is known of one code object; `number` tells labels apart within this process.
 
-    __slots__ = ("code", "kind", "label", "number", "precalls")
+    Attributes:
+        offsets: Where it calls from, by ``f_lasti // 2``.
+    """
+
+    __slots__ = ("code", "kind", "label", "number", "offsets")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
-        self.precalls = _precalls(code)
+        self.offsets = call_offsets(code)
 
 
 class Codes:

@@ -181,7 +181,6 @@ def _walk(mode: EagerMode, frame: FrameType | None) -> list[tuple[Any, int]]:
         if code.kind == STOP:
             break
         if code.kind:
-            offset = frame.f_lasti
-            found.append((code, offset + 4 if offset in code.precalls else offset))
+            found.append((code, code.offsets[frame.f_lasti >> 1]))
         frame = frame.f_back
     return found

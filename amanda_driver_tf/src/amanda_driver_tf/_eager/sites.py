@@ -186,7 +186,7 @@ class Sites:
                     chain.append((level, here, -1))
                     break
                 chain.append((level, here, offset))
-                found.append((code, offset + 4 if offset in code.precalls else offset))
+                found.append((code, code.offsets[offset >> 1]))
                 if here is call:
                     break
                 if kind == USER:

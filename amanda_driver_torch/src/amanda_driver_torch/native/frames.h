@@ -14,7 +14,6 @@
 #define Py_BUILD_CORE 1
 #endif
 #include <internal/pycore_frame.h>
-#include <opcode.h>
 #undef Py_BUILD_CORE
 #endif
 
@@ -42,14 +41,8 @@ class Frame {
     const void* address() const { return frame_; }
     PyObject* globals() const { return frame_->f_globals; }
 
-    int offset() const {
-        int offset = _PyInterpreterFrame_LASTI(frame_) * int(sizeof(_Py_CODEUNIT));
-#if PY_VERSION_HEX < 0x030C0000
-        // See `_sites._PRECALL`.
-        if (is_precall(_Py_OPCODE(*frame_->prev_instr))) offset += 4;
-#endif
-        return offset;
-    }
+    // Half of `f_lasti`.
+    int unit() const { return _PyInterpreterFrame_LASTI(frame_); }
 
     PyCodeObject* code() const {
 #if PY_VERSION_HEX < 0x030D0000
@@ -60,34 +53,6 @@ class Frame {
     }
 
   private:
-#if PY_VERSION_HEX < 0x030C0000
-    static bool is_precall(int opcode) {
-        switch (opcode) {
-            case PRECALL:
-            case PRECALL_ADAPTIVE:
-            case PRECALL_BOUND_METHOD:
-            case PRECALL_BUILTIN_CLASS:
-            case PRECALL_BUILTIN_FAST_WITH_KEYWORDS:
-            case PRECALL_METHOD_DESCRIPTOR_FAST_WITH_KEYWORDS:
-            case PRECALL_NO_KW_BUILTIN_FAST:
-            case PRECALL_NO_KW_BUILTIN_O:
-            case PRECALL_NO_KW_ISINSTANCE:
-            case PRECALL_NO_KW_LEN:
-            case PRECALL_NO_KW_LIST_APPEND:
-            case PRECALL_NO_KW_METHOD_DESCRIPTOR_FAST:
-            case PRECALL_NO_KW_METHOD_DESCRIPTOR_NOARGS:
-            case PRECALL_NO_KW_METHOD_DESCRIPTOR_O:
-            case PRECALL_NO_KW_STR_1:
-            case PRECALL_NO_KW_TUPLE_1:
-            case PRECALL_NO_KW_TYPE_1:
-            case PRECALL_PYFUNC:
-                return true;
-            default:
-                return false;
-        }
-    }
-#endif
-
     explicit Frame(_PyInterpreterFrame* frame) : frame_(frame) {}
 
     // Skips what sys._getframe() skips: frames of C's and frames that are still being set up.
@@ -166,14 +131,15 @@ class Frame {
         return Frame(frame);
     }
 
-    int offset() const {
+    // Half of `f_lasti`.
+    int unit() const {
 #if PY_VERSION_HEX >= 0x030B0000
-        return PyFrame_GetLasti(frame_);  // Only where there is no PRECALL.
+        return PyFrame_GetLasti(frame_) / 2;
 #else
         PyObject* offset = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_lasti");
         int number = offset == nullptr ? -1 : int(PyLong_AsLong(offset));
         Py_XDECREF(offset);
-        return number;
+        return number / 2;
 #endif
     }
 

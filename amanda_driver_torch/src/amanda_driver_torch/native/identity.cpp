@@ -31,6 +31,17 @@ long number_of(PyObject* object, const char* name) {
     return value ? PyLong_AsLong(value.get()) : -1;
 }
 
+// Of an array of C ints; empty with an exception set where it is none.
+std::vector<int> numbers_of(PyObject* object, const char* name) {
+    Owned value(PyObject_GetAttrString(object, name));
+    Py_buffer buffer;
+    if (!value || PyObject_GetBuffer(value.get(), &buffer, PyBUF_SIMPLE) < 0) return {};
+    const int* first = static_cast<const int*>(buffer.buf);
+    std::vector<int> numbers(first, first + size_t(buffer.len) / sizeof(int));
+    PyBuffer_Release(&buffer);
+    return numbers;
+}
+
 bool is_true(PyObject* object, const char* name) {
     Owned value(PyObject_GetAttrString(object, name));
     return value && PyObject_IsTrue(value.get()) == 1;
@@ -64,9 +75,11 @@ Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
     Owned made(PyObject_CallFunctionObjArgs(classify.get(), code, globals, nullptr));
     if (!made) return nullptr;
     long kind = number_of(made.get(), "kind"), number = number_of(made.get(), "number");
+    std::vector<int> offsets = numbers_of(made.get(), "offsets");
     if (PyErr_Occurred()) return nullptr;
     Code& entry = codes_.at(key_of(code));
     entry.code = std::move(made);
+    entry.offsets = std::move(offsets);
     entry.kind = kind;
     entry.number = uint64_t(number);
     return &entry;
@@ -83,11 +96,11 @@ bool Identity::hash_site(Thread* thread, const void* bound, bool inside, uint64_
         Code* code = codes_.find(key_of(object));
         if (code == nullptr && (code = code_of(object, frame.globals())) == nullptr) return false;
         if (code->kind == USER) {
-            *hash = mix(*hash, code->number << 32 | uint32_t(frame.offset()));
+            *hash = mix(*hash, code->number << 32 | uint32_t(code->offset_of(frame)));
             innermost = false;
             if (--limit == 0) break;
         } else if (code->kind == TORCH) {
-            if (innermost) *hash = mix(*hash, code->number << 32 | uint32_t(frame.offset()));
+            if (innermost) *hash = mix(*hash, code->number << 32 | uint32_t(code->offset_of(frame)));
             innermost = false;
         } else if (code->kind == QUIET_CODE) {
             *quiet = true;
@@ -110,7 +123,7 @@ Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
         if (code == nullptr) return Owned();
         if (code->kind == STOP) break;
         if (code->kind != USER && !(code->kind == TORCH && innermost)) continue;
-        Owned pair(Py_BuildValue("(Oi)", code->code.get(), frame.offset()));
+        Owned pair(Py_BuildValue("(Oi)", code->code.get(), code->offset_of(frame)));
         if (!pair || PyList_Append(frames.get(), pair.get()) < 0) return Owned();
         innermost = false;
         if (code->kind == USER && --limit == 0) break;

@@ -8,6 +8,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <vector>
+
+#include "frames.h"
 #include "table.h"
 
 // The interpreter counts the changes of each dict in these versions.
@@ -226,7 +229,14 @@ class Identity {
 
   private:
     struct Code {
+        // Where a frame calls from, as long as the program runs.
+        int offset_of(const Frame& frame) const {
+            size_t unit = size_t(frame.unit());
+            return unit < offsets.size() ? offsets[unit] : -1;
+        }
+
         Owned code;  // `_sites._Code`, which holds the code object
+        std::vector<int> offsets;
         long kind = 0;
         uint64_t number = 0;
     };
