@@ -280,9 +280,9 @@ def as_markdown(report: dict[str, Any]) -> str:
         "convolutions): medians of",
         f"{TIMED} calls in each of {report['rounds']} rounds in turn in one process, after {WARM} "
         "under the tool that are not timed (half",
-        f"the rounds at the {FULL} pixels that the model is made for); medians of the ratios to the "
-        "plain program in",
-        'the same round. "plain again" shows the noise.',
+        f"the rounds at the {FULL} pixels that the model is made for); medians of the ratios to "
+        "the plain program",
+        'in the same round. "plain again" shows the noise.',
         f"{report['machine']}, "
         + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
         + ".",

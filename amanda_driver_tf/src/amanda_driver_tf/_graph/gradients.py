@@ -29,7 +29,7 @@ from amanda_driver_tf._graph.records import (
     is_symbolic,
 )
 from amanda_driver_tf._graph.symbols import ENDS_OF_RECOMPUTATION
-from amanda_driver_tf._graph.versions import Differentiated, Key, Seen, key_of
+from amanda_driver_tf._graph.versions import Differentiated, Key, Seen, arguments_of, key_of
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.weave import Weaver
@@ -62,11 +62,12 @@ class Gradients:
         #: Whether gradient functions asked for gradients themselves.
         self._is_nested = any(run.around for run in runs)
         #: Number of an eager tensor, such as a variable's handle -> the argument that it is here.
-        captures = getattr(weaver.body.graph, "captures", ())
-        self._captured = {ops.tensor_id(outer): key_of(inner) for outer, inner in captures}
+        self._captured = arguments_of(weaver.body.graph)
         #: Number of a tensor of another graph -> the argument that it is here.
         self._arguments = {
-            ops.tensor_id(outer): inner for outer, inner in captures if is_symbolic(outer)
+            ops.tensor_id(outer): inner
+            for outer, inner in getattr(weaver.body.graph, "captures", ())
+            if is_symbolic(outer)
         }
         self._out: dict[int, list[list[Value] | None]] = {}
         self._in: dict[int, list[list[Value] | None]] = {}
@@ -89,10 +90,11 @@ class Gradients:
         return self._agreed(value, found)
 
     def _is_forward(self, value: Value, owner: Record, reader: Node | None) -> bool:
-        """Whether a tensor of the forward program, which a gradient function returned, is read.
+        """Whether a reader means a tensor of the forward program and not the gradient that it is.
 
-        So does one of a custom gradient, and one that passes on what a differentiation was begun
-        with. Who reads the tensor behind a differentiation that returned it means the gradient.
+        A gradient function may return a tensor of the forward program: a custom gradient does, and
+        one that passes on what a differentiation was begun with. What is read of it before the
+        differentiation is the tensor; after one that returned it, the gradient.
         """
         begun = owner.run.start if owner.run is not None else owner.start
         if owner.is_named or value.node.op._id >= begun:

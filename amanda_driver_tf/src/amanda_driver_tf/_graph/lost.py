@@ -17,7 +17,7 @@ from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Body
 from amanda_driver_tf._graph.jacobians import NO_PLACE
 from amanda_driver_tf._graph.records import Record, Records, children_of, components, is_symbolic
-from amanda_driver_tf._graph.versions import Key, behind, is_discrete, key_of
+from amanda_driver_tf._graph.versions import Key, arguments_of, behind, is_discrete, key_of
 
 __all__ = ["lost_inputs", "refuse_unread", "unread_of"]
 
@@ -57,10 +57,7 @@ def _leading(owner: Record) -> list[int]:
     """Inputs of an op that depend on what its differentiation was asked for."""
     if owner.run is None:
         return []
-    captured = {
-        ops.tensor_id(outer): key_of(inner)
-        for outer, inner in getattr(owner.forward.graph, "captures", ())
-    }
+    captured = arguments_of(owner.forward.graph)
     wanted: set[Key | None] = {
         key_of(source) if is_symbolic(source) else captured.get(ops.tensor_id(source))
         for source in owner.run.sources

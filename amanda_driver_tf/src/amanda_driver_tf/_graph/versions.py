@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from tensorflow.python.framework import ops
+
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.records import is_symbolic
@@ -18,6 +20,7 @@ __all__ = [
     "Foreign",
     "Key",
     "Seen",
+    "arguments_of",
     "behind",
     "is_discrete",
     "key_of",
@@ -31,6 +34,12 @@ Key = tuple[int, int]
 def key_of(tensor: Any) -> Key:
     """What tells the tensors of graphs apart."""
     return id(tensor.op), tensor.value_index
+
+
+def arguments_of(graph: Any) -> dict[int, Key]:
+    """Number of each tensor that a function captured -> the argument that it is inside."""
+    captures = getattr(graph, "captures", ())
+    return {ops.tensor_id(outer): key_of(inner) for outer, inner in captures}
 
 
 def behind(tensors: Iterable[Any]) -> set[Key]:

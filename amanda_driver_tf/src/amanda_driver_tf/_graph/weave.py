@@ -532,12 +532,14 @@ class Weaver:
         tensor = self.foreign.tensor(value) if elsewhere else None
         gradient = self._gradients.in_function(value, owner, reader)
         if gradient is not None:
-            if tensor is not None:
-                self._tell_apart(tensor, self._read_foreign(value, tensor, owner), gradient, owner)
-            elif not elsewhere:
-                made = value.node.op.outputs[value.slot]
-                read = self.version(made, owner) or self.visible(value)
-                self._tell_apart(made, read, gradient, owner)
+            same = tensor if elsewhere else value.node.op.outputs[value.slot]
+            forward = owner.forward
+            if same is not None and any(same is one for one in (*forward.inputs, *forward.outputs)):
+                if tensor is not None:
+                    read = self._read_foreign(value, tensor, owner)
+                else:
+                    read = self.version(same, owner) or self.visible(value)
+                self._tell_apart(read, gradient, owner)
             return gradient
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)
@@ -552,21 +554,18 @@ class Weaver:
         version = self.version(made, owner)
         return version if version is not None else self.visible(value)
 
-    def _tell_apart(self, tensor: Any, version: Value, gradient: Value, owner: Record) -> None:
+    def _tell_apart(self, version: Value, gradient: Value, owner: Record) -> None:
         """Note that a gradient of an op is a tensor that the op reads or makes, too.
 
         It is where a differentiation begins with it (`output_gradients`), and where a custom
         gradient returns it.
         """
-        forward = owner.forward
-        if not any(tensor is each for each in (*forward.inputs, *forward.outputs)):
-            return
         if self.plain(version) == self.plain(gradient):
             return
-        if not _is_derivable(forward):
+        if not _is_derivable(owner.forward):
             raise UnsupportedError(
-                f"One tensor is a gradient that arrives at {forward.name!r}, and what the op reads "
-                "or makes; it was edited, and the op's gradient does not say which one it means",
+                f"One tensor is a gradient that arrives at {owner.forward.name!r}, and what the op "
+                "reads or makes; it was edited, and the op's gradient does not say which it means",
                 fix="Begin with a tf.identity of it as output_gradients",
             )
         self.ambiguous.add(id(owner))
