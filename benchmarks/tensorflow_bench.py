@@ -138,28 +138,36 @@ def session_program() -> Callable[[], Any]:
 
 
 def measure(program: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """The median of the plain program in milliseconds, and what the others take by round to it."""
+    """The median of the plain program in milliseconds, and of what the others take as ratios.
+
+    Each extent is compared with the plain ones right before and after it: a machine is not as fast
+    in one minute as in another.
+    """
     tools: dict[str, amanda.Tool | None] = {
-        "plain": None,
         "plain again": None,
         "nothing inserted": Nothing(),
         "convolutions, host": Convolutions(unchanged),
         "convolutions, staged": Convolutions(unchanged_in_graph),
     }
-    times: dict[str, list[float]] = {name: [] for name in tools}
+    plain: list[float] = []
+    ratios: dict[str, list[float]] = {name: [] for name in tools}
     for turn in range(rounds + 1):
+        before = _extent(program, None)
         for name, tool in tools.items():
-            with amanda.apply(tool) if tool is not None else nullcontext():
-                taken = [_timed(program) for _ in range(WARM + TIMED)]
+            taken, after = _extent(program, tool), _extent(program, None)
             if turn >= 1:  # In the first one functions are traced.
-                times[name].append(statistics.median(taken[WARM:]))
-    plain = times["plain"]
-    result = {"plain, ms": statistics.median(plain) * 1000}
-    for name in list(tools)[1:]:
-        # A machine is not as fast in one minute as in another.
-        ratios = [one / other for one, other in zip(times[name], plain, strict=True)]
-        result[name] = statistics.median(ratios)
-    return result
+                plain.append(after)
+                ratios[name].append(2 * taken / (before + after))
+            before = after
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
+    return {"plain, ms": statistics.median(plain) * 1000, **medians}
+
+
+def _extent(program: Callable[[], Any], tool: amanda.Tool | None) -> float:
+    with amanda.apply(tool) if tool is not None else nullcontext():
+        for _ in range(WARM if tool is not None else 1):
+            program()
+        return statistics.median(_timed(program) for _ in range(TIMED))
 
 
 def _timed(program: Callable[[], Any]) -> float:
@@ -246,7 +254,7 @@ def main() -> None:
     if options.inside is not None:
         run_inside(options.inside)
         return
-    rounds = 3 if options.quick else 12
+    rounds = 3 if options.quick else 20
     modes = {
         # A step takes seconds.
         name: measure(program, rounds if name != FULL_EAGER else rounds // 2)
@@ -277,12 +285,12 @@ def as_markdown(report: dict[str, Any]) -> str:
         "# What it costs on TensorFlow",
         "",
         f"ResNet-50 at {SIZE} pixels, one image, forward and backward (in the session 53 small "
-        "convolutions): medians of",
-        f"{TIMED} calls in each of {report['rounds']} rounds in turn in one process, after {WARM} "
-        "under the tool that are not timed (half",
-        f"the rounds at the {FULL} pixels that the model is made for); medians of the ratios to "
-        "the plain program",
-        'in the same round. "plain again" shows the noise.',
+        f"convolutions): {report['rounds']} rounds in",
+        f"one process (half as many at the {FULL} pixels that the model is made for), in each "
+        f"{TIMED} calls under each tool after {WARM}",
+        "that are not timed, and as many of the plain program before and after. Medians of the "
+        "ratios to these;",
+        '"plain again" shows the noise.',
         f"{report['machine']}, "
         + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
         + ".",

@@ -69,6 +69,10 @@ PyObject* interceptor_gradient_function(
     PyObject* result = NULL;
     PyObject* place = get_state(self, names.eager);
     if (place == NULL) return NULL;
+    if (place == Py_None) {
+        Py_DECREF(place);
+        return PyObject_Vectorcall(self->gradient_function, args, (size_t)count, NULL);
+    }
     if (count <= SKIP || !PyTuple_CheckExact(args[ATTRS]) ||
         !PyObject_TypeCheck(place, (PyTypeObject*)self->place)) {
         goto otherwise;
