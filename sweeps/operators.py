@@ -1,4 +1,7 @@
-"""Every operator of torch's own database on its own sample inputs: plain against instrumented."""
+"""Every operator of torch's own database on its own sample inputs: plain against instrumented.
+
+Instrumented by routines that change nothing at every point, and by the tools that ship.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from .identity import ROUTINES, Identity
 from .observations import Facts, different, kind
 from .programs import Program, Ran, programs
 from .results import Failure, Part, versions
+from .shipped import WAYS, applied, differing
 
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 INTERCEPTORS = ("native", "function_mode")
@@ -153,6 +157,9 @@ def _case(
                 for routine in routines:
                     how = f"{program.form}, {interceptor}, {routine}"
                     _instrumented(part, name, how, f"input {number}", program, facts, routine)
+                for way in WAYS:
+                    how = f"{program.form}, {interceptor}, {way}"
+                    _under_tools(part, name, how, f"input {number}", program, facts, way)
 
 
 def _plain(program: Program) -> Facts | None:
@@ -227,6 +234,24 @@ def _instrumented(
             _fail(part, name, how, f"{which}, iteration {iteration}", names, why)
     if error:
         _fail(part, name, how, which, [f"leaving raised: {error}"], "")
+
+
+def _under_tools(
+    part: Part, name: str, how: str, which: str, program: Program, plain: Facts, way: str
+) -> None:
+    """Compare the last of some runs under shipped tools, when they act from what they keep."""
+
+    def run(tools: str) -> Facts:
+        given = [program.inputs() for _ in range(ITERATIONS)]
+        with applied(tools):
+            runs = [program.run(inputs) for inputs in given]
+        return runs[-1].facts()
+
+    part.cases[name] += 1
+    part.counts["runs under shipped tools"] += ITERATIONS
+    names = differing(way, plain, run)
+    if names and not _unstable(program, plain, names):
+        _fail(part, name, how, which, names, "")
 
 
 def _refusal(ran: Ran) -> tuple[str, str] | None:

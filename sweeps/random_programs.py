@@ -3,7 +3,7 @@
 Each program is drawn from a seed: shared weights, branches on values, loops, writing in place and
 through views, several dtypes, parts without gradients or recomputed. Compared to the bit are
 
-- identity tools with plain runs, as for operators,
+- identity tools and the shipped tools that look with plain runs, as for operators,
 - a run from the caches with one that analyses anew, under the same edits,
 - both interceptors, under the same edits,
 - the orders of tools of which none touches an op that another one touches.
@@ -19,6 +19,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from .models import LEFT_ALONE
 from .observations import Facts, different, random_states, value
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, versions
+from .shipped import WAYS, applied, differing
 
 WIDTH = 4
 #: Edited by one tool each, so that their order is of no consequence.
@@ -144,11 +146,16 @@ class Drawn(nn.Module):
 
 
 def run(seed: int, *tools: amanda.Tool, cached: bool = True) -> Facts:
-    """Three steps of training; losses, gradients, the random state."""
+    """Train under some tools for three steps; losses, gradients, the random state."""
+    return trained(seed, amanda.apply(*tools) if tools else amanda.disabled(), cached)
+
+
+def trained(seed: int, extent: AbstractContextManager[Any], cached: bool = True) -> Facts:
+    """Train in an extent, such as that of a tool."""
     model = Drawn(seed)
     found: Facts = {}
     steps = []
-    with amanda.apply(*tools) if tools else amanda.disabled():
+    with extent:
         for _ in range(3):
             with amanda.disabled():
                 x = torch.randn(WIDTH, WIDTH).requires_grad_()
@@ -220,6 +227,10 @@ def check(part: Part, seed: int) -> None:
             tool = Identity(routine, left_alone=KEPT if routine is clones else ())
             _compare(part, seed, f"{interceptor}, {name}", plain, run(seed, tool))
             part.counts["routines called"] += tool.called
+        for way in WAYS:
+            part.cases[f"program {seed}"] += 1
+            if names := differing(way, plain, lambda how: trained(seed, applied(how))):
+                part.failures.append(Failure(f"program {seed}", f"{interceptor}, {way}", names[:8]))
         tools = [Editing(op_types, seed) for op_types in EDITED]
         edited[interceptor] = first = run(seed, *tools)
         part.counts["programs that edits change"] += bool(

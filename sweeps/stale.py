@@ -12,6 +12,8 @@ import importlib.util
 import os
 import random
 
+import amanda
+
 from . import exceptions, foreign, models, operators
 from .foreign_programs import PROGRAMS
 from .identity import Identity, clones
@@ -66,10 +68,9 @@ def _models(op_type: str, seed: int) -> bool:
     every = [(name, task) for task, names in MODELS.items() for name in names]
     others = [other for other in models.LEFT_ALONE if other != op_type]
     for name, task in random.Random(seed).sample(every, TRIED):
-        plain = models.run(name, task, None)
-        if different(
-            plain, models.run(name, task, Identity(clones, left_alone=others)), results_only=False
-        ):
+        plain = models.run(name, task, amanda.disabled())
+        tool = Identity(clones, left_alone=others)
+        if different(plain, models.run(name, task, amanda.apply(tool)), results_only=False):
             return True
     return False
 

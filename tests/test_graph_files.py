@@ -42,6 +42,8 @@ from amanda_tools.sparsity import Sparsity
 
 from .profiling import checked_trace
 
+pytestmark = pytest.mark.one_interceptor
+
 SCHEMA = json.loads(
     (Path(__file__).parents[1] / "docs" / "tools" / "graph.schema.json").read_text(encoding="utf-8")
 )

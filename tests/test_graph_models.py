@@ -186,6 +186,7 @@ WHOLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], dict[str, torch.Ten
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, *WHOLE])
 def test_more_is_seen_than_by_hooks_on_modules(name: str) -> None:
     with torch.device("meta" if name in WHOLE else "cpu"):

@@ -31,9 +31,14 @@ BROWSER = os.environ.get("CHROME") or next(
     None,
 )
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (BROWSER and DRIVER), reason="no chromium or google-chrome with a chromedriver is installed"
-)
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.one_interceptor,
+    pytest.mark.skipif(
+        not (BROWSER and DRIVER),
+        reason="no chromium or google-chrome with a chromedriver is installed",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ import pytest
 from amanda_core import hookspecs
 from amanda_core.testing import CAPABILITIES
 
+pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
+
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted(
     page for part in ("guides", "tools") for page in (ROOT / "docs" / part).glob("*.md")

@@ -26,6 +26,13 @@ Routine = Callable[..., Any]
 ITERATIONS = 2
 
 
+#: The architectures; most are left to the slow tests.
+SAMPLED = [
+    a if a.name in ("bert", "mixtral", "unet") else pytest.param(a, marks=pytest.mark.slow)
+    for a in ARCHITECTURES
+]
+
+
 # What identity means.
 
 
@@ -193,7 +200,7 @@ def plain() -> Plain:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+@pytest.mark.parametrize("architecture", SAMPLED, ids=str)
 def test_identity_routines_change_no_bit(
     architecture: Architecture,
     program: str,
@@ -208,6 +215,7 @@ def test_identity_routines_change_no_bit(
     assert differences(plain[key], instrumented) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "name"), EXCEPTIONS)
 def test_exceptions_are_still_needed(
     variant: str, name: str, capsys: pytest.CaptureFixture[str]
@@ -287,7 +295,7 @@ ADDITIONS: dict[tuple[str, str], tuple[str, int, str]] = {
 
 
 @pytest.mark.parametrize("variant", ["none", "twins"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+@pytest.mark.parametrize("architecture", SAMPLED, ids=str)
 def test_every_backward_op_is_seen_once(
     architecture: Architecture, variant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,7 +342,7 @@ def born_again(model: torch.nn.Module) -> Callable[[int], bool]:
     return lambda number: any(number in calls for calls in again)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
+@pytest.mark.parametrize("architecture", SAMPLED, ids=str)
 def test_every_backward_op_has_one_context(architecture: Architecture) -> None:
     """An op of a module that is called twice is one op, and so are its backward ops."""
     model = start(architecture)

@@ -607,6 +607,7 @@ def test_the_result_has_all_forms(tmp_path: Path) -> None:
         found.table(wrong)
 
 
+@pytest.mark.slow
 def test_for_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -108,6 +108,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
     """With other hashes, other addresses, and the source in another folder."""
     source = Path(__file__).with_name("architectures.py")

@@ -19,6 +19,7 @@ from .tracing import Trace, contexts_of
 # Bounds.
 
 
+@pytest.mark.slow
 def test_contexts_stay_flat_over_a_thousand_training_steps() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
@@ -128,6 +129,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True], ids=["one apply", "applied again"])
 def test_a_dead_models_contexts_go_with_it(again: bool) -> None:
     x = torch.randn(5, 3)
@@ -150,6 +152,7 @@ def test_a_dead_models_contexts_go_with_it(again: bool) -> None:
     assert tool.found == [False] * 10
 
 
+@pytest.mark.slow
 def test_a_model_that_lives_on_keeps_its_contexts() -> None:
     x = torch.randn(5, 3)
     tool = Mask()

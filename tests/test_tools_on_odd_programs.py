@@ -27,6 +27,37 @@ def no_grad_view(x: torch.Tensor, first: nn.Module) -> Any:
     return first(x) + table(torch.arange(4))
 
 
+def rows_written(x: torch.Tensor, first: nn.Module) -> Any:
+    # PyTorch rebuilds, or forbids to ask for, the nodes of such views.
+    weight = nn.Parameter(torch.ones(8, 8))
+    with torch.no_grad():
+        weight[3] += 1
+        weight[2:] *= 2
+        rows = weight[1:]
+        rows += 1
+        rows = rows + torch.zeros(8)
+    return first(x) @ weight + rows.sum()
+
+
+def many_outputs(x: torch.Tensor, first: nn.Module) -> Any:
+    layers = [nn.Linear(8, 1) for _ in range(40)]
+    hidden = torch.cat([layer(first(x)) for layer in layers], 1)
+    torch.nn.utils.clip_grad_norm_([layer.weight for layer in layers], 1.0)
+    return torch.stack(hidden.unbind(1)[:8], 1)
+
+
+def storage_freed(x: torch.Tensor, first: nn.Module) -> Any:
+    # As FSDP frees what it gathered; PyTorch does not where NumPy may still look at it.
+    gathered = nn.Parameter(torch.eye(8))
+    result = first(x) @ gathered
+    storage = gathered.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    gathered.data.copy_(torch.eye(8))
+    return result
+
+
 def nested(x: torch.Tensor, first: nn.Module) -> Any:
     parts = torch.nested.nested_tensor([first(x)[:1], first(x)[:3]])
     return torch.nested.to_padded_tensor(parts * 2, 0.0).sum(0)
@@ -44,6 +75,7 @@ PROGRAMS: dict[str, Hidden] = {
     "a product of stacks": lambda x, first: torch.bmm(first(x)[None], torch.randn(1, 8, 8))[0],
     "sparse": lambda x, first: torch.sparse.mm(torch.eye(4).to_sparse(), first(x)),
     "sparse with sparse": lambda x, first: torch.mm(x.to_sparse(), torch.randn(6, 8)) + first(x),
+    "a storage freed and made anew": storage_freed,
     "nested": nested,
     "quantized": lambda x, first: torch.quantize_per_tensor(first(x), 0.1, 0, torch.qint8),
     "complex": lambda x, first: torch.fft.fft(first(x)).abs(),
@@ -52,6 +84,8 @@ PROGRAMS: dict[str, Hidden] = {
         first(x).to("meta"), torch.empty(8, 8, device="meta")
     ),
     "a view made without gradients": no_grad_view,
+    "rows of a parameter written": rows_written,
+    "many outputs": many_outputs,
     "written in place": lambda x, first: first(x).add_(1).relu_(),
     "lists": lambda x, first: torch.cat(torch.stack([first(x), first(x)]).unbind()[:1]),
 }

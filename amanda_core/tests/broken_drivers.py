@@ -16,8 +16,7 @@ from amanda_core.errors import PositionError, RoutineResultError
 from amanda_core.threads import THREAD
 
 from . import toy, toy_driver
-from .conformance_backend import CAPABILITIES
-from .toy_driver import Planned, ToyAttachment, ToyDriver
+from .toy_driver import CAPABILITIES, Planned, ToyAttachment, ToyDriver
 
 __all__ = ["BROKEN", "Sabotaged"]
 

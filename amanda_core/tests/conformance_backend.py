@@ -10,20 +10,6 @@ from amanda_core.testing import Backend, Gradients, Program, Value
 from . import toy, toy_driver
 from .toy_driver import REPLACED, ToyDriver
 
-CAPABILITIES = frozenset(
-    {
-        "eager",
-        "gradients",
-        "aligned_gradients",
-        "replace",
-        "replace_backward",
-        "autodiff",
-        "steps",
-        "scopes",
-        "scope_events",
-    }
-)
-
 
 class ToyBackend(Backend):
     """Single numbers, and operators that are looked up when they are called."""
@@ -38,7 +24,7 @@ class ToyBackend(Backend):
     }
 
     def __init__(self, plugin: Any = None) -> None:
-        self.plugin = ToyDriver(capabilities=CAPABILITIES) if plugin is None else plugin
+        self.plugin = ToyDriver() if plugin is None else plugin
 
     def from_python(self, value: Value, like: Any = None) -> Any:
         assert isinstance(value, float)

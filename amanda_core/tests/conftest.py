@@ -32,6 +32,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
     monkeypatch.setattr(discovery, "_manager", None)
     monkeypatch.setattr(discovery, "_drivers", {})
     monkeypatch.setattr(discovery, "_broken", {})
+    monkeypatch.setattr(discovery, "_broken_plugins", {})
     return nothing
 
 

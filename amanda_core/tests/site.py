@@ -23,7 +23,7 @@ _driver = None
 
 @hookimpl
 def amanda_driver_info():
-    return DriverInfo("toy", ("toyframe",), ("toy/*/eager",), frozenset({"gradients"}))
+    return DriverInfo("toy", ("toyframe",), ("toy/*/eager",), frozenset({"gradients"}), api=2)
 
 @hookimpl
 def amanda_preflight():

@@ -13,12 +13,10 @@ from amanda_core.errors import (
     LateActionError,
     ReplacementConflictError,
     RoutineResultError,
-    UnsupportedError,
 )
 
 from . import toy
-from .making import Pruner, linear_model, session_of, site, tool
-from .toy_driver import ToyDriver
+from .making import Pruner, linear_model, session_of, tool
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -226,28 +224,6 @@ def test_the_staged_mark_is_on_the_action() -> None:
         session = session_of(handle)
         (context,) = session.contexts()
         assert [a.staged for a in session.actions_of(context)] == [True, False]
-
-
-def test_a_missing_capability_raises_when_the_action_is_recorded(driver: ToyDriver) -> None:
-    asked = tool(lambda c: c.insert_after_backward_op(abs))
-    with amanda.apply(asked) as handle:
-        session = session_of(handle)
-        session.declare("static", frozenset())
-        context = session.open(site("static", namespace="static/1.0/graph"), None, [1.0])
-        with pytest.raises(UnsupportedError, match=r"driver of static/1\.0/graph has no gradients"):
-            context.trigger_callback(IPoint.BEFORE_FORWARD)
-        context = session.open(site(), None, [1.0])
-        context.trigger_callback(IPoint.BEFORE_FORWARD)
-
-
-def test_replacing_backward_needs_a_capability_of_its_own(driver: ToyDriver) -> None:
-    asked = tool(lambda c: c.replace_backward_op(abs))
-    with amanda.apply(asked) as handle:
-        session = session_of(handle)
-        session.declare("static", frozenset({"gradients"}))
-        context = session.open(site("static", namespace="static/1.0/graph"), None, [1.0])
-        with pytest.raises(UnsupportedError, match="has no replace_backward"):
-            context.trigger_callback(IPoint.BEFORE_FORWARD)
 
 
 def test_the_kinds_of_action_are_the_six_of_the_paper() -> None:

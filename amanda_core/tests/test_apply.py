@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import OpContext, discovery
+from amanda_core import OpContext, discovery, hookimpl
 from amanda_core.errors import MissingDriverError, ReentryError, ToolError
 
 from . import toy
@@ -222,6 +222,7 @@ class Sulking(ToyDriver):
         super().__init__(name, (name,))
         self.failure, self.log = failure, log
 
+    @hookimpl
     def amanda_attach(self, session: Any) -> Any:
         return self
 

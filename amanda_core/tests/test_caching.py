@@ -269,6 +269,30 @@ def test_ids_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
         assert [context.forward for context in backward] == [first, second]
 
 
+def test_one_key_in_two_namespaces_is_two_ops() -> None:
+    namespaces = ["toy/1.2.3/eager", "toy/1.2.3/graph", "other/1.2.3/eager"]
+
+    def ids(order: list[str]) -> dict[str, int]:
+        with amanda.apply() as handle:
+            session = session_of(handle)
+            contexts = [session.open(site("a", namespace=name), None) for name in order]
+            assert [context.namespace for context in contexts] == order
+            return {context.namespace: context.get_op_id() for context in contexts}
+
+    found = ids(namespaces)
+    assert len(set(found.values())) == 3
+    assert ids(namespaces[::-1]) == found  # Whichever runs first.
+
+
+def test_an_op_has_the_same_id_under_another_version_of_its_framework() -> None:
+    ids = set()
+    for version in ("1.2.3", "1.3.0"):
+        with amanda.apply() as handle:
+            context = session_of(handle).open(site(namespace=f"toy/{version}/eager"), None)
+            ids.add(context.get_op_id())
+    assert len(ids) == 1
+
+
 def test_a_forgotten_context_is_made_anew_with_the_same_id() -> None:
     seen: list[OpContext] = []
     with amanda.apply(tool(seen.append)) as handle:

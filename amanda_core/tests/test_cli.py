@@ -19,7 +19,7 @@ from .conftest import Installed
 from .making import DISTRIBUTION, Point
 from .site import Site, distribution
 from .test_discovery import broken
-from .toy_driver import ToyDriver
+from .toy_driver import CAPABILITIES, ToyDriver
 
 SHOWN = """
 import sys
@@ -63,6 +63,7 @@ def point(name: str, made: Any, group: str = discovery.TOOL_GROUP) -> Point:
 # Nothing is imported that is not needed.
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["tools"], ["tools", "--json"], ["drivers"]]
 )
@@ -203,7 +204,11 @@ def test_drivers_are_listed_with_what_they_can_do(
         "framework": "toy",
         "modules": ["toy"],
         "namespaces": ["toy/*/eager"],
-        "capabilities": ["gradients", "replace_backward"],
+        "capabilities": sorted(CAPABILITIES),
+        "by_mode": {"eager": sorted(CAPABILITIES)},
+        "framework_version": None,
+        "interceptor": None,
+        "why": None,
         "error": None,
     }
     assert (worse["status"], worse["framework"]) == ("broken", None)
@@ -231,6 +236,7 @@ def test_no_drivers_at_all(installed: Installed, capsys: pytest.CaptureFixture[s
 # What other people's metadata may hold.
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "damaged", [b"\xff\xfe garbage", b"[amanda.tools]\nno value\n", "[a]\nä = b".encode("latin-1")]
 )

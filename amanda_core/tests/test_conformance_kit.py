@@ -31,8 +31,8 @@ from amanda_core.testing.oracle import mapped, same
 
 from . import toy
 from .broken_drivers import BROKEN, Sabotaged
-from .conformance_backend import CAPABILITIES as CAPABILITIES_OF_TOY
 from .conformance_backend import ToyBackend
+from .toy_driver import CAPABILITIES as CAPABILITIES_OF_TOY
 from .toy_driver import REPLACED
 
 pytest_plugins = ["pytester"]
@@ -244,7 +244,7 @@ class Forgetful(ToyBackend):
 
     def __init__(self) -> None:
         driver = Sabotaged()
-        declared = {*driver.info.capabilities, "recomputation"} - {"scopes"}
+        declared = {*driver.info.capabilities_in("eager"), "recomputed_edits"} - {"scopes"}
         object.__setattr__(driver.info, "capabilities", frozenset(declared))
         super().__init__(driver)
 
@@ -311,7 +311,7 @@ def test_a_capability_that_is_declared_and_missing_fails(pytester: pytest.Pytest
         ]
     )
     (written,) = json.loads(Path(pytester.path, "out/report.json").read_text())["backends"]
-    assert written["capabilities"]["recomputation"] == "failed"
+    assert written["capabilities"]["recomputed_edits"] == "failed"
     assert written["capabilities"]["scopes"] == "undeclared"
     assert written["capabilities"]["steps"] == "not in this mode: nothing trains here"
     assert written["capabilities"]["replace"] == "not run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,8 +13,21 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda_core import DRIVER_API, Session, discovery, hookimpl
-from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
+from amanda_core import (
+    DRIVER_API,
+    Action,
+    ActionKind,
+    DriverInfo,
+    DriverStatus,
+    Finding,
+    OpContext,
+    Session,
+    discovery,
+    hookimpl,
+    hookspecs,
+)
+from amanda_core.cli import drivers as drivers_command
+from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError, UnsupportedError
 
 from . import toy
 from .conftest import Installed
@@ -153,10 +167,10 @@ def test_a_driver_whose_framework_is_not_loaded_does_not_attach() -> None:
     assert plugin.detached == 0
 
 
-def test_preflight_findings_of_all_drivers_are_joined() -> None:
+def test_each_driver_is_asked_for_its_own_preflight() -> None:
     discovery.register(ToyDriver("one"), "one")
     discovery.register(ToyDriver("two"), "two")
-    found = discovery.plugin_manager().hook.amanda_preflight()
+    found = [discovery.preflight(driver) for driver in discovery.drivers()]
     assert [finding.severity for findings in found for finding in findings] == ["info", "info"]
 
 
@@ -177,6 +191,201 @@ def test_a_plugin_may_wrap_the_analysis() -> None:
             toy.relu(toy.Value(1.0))
             toy.relu(toy.Value(1.0))
     assert log == ["before", "analysis", "after"] * 2
+
+
+HOOKS = [name for name in vars(hookspecs) if name.startswith("amanda_")]
+
+
+class Everything(ToyDriver):
+    """A driver that has every hook, under names of its own."""
+
+    @hookimpl(specname="amanda_framework_imported")
+    def imported(self) -> None:
+        self.prepared.append("imported")
+
+    @hookimpl(specname="amanda_driver_status")
+    def status(self) -> DriverStatus:
+        return DriverStatus("1.2.3", "toy", "There is one")
+
+    @hookimpl(specname="amanda_preflight")
+    def look(self) -> list[Finding]:
+        return [Finding("info", f"Of {self.info.name}")]
+
+
+def wrapping(log: list[str], hooks: Sequence[str] = HOOKS) -> Any:
+    """A plugin that is not a driver and wraps hooks."""
+
+    def wrapper(name: str) -> Any:
+        # pluggy looks at the names of the parameters: none is the least.
+        def wrap(self: Any) -> Any:
+            log.append(name)
+            return (yield)
+
+        return hookimpl(wrapper=True)(wrap)
+
+    return type("Wrapping", (), {name: wrapper(name) for name in hooks})()
+
+
+def use_every_hook(name: str) -> None:
+    """Do what calls every hook of a driver."""
+    discovery.announce()
+    found = discovery.driver(name)
+    assert [finding.message for finding in discovery.preflight(found)] == [f"Of {found.info.name}"]
+    status = drivers_command._status(found)
+    assert status is not None
+    assert status.version == "1.2.3"
+    with amanda.apply(tool(lambda c: c.insert_after_op(lambda y: None))):
+        toy.relu(toy.Value(1.0))
+
+
+def test_a_plugin_that_is_no_driver_may_wrap_every_hook(installed: Installed) -> None:
+    log: list[str] = []
+    plugin = wrapping(log)
+    driver = Everything(modules=("json",))
+    installed.points += [
+        Point("all", lambda: plugin, group=discovery.PLUGIN_GROUP),
+        Point("toy", lambda: driver),
+    ]
+    use_every_hook("toy")
+    assert set(log) == set(HOOKS)
+    assert driver.prepared == ["imported", "relu"]
+
+
+def test_hooks_of_one_driver_are_not_called_on_the_others() -> None:
+    drivers = [Everything(name, modules=("json",)) for name in ("toy", "other")]
+    drivers[1].loaded = False
+    for driver in drivers:
+        discovery.register(driver, driver.info.name)
+    log: list[str] = []
+    discovery.register_plugin(wrapping(log), "all")
+    with pytest.warns(AmandaWarning, match="its driver 'other' does not attach"):
+        use_every_hook("toy")
+    assert drivers[0].prepared == ["imported", "relu"]
+    assert drivers[1].prepared == ["imported"]
+    assert log.count("amanda_attach") == 2
+    discovery.unregister_plugin("all")
+    log.clear()
+    with pytest.warns(AmandaWarning, match="its driver 'other' does not attach"):
+        use_every_hook("toy")
+    assert log == []
+
+
+def test_what_a_wrapper_returns_stands_for_the_drivers_answer(installed: Installed) -> None:
+    class Louder:
+        @hookimpl(wrapper=True)
+        def amanda_preflight(self) -> Any:
+            return [*(yield), Finding("warning", "Also this")]
+
+    discovery.register(Everything(), "toy")
+    discovery.register_plugin(Louder(), "louder")
+    found = discovery.preflight(discovery.driver("toy"))
+    assert [finding.message for finding in found] == ["Of toy", "Also this"]
+
+
+@pytest.mark.parametrize("hook", [name for name in HOOKS if name not in discovery._OF_ALL])
+def test_a_plugin_that_is_no_driver_does_not_answer_for_one(hook: str) -> None:
+    plugin = type("Wrong", (), {hook: hookimpl(lambda self: None)})()
+    with pytest.raises(DriverError, match=f"implements {hook}, which only a driver can"):
+        discovery.register_plugin(plugin, "wrong")
+    discovery.register_plugin(wrapping([]), "wrong")  # The name is free again.
+    with pytest.raises(DriverError, match="Two plugins are called 'wrong'"):
+        discovery.register_plugin(wrapping([]), "wrong")
+
+
+def test_a_broken_plugin_is_warned_about_once_and_skipped(installed: Installed) -> None:
+    installed.points += [
+        Point("toy", broken, group=discovery.PLUGIN_GROUP, dist=DISTRIBUTION),
+        Point("toy", ToyDriver, dist=DISTRIBUTION),
+    ]
+    with pytest.warns(AmandaWarning, match=r"Plugin 'toy' of .*libtoy") as warned:
+        assert [driver.info.name for driver in discovery.drivers()] == ["toy"]
+    assert len(warned) == 1
+    assert list(discovery.broken_plugins()) == ["toy"]
+
+
+def test_a_blocked_plugin_is_not_loaded(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = Point("words", broken, group=discovery.PLUGIN_GROUP, dist=DISTRIBUTION)
+    installed.points.append(point)
+    monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "words")
+    assert discovery.drivers() == ()
+    assert point.loads == 0
+
+
+def test_plugins_are_shown_each_action_and_may_refuse_it(driver: ToyDriver) -> None:
+    seen: list[tuple[str, str]] = []
+
+    class Watching:
+        @hookimpl
+        def amanda_action_recorded(self, context: OpContext, action: Action) -> None:
+            seen.append((context.op_type, action.kind.value))
+            if action.kind is ActionKind.REPLACE_OP:
+                raise UnsupportedError("Nothing is replaced here")
+
+    discovery.register_plugin(Watching(), "watching")
+
+    def analyse(context: OpContext) -> None:
+        context.insert_after_op(lambda y: toy.Value(5.0))
+        with pytest.raises(UnsupportedError, match="Nothing is replaced"):
+            context.replace_op(lambda *_: toy.Value(7.0))
+
+    with amanda.apply(tool(analyse)):
+        assert [toy.relu(toy.Value(1.0)).data for _ in range(3)] == [5.0] * 3
+    assert seen == [("relu", "insert_after_op"), ("relu", "replace_op")]
+
+
+def test_a_vocabulary_comes_as_a_plugin(driver: ToyDriver) -> None:
+    class Words:
+        @hookimpl
+        def amanda_prepare_context(self, context: OpContext) -> None:
+            context["word"] = context.op_type.upper()
+
+    discovery.register_plugin(Words(), "words")
+    seen: list[str] = []
+    with amanda.apply(tool(lambda c: seen.append(c["word"]))):
+        toy.relu(toy.Value(1.0))
+    assert seen == ["RELU"]
+
+
+def test_a_planned_op_never_goes_through_the_hooks(driver: ToyDriver) -> None:
+    log: list[str] = []
+    discovery.register_plugin(wrapping(log), "all")
+    with amanda.apply(tool(lambda c: c.insert_after_op(lambda y: None))):
+        for index in range(5):
+            toy.relu(toy.Value(1.0))
+            if index == 0:
+                log.clear()
+    assert log == []
+
+
+def test_a_driver_that_does_not_say_for_which_interface_it_is_is_refused() -> None:
+    class Old:
+        @hookimpl
+        def amanda_driver_info(self) -> DriverInfo:
+            return DriverInfo("old", ("old",), ("old/*/eager",))  # type: ignore[call-arg]
+
+    with pytest.raises(DriverError, match=r"fails to describe itself.*'api'.*belong together"):
+        discovery.register(Old(), "old")
+    assert discovery.drivers() == ()
+
+
+def test_a_hook_that_is_not_marked_is_refused_instead_of_ignored() -> None:
+    class Unmarked(ToyDriver):
+        def amanda_attach(self, session: Session) -> Any:
+            raise AssertionError
+
+    for register in (discovery.register, discovery.register_plugin):
+        with pytest.raises(DriverError, match="amanda_attach, which is not marked"):
+            register(Unmarked(), "toy")
+
+
+def test_a_plugin_that_cannot_stand_in_a_set_is_refused() -> None:
+    class Unhashable(ToyDriver):
+        __hash__ = None  # type: ignore[assignment]
+
+    with pytest.raises(DriverError, match="unhashable"):
+        discovery.register(Unhashable(), "toy")
 
 
 def test_listing_tools_imports_none_of_them(installed: Installed) -> None:

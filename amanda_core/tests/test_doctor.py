@@ -7,7 +7,7 @@ import json
 import pytest
 
 import amanda
-from amanda_core import discovery
+from amanda_core import discovery, hookimpl
 from amanda_core.driver import Finding
 
 from .conftest import Installed
@@ -21,11 +21,13 @@ __all__ = ["site"]  # The fixture.
 
 
 class Worried(ToyDriver):
+    @hookimpl
     def amanda_preflight(self) -> list[Finding]:
         return [Finding("error", "Another library replaced toy.relu\x1b[2J", "Import it later")]
 
 
 class Unwell(ToyDriver):
+    @hookimpl
     def amanda_preflight(self) -> list[Finding]:
         raise OSError("no such device")
 
@@ -36,6 +38,7 @@ def findings(capsys: pytest.CaptureFixture[str], status: int) -> list[tuple[str,
     return [(finding["of"], finding["severity"], finding["message"]) for finding in found]
 
 
+@pytest.mark.untraced
 def test_a_healthy_installation(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
     driver = ToyDriver()
     installed.points += [point("toy", driver, discovery.DRIVER_GROUP), point("noting", Noting)]
@@ -46,6 +49,7 @@ def test_a_healthy_installation(installed: Installed, capsys: pytest.CaptureFixt
     assert "1 drivers, 1 tools" in out
 
 
+@pytest.mark.untraced
 def test_what_is_wrong_is_found(
     installed: Installed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,16 +58,19 @@ def test_what_is_wrong_is_found(
         point("toy", Worried(), group),
         point("unwell", Unwell("unwell"), group),
         Point("worse", broken, group, DISTRIBUTION),
+        Point("words", broken, discovery.PLUGIN_GROUP, DISTRIBUTION),
+        point("quiet", 9, discovery.PLUGIN_GROUP),
         Point("missing", broken, discovery.TOOL_GROUP, DISTRIBUTION),
         point("seven", 7),
         point("off", 8),
     ]
-    monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "off,of")
+    monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "off,of,quiet")
     found = findings(capsys, 1)
     assert [(of, severity) for of, severity, _ in found] == [
         ("toy", "error"),
         ("unwell", "error"),
         ("worse", "error"),
+        ("words", "error"),
         ("missing", "error"),
         ("seven", "error"),
         ("AMANDA_DISABLE_PLUGINS", "warning"),
@@ -71,14 +78,16 @@ def test_what_is_wrong_is_found(
     messages = [message for *_, message in found]
     assert messages[1] == "Its preflight failed: OSError: no such device"
     assert "libtoy.so" in messages[2]
-    assert "'missing' of amanda-driver-toy 0.4 cannot be loaded" in messages[3]
-    assert messages[5] == "'of' blocks nothing"
+    assert "Plugin 'words' of amanda-driver-toy 0.4 cannot be loaded" in messages[3]
+    assert "'missing' of amanda-driver-toy 0.4 cannot be loaded" in messages[4]
+    assert messages[6] == "'of' blocks nothing"
     assert call("doctor") == 1
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "Import it later" in out
 
 
+@pytest.mark.untraced
 def test_nothing_installed(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:
     message = "No working driver: no operator is seen"
     assert findings(capsys, 1) == [("amanda", "error", message)]

@@ -166,21 +166,25 @@ def test_a_deferred_exception_becomes_a_note_when_the_program_is_told_to_stop(
     assert any("Broken: of the user" in note for note in raised.value.__notes__)
 
 
-def test_a_guarded_plan_keeps_the_values_and_the_exception() -> None:
-    def analyse(context: OpContext) -> None:
-        context.insert_before_op(lambda x: x + 1)
-        context.insert_before_op(fail)
-
-    def fail(*_: Any) -> None:
-        raise Broken("of the user")
-
-    def program() -> None:
-        with amanda.apply(tool(analyse)) as handle:
-            context = session_of(handle).open(site(), None, [1.0])
-            plan = context.trigger_callback(IPoint.BEFORE_FORWARD)
-            assert plan.guarded([1.0]) == [1.0]
+def test_an_exception_deferred_to_a_closed_session_goes_to_the_one_that_runs_now() -> None:
+    applied = amanda.apply(tool(lambda c: None))
+    with applied as handle:
+        first = session_of(handle)
+    # A compiled function names the session in which it was made, and is kept.
+    with applied as handle:
+        assert session_of(handle) is not first
+        first.defer(Broken("later"))
+        with pytest.raises(Broken, match="later"):
             session_of(handle).raise_pending()
 
-    with pytest.raises(Broken) as raised:
-        program()
-    assert any("routine" in note for note in raised.value.__notes__)
+
+def test_what_resumed_contexts_note_belongs_to_the_session_that_runs_now() -> None:
+    double = tool(lambda c: c.insert_before_op(lambda x: x * 2.0))
+    triple = tool(lambda c: c.insert_before_op(lambda x: x * 3.0))
+    applied = amanda.apply(double, triple)
+    with applied as handle:
+        context = session_of(handle).open(site(), None, [1.0])
+        plan = context.trigger_callback(IPoint.BEFORE_FORWARD)
+    with applied as handle:
+        assert plan([1.0]) == [6.0]
+        assert [conflict.position for conflict in handle.conflicts()] == [0]

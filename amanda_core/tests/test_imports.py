@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 
 import amanda
 from amanda_core import Session, discovery, hookimpl
-from amanda_core.imports import ImportWatcher
+from amanda_core.activation import Handle
+from amanda_core.errors import AmandaWarning
+from amanda_core.imports import EndOfImport, ImportWatcher, running_imports
 
 from . import toy
 from .making import tool
@@ -52,7 +56,7 @@ def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def is_clean(module: ModuleType) -> bool:
     """Whether nothing of ours is left at a module."""
-    assert module.__spec__ is not None
+    assert type(module.__spec__) is ModuleSpec
     ours = "amanda_core."
     loaders = (module.__loader__, module.__spec__.loader)
     return not any(type(loader).__module__.startswith(ours) for loader in loaders)
@@ -162,3 +166,126 @@ def test_two_watchers_of_one_module_are_both_told() -> None:
             watcher.stop()
     assert sorted(told) == ["a", "b"]
     assert is_clean(module)
+
+
+# A driver that declines while its framework is being imported.
+
+
+class WholeDriver(LateDriver):
+    """Hears of a part of its framework, and attaches only to all of it."""
+
+    def __init__(self, name: str = "late") -> None:
+        super().__init__(name)
+        self.info = dataclasses.replace(self.info, modules=(f"{FRAMEWORK}.part",))
+
+    @hookimpl
+    def amanda_attach(self, session: Session) -> Any:
+        self.asked += 1
+        self.loaded = hasattr(sys.modules.get(FRAMEWORK), "READY")
+        return ToyDriver.amanda_attach(self, session)
+
+
+WHOLE = f"from {FRAMEWORK} import part\nREADY = True\n"
+
+
+def test_a_driver_that_declines_is_asked_again_once_the_import_is_complete(
+    framework: Path,
+) -> None:
+    (framework / "__init__.py").write_text(WHOLE)
+    driver = WholeDriver()
+    discovery.register(driver, "late")
+    with amanda.apply(halving()) as handle:
+        module = importlib.import_module(FRAMEWORK)
+        assert driver.asked == 3  # At the begin, after the part, and after the whole.
+        assert toy.relu(toy.Value(4.0)).data == 2.0
+        assert list(handle.coverage()) == ["late"]
+        assert is_clean(module)
+        assert is_clean(module.part)
+    assert (driver.asked, driver.detached) == (3, 1)
+
+
+def test_a_driver_that_still_declines_is_warned_about(framework: Path) -> None:
+    (framework / "__init__.py").write_text(WHOLE.replace("READY", "OTHER"))
+    discovery.register(WholeDriver(), "late")
+    with amanda.apply(halving()) as handle:
+        with pytest.warns(AmandaWarning, match=r"part is loaded, but its driver 'late' does not"):
+            module = importlib.import_module(FRAMEWORK)
+        assert handle.coverage() == {}
+        assert is_clean(module)
+
+
+@pytest.mark.usefixtures("framework")
+def test_a_driver_that_declines_though_its_framework_is_loaded_is_warned_about() -> None:
+    importlib.import_module(f"{FRAMEWORK}.part")
+    discovery.register(WholeDriver(), "late")
+    with pytest.warns(AmandaWarning, match="does not attach to it") as caught:
+        amanda.attach(amanda.Tool()).remove()
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def during_import(framework: Path, action: Callable[[], object], after: str = "") -> Any:
+    """Import the framework, which calls `action` in the middle of it."""
+    (framework / "__init__.py").write_text(
+        f"from {FRAMEWORK} import part\nimport {__name__} as test\ntest.ACTION[0]()\n{after}"
+    )
+    ACTION[:] = [action]
+    return importlib.import_module(FRAMEWORK)
+
+
+ACTION: list[Callable[[], object]] = []
+
+
+def test_tools_that_a_framework_applies_while_it_is_imported_see_it_afterwards(
+    framework: Path,
+) -> None:
+    discovery.register(WholeDriver(), "late")
+    handles: list[Handle] = []
+
+    def enter() -> None:
+        handles.append(amanda.attach(halving()))
+        assert toy.relu(toy.Value(4.0)).data == 4.0
+
+    module = during_import(framework, enter, "READY = True\n")
+    assert toy.relu(toy.Value(4.0)).data == 2.0
+    handles[0].remove()
+    assert is_clean(module)
+
+
+def test_tools_that_are_left_before_the_import_is_complete_leave_nothing(framework: Path) -> None:
+    driver = WholeDriver()
+    discovery.register(driver, "late")
+    specs: list[ModuleSpec] = []
+
+    def enter_and_leave() -> None:
+        specs.extend(running_imports())
+        with amanda.apply(halving()):
+            pass
+        assert [type(spec) for spec in specs] == [ModuleSpec] * len(specs)
+
+    module = during_import(framework, enter_and_leave, "READY = True\n")
+    assert driver.asked == 1
+    assert is_clean(module)
+
+
+def test_an_import_that_fails_is_no_reason_to_warn(framework: Path) -> None:
+    (framework / "__init__.py").write_text(f"from {FRAMEWORK} import part\nraise OSError\n")
+    discovery.register(WholeDriver(), "late")
+    with amanda.apply(halving()), pytest.raises(OSError):  # noqa: PT011
+        del sys.modules[importlib.import_module(FRAMEWORK).__name__]
+    for name in (FRAMEWORK, f"{FRAMEWORK}.part"):
+        sys.modules.pop(name, None)
+
+
+def test_the_end_of_an_import_is_heard_by_all_that_wait(framework: Path) -> None:
+    told: list[str] = []
+
+    def wait() -> None:
+        spec = running_imports()[-1]
+        assert spec.name == FRAMEWORK
+        ends = [EndOfImport(spec, lambda n=n: told.append(n)) for n in "abc"]  # type: ignore[misc]
+        ends[1].cancel()
+        ends[1].cancel()
+
+    assert is_clean(during_import(framework, wait))
+    assert told == ["a", "c"]
+    assert running_imports() == []

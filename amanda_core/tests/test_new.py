@@ -62,6 +62,7 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
     assert f"amanda-{kind}-op-report 0.1.0" in listed.stdout
 
 
+@pytest.mark.slow
 def test_what_is_made_is_typed_and_in_form(kind: str, tmp_path: Path) -> None:
     assert call(kind, "op-report", "-o", str(tmp_path)) == 0
     made = tmp_path / f"amanda-{kind}-op-report"

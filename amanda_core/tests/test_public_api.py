@@ -149,8 +149,10 @@ def test_listing_4_inspection(method: str) -> None:
 
 
 def test_listing_5_control() -> None:
-    (tools,) = inspect.signature(amanda.apply).parameters.values()
+    tools, *added = inspect.signature(amanda.apply).parameters.values()
     assert tools.kind is tools.VAR_POSITIONAL
+    # What the paper does not have is by keyword, and may be left out.
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in added)
     for name in ("disabled", "enabled", "cache_disabled", "cache_enabled"):
         assert parameters(getattr(amanda, name)) == {}
 

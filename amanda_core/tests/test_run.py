@@ -434,6 +434,17 @@ def test_a_tool_without_operators_is_named(
     assert told in done.stderr
 
 
+def test_a_driver_that_declined_is_named(site: Site, out: Path) -> None:
+    plugin = site.path / "toyplugin.py"
+    plugin.write_text(plugin.read_text().replace('if "toyframe" not in sys.modules', "if True"))
+    site.write("train.py", "import toyframe\n")
+    done = site.amanda("run", "-t", "count", "-o", str(out), "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "toyframe is loaded, but its driver 'toy' does not attach to it" in done.stderr
+    assert "toyframe (driver toy) was loaded, but its driver did not attach" in done.stderr
+    assert "no framework" not in done.stderr
+
+
 def test_a_driver_that_is_not_asked_for_does_not_attach(site: Site, out: Path) -> None:
     site.write("train.py", "import toymodel\ntoymodel.model()\n")
     done = site.amanda("run", "-t", "count", "--drivers", "tay", "-o", str(out), "train.py")

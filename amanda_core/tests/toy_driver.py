@@ -33,6 +33,22 @@ T = TypeVar("T")
 
 NAMESPACE = "toy/1.2.3/eager"
 VOCABULARY = {"linear": "linear", "add": "add", "mul": "mul", "relu": "relu", "total": "sum"}
+CAPABILITIES = frozenset(
+    {
+        "eager",
+        "gradients",
+        "aligned_gradients",
+        "late_gradients",
+        "replace",
+        "replace_backward",
+        "autodiff",
+        "observers",
+        "steps",
+        "scopes",
+        "scope_events",
+        "ordered",
+    }
+)
 #: Modules that are not the user's program.
 OWN = {__name__, toy.__name__}
 REPLACED = ("dispatch", "backward", "scope_entered", "scope_left", "update")
@@ -68,10 +84,12 @@ class ToyDriver:
         self,
         name: str = "toy",
         modules: tuple[str, ...] = ("toy",),
-        capabilities: frozenset[str] = frozenset({"gradients", "replace_backward"}),
+        capabilities: frozenset[str] | Mapping[str, frozenset[str]] = CAPABILITIES,
         api: int = DRIVER_API,
     ) -> None:
-        self.info = DriverInfo(name, modules, (f"{name}/*/eager",), capabilities, VOCABULARY, api)
+        self.info = DriverInfo(
+            name, modules, (f"{name}/*/eager",), capabilities, VOCABULARY, api=api
+        )
         self.loaded = True
         self.attachments: dict[int, ToyAttachment] = {}
         self.detached = 0

@@ -37,7 +37,8 @@ def test_linear_on_three_dimensions_has_four_backward_ops() -> None:
     with amanda.apply(watch):
         nn.Linear(3, 2)(leaf(4, 5, 3)).sum().backward()
     nodes = ["AddmmBackward0", "TBackward0", "ViewBackward0", "ViewBackward0"]
-    assert sorted(owned(seen, "linear")) == nodes
+    # From torch 2.14 on one of the views is made by `_unsafe_view`.
+    assert sorted(name.replace("Unsafe", "") for name in owned(seen, "linear")) == nodes
     assert owned(seen, "sum") == ["SumBackward0"]
 
 

@@ -24,7 +24,7 @@ from amanda_core.errors import (
     RoutineResultError,
 )
 from amanda_core.testing.tools import after, at_inputs, at_outputs, before, replacing, tool
-from amanda_driver_torch._interceptor import choice
+from amanda_driver_torch._interceptor_choice import INTERCEPTORS
 
 from .making import equal, grad_of, leaf
 
@@ -176,7 +176,7 @@ def test_type_error_swallowed_inside_a_module_comes_out_of_the_module() -> None:
             return None
 
     with amanda.apply(before("add", type_error)):
-        if choice().name == "native":
+        if INTERCEPTORS.choice().name == "native":
             # There the exception reaches the program itself, which may catch it.
             assert Calling(program)() is None
         else:

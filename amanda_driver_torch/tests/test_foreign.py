@@ -36,16 +36,24 @@ class Dispatching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+@pytest.fixture(autouse=True)
+def _nothing_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    # transformers adds it to all modules for as long as the process lives.
+    monkeypatch.delattr(nn.Module, "smart_apply", raising=False)
+
+
 # This file's package is the driver's.
 Library.watch.__module__ = "other"
 
 
 def found() -> list[tuple[str, str]]:
-    findings: list[Finding] = list(amanda_preflight())
-    assert all(finding.fix for finding in findings)
     # Others are of the installation.
     signs = ("is set", "is entered", "is replaced")
-    return [(f.severity, f.message) for f in findings if any(sign in f.message for sign in signs)]
+    findings: list[Finding] = [
+        finding for finding in amanda_preflight() if any(sign in finding.message for sign in signs)
+    ]
+    assert all(finding.fix for finding in findings)
+    return [(finding.severity, finding.message) for finding in findings]
 
 
 def test_nothing_is_found_where_nothing_is() -> None:

@@ -239,3 +239,11 @@ def test_op_that_returns_its_input_has_no_gradient_of_its_own() -> None:
         x.contiguous().sum().backward()
     assert calls == []
     equal(grad_of(x), torch.ones(3))
+
+
+def test_a_list_that_the_op_writes_is_edited_where_it_lies() -> None:
+    first, second = torch.tensor([1.0, 2.0]), torch.tensor([3.0])
+    with amanda.apply(before("_foreach_add_", lambda xs: [xs[0] * 10, xs[1]], [0])):
+        torch._foreach_add_([first, second], 1.0)
+    equal(first, torch.tensor([11.0, 21.0]))
+    equal(second, torch.tensor([4.0]))

@@ -18,7 +18,8 @@ from torch import nn
 import amanda
 from amanda_core import OpContext
 from amanda_driver_torch import _build
-from amanda_driver_torch._interceptor import VARIABLE, choice
+from amanda_driver_torch._interceptor_choice import INTERCEPTORS
+from amanda_driver_torch._versions import VARIABLE
 
 if _build.native is None:
     pytest.skip(f"no native interceptor: {_build.missing}", allow_module_level=True)
@@ -316,9 +317,9 @@ def test_an_op_without_a_plan_runs_no_python() -> None:
 
 
 def test_the_choice_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choice() == ("native", f"{VARIABLE} asks for it")
+    assert INTERCEPTORS.choice() == ("native", f"{VARIABLE} asks for it")
     monkeypatch.delenv(VARIABLE)
-    assert choice().name == "native"
+    assert INTERCEPTORS.choice().name == "native"
     monkeypatch.setenv(VARIABLE, "no such")
     with pytest.raises(amanda.AmandaError, match="names no interceptor"):
-        choice()
+        INTERCEPTORS.choice()

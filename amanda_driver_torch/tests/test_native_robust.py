@@ -22,7 +22,7 @@ import amanda
 import amanda_driver_torch
 from amanda import OpContext
 from amanda_driver_torch import _build
-from amanda_driver_torch._interceptor import VARIABLE
+from amanda_driver_torch._versions import VARIABLE
 
 native = _build.native
 
@@ -104,6 +104,7 @@ def test_a_second_copy_is_refused_and_reloading_changes_nothing() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["torch", "amanda"])
 def test_torch_may_be_imported_before_or_after(first: str) -> None:
     imports = "import torch\nimport amanda\n" if first == "torch" else "import amanda\n"
@@ -122,6 +123,7 @@ def test_torch_may_be_imported_before_or_after(first: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_interpreter_shuts_down_with_tools_applied() -> None:
     done = python(
         "import atexit, threading, torch, amanda\n"
@@ -335,6 +337,7 @@ def test_modules_that_change_places_have_other_paths() -> None:
         assert paths == ["a", "b"] * 3
 
 
+@pytest.mark.slow
 def test_no_path_keeps_or_loses_a_reference() -> None:
     layer = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 2))
     value = torch.ones(2, 2)

@@ -281,11 +281,15 @@ def op_db() -> list[Any]:
     return [op for op in importlib.import_module(name).op_db if "jiterator" not in op.name]
 
 
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(20, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.exhaustive)],
+)
 @pytest.mark.filterwarnings("ignore")
-def test_operators_of_real_calls_reach_the_dispatcher(op_db: list[Any]) -> None:
+def test_operators_of_real_calls_reach_the_dispatcher(op_db: list[Any], step: int) -> None:
     with Dispatched() as dispatched:
         calls = Calls(dispatched)
-        for op in op_db[::2]:
+        for op in op_db[::step]:
             if torch.float32 not in op.supported_dtypes("cpu"):
                 continue
             for sample in list(op.sample_inputs("cpu", torch.float32))[:2]:

@@ -211,6 +211,15 @@ def test_backward_with_one_input_is_replaced(form: Callable[[Any], Any]) -> None
     equal(grad_of(x), torch.full((3,), 14.0))
 
 
+@pytest.mark.parametrize("form", [lambda g: g, lambda g: (g,), lambda g: [None, g]])
+def test_the_one_input_with_a_gradient_may_stand_behind_others(form: Any) -> None:
+    layer = nn.Linear(3, 2, bias=False)
+    kernel = torch.full((2, 3), 2.0)
+    with amanda.apply(replacing_backward("linear", lambda _: form(kernel))):
+        layer(torch.randn(4, 3)).sum().backward()
+    equal(grad_of(layer.weight), kernel)
+
+
 def test_original_of_a_replaced_backward_does_not_run() -> None:
     runs: list[int] = []
 

@@ -189,7 +189,9 @@ def test_fingerprint_differs_while_tools_are_applied(found: dict[str, Any]) -> N
     with amanda.apply(everything()):
         changed = differences(found)
         assert "Module.__call__" in changed
-        assert "Function.apply code" in changed
+        # From torch 2.14 on it is a class method in C, and what it points to is exchanged.
+        if isinstance(vars(torch.autograd.Function)["apply"], classmethod):
+            assert "Function.apply code" in changed
     assert differences(found) == {}
 
 

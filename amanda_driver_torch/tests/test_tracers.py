@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,79 +34,6 @@ OPS = ["linear", "relu", "linear"]
 
 # torch's own: jit.script, which also backs forward-mode differentiation.
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-
-
-# Compiled callables run eagerly.
-
-
-@pytest.fixture
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def compile_counting(target: Any) -> tuple[Any, list[int]]:
-    compilations: list[int] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compilations.append(1)
-        return graph
-
-    return torch.compile(target, backend=backend), compilations
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("warm", [True, False], ids=["compiled-before", "first-called-inside"])
-@pytest.mark.parametrize("make", [Net, lambda: lambda x: F.linear(F.relu(x), x)])
-def test_compiled_callable_runs_eagerly_with_one_notice(warm: bool, make: Any) -> None:
-    target = make()
-    compiled, compilations = compile_counting(target)
-    if warm:
-        compiled(X)
-    seen, watch = watching()
-    with pytest.warns(amanda.AmandaWarning, match="eagerly") as caught, amanda.apply(watch):
-        out = [compiled(X) for _ in range(2)]
-    assert len(caught) == 1
-    assert caught[0].filename == __file__
-    assert seen == (OPS if isinstance(target, Net) else ["relu", "linear"]) * 2
-    assert len(compilations) == warm
-    equal(out, [target(X)] * 2)
-    seen.clear()
-    equal(compiled(X), target(X))
-    assert len(compilations) == 1, "compiled again after the tools were left"
-    assert seen == []
-
-
-@pytest.mark.usefixtures("_fresh_compiler")
-def test_module_compiled_in_place_runs_eagerly() -> None:
-    net = Net()
-    net.compile(backend="eager")
-    net(X)
-    seen, watch = watching()
-    with pytest.warns(amanda.AmandaWarning, match="eagerly"), amanda.apply(watch):
-        net(X)
-    assert seen == OPS
-
-
-def test_compiler_imported_while_applied_is_covered() -> None:
-    program = """
-import sys, warnings, torch, amanda
-assert "torch._dynamo" not in sys.modules
-seen = []
-tool = amanda.Tool()
-tool.add_inst_for_op(lambda c: c.insert_before_op(lambda *v, name=c.op_type: seen.append(name)))
-x = torch.ones(2)
-with warnings.catch_warnings(record=True) as caught, amanda.apply(tool):
-    warnings.simplefilter("always")
-    f = torch.compile(lambda x: x.exp() + 1, backend="eager")
-    f(x), f(x)
-assert seen == ["exp", "add"] * 2, seen
-ours = [w for w in caught if issubclass(w.category, amanda.AmandaWarning)]
-assert len(ours) == 1, [str(w.message) for w in caught]
-assert torch._dynamo.eval_frame._callback_from_stance.__module__ == "torch._dynamo.eval_frame"
-"""
-    subprocess.run([sys.executable, "-P", "-c", program], check=True)
 
 
 # Tracers see the program as it is.

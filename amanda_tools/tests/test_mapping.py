@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import importlib_metadata
@@ -22,16 +21,13 @@ class Quiet:
 
     @hookimpl
     def amanda_driver_info(self) -> DriverInfo:
-        return DriverInfo("flow", ("flow",), ("flow/*/*",), frozenset({"gradients"}))
+        return DriverInfo("flow", ("flow",), ("flow/*/*",), frozenset({"gradients"}), api=2)
 
     @hookimpl
     def amanda_attach(self, session: Session) -> Quiet:
         return self
 
     def detach(self) -> None: ...
-
-    def isolate(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def coverage(self) -> Sequence[Blind]:
         return []

@@ -3,7 +3,16 @@
 A module for each theme, whose programs enter themselves into the list of `catalog`.
 """
 
-from . import compilers, control, distributed, loops, tensors, watchers
+from . import compilers, control, distributed, layouts, loops, tensors, watchers
 from .catalog import PROGRAMS
 
-__all__ = ["PROGRAMS", "compilers", "control", "distributed", "loops", "tensors", "watchers"]
+__all__ = [
+    "PROGRAMS",
+    "compilers",
+    "control",
+    "distributed",
+    "layouts",
+    "loops",
+    "tensors",
+    "watchers",
+]

@@ -86,3 +86,54 @@ def sharded(note: Note) -> None:
         optimizer.step()
         note("loss", loss)
         note("shards", [parameter.to_local() for parameter in model.parameters()])
+
+
+@program(
+    "FSDP2: made on meta, to_empty, to",
+    processes=2,
+    left_alone=dict.fromkeys(("narrow", "view"), WRITTEN),
+)
+def deferred(note: Note) -> None:
+    """Sharded before there is memory, as FSDP2's example does; converted while tools watch."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(3)
+    mesh = init_device_mesh("cpu", (2,))
+    with torch.device("meta"):
+        model: Any = net()
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model.to_empty(device="cpu")
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.constant_(parameter, 0.1 * number)
+    model.to(torch.float64).to(torch.float32)
+    features = torch.ones(4, 6)
+    loss = model.eval()(features).square().mean()
+    loss.backward()
+    note("loss", loss)
+    note("gradients", [parameter.grad.to_local() for parameter in model.parameters()])
+
+
+@program("DTensor: in place, redistribute, to", processes=2)
+def placed(note: Note) -> None:
+    """Tensors over two processes, written in place and moved."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
+
+    torch.manual_seed(3)
+    mesh = init_device_mesh("cpu", (2,))
+    weight: Any = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)])
+    weight.add_(1).mul_(2)
+    weight.clamp_(max=9)
+    note("written", weight.to_local())
+    note("whole", weight.redistribute(mesh, [Replicate()]).to_local())
+    leaf: Any = nn.Parameter(weight.detach().clone())
+    (leaf * leaf).sum().backward()
+    with torch.no_grad():
+        leaf.add_(leaf.grad, alpha=-0.1)
+    note("trained", [leaf.to_local(), leaf.grad.to_local()])
+    model = distribute_module(net().eval(), mesh)
+    model.to(torch.float64).to(torch.float32)
+    result: Any = model(distribute_tensor(torch.ones(2, 6), mesh, [Replicate()]))
+    note("module", result.to_local())

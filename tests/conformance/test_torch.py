@@ -8,6 +8,8 @@ from amanda_core.testing import conformance
 
 from .torch_backend import FunctionModeBackend, NativeBackend, unavailable
 
+pytestmark = pytest.mark.one_interceptor
+
 TestFunctionMode = conformance(FunctionModeBackend)
 
 WHY_NOT_NATIVE = unavailable(NativeBackend)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -95,9 +95,6 @@ class FunctionBackend(EagerBackend):
     """The forward program is a function, the tape outside."""
 
     mode = "function"
-    without: ClassVar[Mapping[str, str]] = {
-        "scope_events": "layers are called while a function is traced, not when it runs"
-    }
 
     def build(self, model: Model, values: Mapping[str, Value]) -> Program:
         return self._traced(super().build(model, values))
@@ -119,9 +116,6 @@ class GraphBackend(EagerBackend):
     """A graph with its gradients, run by a session."""
 
     mode = "graph"
-    without: ClassVar[Mapping[str, str]] = {
-        "scope_events": "layers are called while a graph is built, not when it runs"
-    }
 
     def build(self, model: Model, values: Mapping[str, Value]) -> Program:
         return self._graph(super().build, model, values)

@@ -252,6 +252,7 @@ def test_a_block_of_a_transformer(fused: bool, graph: bool) -> None:
     assert [op.name for op in found.unmatched_a] == []
 
 
+@pytest.mark.slow
 @graph
 @pytest.mark.parametrize("wrong", [0, 1])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5])

@@ -4,14 +4,13 @@ Each model takes two steps with tape and batch statistics (the first analyses, t
 cached), plain and with an identity routine at every point of every op. Outputs, gradients and all
 variables are compared bit for bit. Functions are compared with TensorFlow's graph optimiser off,
 since a plain graph that it fuses rounds otherwise; how far it moves the plain result, and whether
-plain results repeat, is measured and printed. A sample of the families runs by default, all with
-AMANDA_ALL_APPLICATIONS=1.
+plain results repeat, is measured and printed. One family is among the slow tests, the others among
+the exhaustive ones.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -60,11 +59,19 @@ FAMILIES = {
     "vgg19": Family("VGG19"),
     "xception": Family("Xception", 71),
 }
+
+
+def sampled(sample: str) -> list[Any]:
+    """Return all families, of which only one is not left to the exhaustive tests."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name == sample else pytest.mark.exhaustive)
+        for name in FAMILIES
+    ]
+
+
 #: Depthwise convolutions, dropout and batch norm; eagerly with residuals, too.
-SAMPLE = ["mobilenet"]
-EAGER_SAMPLE = ["mobilenet_v3"]
-if os.environ.get("AMANDA_ALL_APPLICATIONS"):
-    SAMPLE = EAGER_SAMPLE = list(FAMILIES)
+SAMPLE = sampled("mobilenet")
+EAGER_SAMPLE = sampled("mobilenet_v3")
 
 STEPS = 2
 
@@ -248,7 +255,6 @@ def assert_same(family: str, values: Values, expected: Values, fused: Values | N
 def test_every_family_is_listed() -> None:
     modules = {name for name in dir(keras.applications) if name[0].islower()}
     assert modules - {"imagenet_utils", "resnet50"} == set(FAMILIES)
-    assert set(SAMPLE + EAGER_SAMPLE) <= set(FAMILIES)
 
 
 # Eager.

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import subprocess
-import sys
 import textwrap
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -20,6 +18,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from program_server import ProgramServer
 from tensorflow.core.protobuf import saved_model_pb2
 
 import amanda
@@ -126,6 +125,7 @@ def assert_same_weights(one: Any, other: Any, tolerance: float) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staged", [False, True], ids=["host", "staged"])
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eagerly"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -167,7 +167,8 @@ def test_evaluate_and_predict(run_eagerly: bool) -> None:
 def test_fit_traced_before() -> None:
     # The train function is there already when the tool comes, and is used again after it.
     twin, model = (compiled(network(masked), "momentum") for masked in (True, False))
-    np.testing.assert_array_equal(fit(twin), fit(model))
+    # Processors differ in how they round what only one of the two graphs fuses.
+    np.testing.assert_allclose(fit(twin), fit(model), rtol=1e-6)
     mask_by_hand(twin)
     twin.make_train_function(force=True)
     expected = fit(twin)
@@ -236,28 +237,18 @@ def op_types(path: Path) -> collections.Counter[str]:
     return found
 
 
-def without_amanda(program: str, *arguments: object) -> str:
-    """The output of a program that cannot import Amanda."""
-    head = """
-        import os, sys
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+@pytest.fixture(scope="module")
+def without_amanda() -> Iterator[ProgramServer]:
+    """A process that cannot import Amanda."""
+    start = """
+        import sys
         for name in ("amanda", "amanda_core", "amanda_driver_tf", "amanda_tools"):
             sys.modules[name] = None
         import numpy as np, tensorflow as tf
-        v1, arguments = tf.compat.v1, sys.argv[1:]
+        v1 = tf.compat.v1
         """
-    done = subprocess.run(
-        [
-            *(sys.executable, "-P", "-c"),
-            textwrap.dedent(head) + textwrap.dedent(program),
-            *map(str, arguments),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with ProgramServer(textwrap.dedent(start)) as server:
+        yield server
 
 
 def save(model: Any, folder: Path) -> None:
@@ -293,8 +284,11 @@ def test_files_written_under_tools_hold_nothing_of_them(tmp_path: Path) -> None:
     assert variables[0] == variables[1]
 
 
+@pytest.mark.slow
 @old_arrays
-def test_files_written_under_tools_load_without_amanda(tmp_path: Path) -> None:
+def test_files_written_under_tools_load_without_amanda(
+    without_amanda: ProgramServer, tmp_path: Path
+) -> None:
     model = compiled(network(), "momentum")
     with amanda.apply(MagnitudePrune(SPARSITY)):
         fit(model)
@@ -305,7 +299,7 @@ def test_files_written_under_tools_load_without_amanda(tmp_path: Path) -> None:
     np.savez(tmp_path / "weights.npz", *model.get_weights())
     program = """
         import keras
-        folder = arguments[0]
+        folder = sys.argv[1]
         x, expected = np.load(f"{folder}/x.npy"), np.load(f"{folder}/expected.npy")
         weights = list(np.load(f"{folder}/weights.npz").values())
         model = keras.models.load_model(f"{folder}/model.keras")
@@ -331,7 +325,8 @@ def test_files_written_under_tools_load_without_amanda(tmp_path: Path) -> None:
         model.fit(x, np.zeros(len(x)), verbose=0)
         print("loaded")
         """
-    assert without_amanda(program, tmp_path) == "loaded\n"
+    output = without_amanda.check(textwrap.dedent(program), tmp_path)
+    assert output.splitlines()[-1] == "loaded"
 
 
 def session_program(resource: bool, folder: Path, tools: Iterable[amanda.Tool]) -> tuple[Any, Any]:
@@ -362,8 +357,9 @@ def session_program(resource: bool, folder: Path, tools: Iterable[amanda.Tool]) 
         return definition, session.run(kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
-def test_savers_under_tools(resource: bool, tmp_path: Path) -> None:
+def test_savers_under_tools(resource: bool, without_amanda: ProgramServer, tmp_path: Path) -> None:
     for folder in ("tools", "plain"):
         (tmp_path / folder).mkdir()
     count, prune = Count("conv2d", "relu"), MagnitudePrune(SPARSITY)
@@ -383,12 +379,12 @@ def test_savers_under_tools(resource: bool, tmp_path: Path) -> None:
             assert ours == theirs or name.endswith(".index"), name
     np.save(tmp_path / "x.npy", X)
     program = """
-        folder = arguments[0]
+        folder = sys.argv[1]
         for name in ("before", "inside-3"):
             with tf.Graph().as_default(), v1.Session() as session:
                 saver = v1.train.import_meta_graph(f"{folder}/tools/{name}.meta")
                 saver.restore(session, f"{folder}/tools/{name}")
                 print(session.run("y:0", {"x:0": np.load(f"{folder}/x.npy")}).mean())
         """
-    first, second = map(float, without_amanda(program, tmp_path).split())
+    first, second = map(float, without_amanda.check(textwrap.dedent(program), tmp_path).split())
     assert first == second > 0

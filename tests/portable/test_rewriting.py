@@ -224,6 +224,7 @@ def test_keras_layers_with_gradients() -> None:
     assert all(match.rewritten and not match.fallbacks for match in matches)
 
 
+@pytest.mark.slow
 def test_a_keras_application() -> None:
     keras.utils.set_random_seed(0)
     model = keras.applications.MobileNetV2(

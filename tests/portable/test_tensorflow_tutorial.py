@@ -175,6 +175,7 @@ def test_counting_in_eager_mode(model: Any, x: Any) -> None:
     assert (tool.counter, tool.backward_counter) == (106, 106)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traced", ["before", "inside"])
 def test_counting_in_a_function_under_a_tape(model: Any, x: Any, traced: str) -> None:
     forward = tf.function(lambda x: model(x))
@@ -254,6 +255,7 @@ class Program:
         return list(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "reference"])
 @pytest.mark.parametrize("built", ["before", "inside"])
 def test_counting_in_a_session(built: str, resource: bool) -> None:
@@ -275,6 +277,7 @@ def test_counting_in_a_session(built: str, resource: bool) -> None:
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", [NamedCountOPTool, MappedCountOPTool])
 @pytest.mark.parametrize(("resource", "expected"), [(True, 106), (False, 53)])
 def test_names_in_a_session(resource: bool, expected: int, tool: type[CountOPTool]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -60,6 +61,7 @@ def run(hidden: Hidden, graph: bool) -> list[bytes]:
     return [tf.convert_to_tensor(value).numpy().tobytes() for _ in range(2) for value in ready(x)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_runs_as_without_them(program: str, mode: str) -> None:
@@ -70,3 +72,32 @@ def test_the_program_runs_as_without_them(program: str, mode: str) -> None:
             found = run(PROGRAMS[program], mode == "function")
         assert found == expected, name
         checked(name, tool)
+
+
+def fitted() -> list[float]:
+    """The losses of a model that Keras has XLA compile, since a CPU lacks the kernels."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.layers.Input((4, 4, 4, 4)),
+            keras.layers.Conv3D(6, 2, groups=2, data_format="channels_first"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2),
+        ]
+    )
+    model.compile("sgd", "mse")
+    x, y = np.ones((4, 4, 4, 4, 4), np.float32), np.ones((4, 2), np.float32)
+    losses: list[float] = model.fit(x, y, epochs=2, verbose=0).history["loss"]
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Functions that were to be compiled by XLA")
+@pytest.mark.parametrize("name", TOOLS)
+def test_convolutions_that_keras_compiles(name: str) -> None:
+    wanted = fitted()
+    tool = TOOLS[name]()
+    with amanda.apply(tool):
+        found = fitted()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    checked(name, tool)

@@ -21,6 +21,8 @@ STEPS = 46
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
+pytestmark = pytest.mark.slow
+
 
 def python(*arguments: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     # A variable that the tests themselves may be run with; users are not.
@@ -89,6 +91,7 @@ def test_pruned_training_with_a_trace(tmp_path: Path) -> None:
     assert done.stdout != plain.stdout  # It does prune.
 
 
+@pytest.mark.one_interceptor
 def test_configured_and_as_a_module(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.amanda]\noutput = "results"\n'
@@ -103,6 +106,7 @@ def test_configured_and_as_a_module(tmp_path: Path) -> None:
     assert calls(tmp_path / "results/trace.json")["linear"] == 2 * (STEPS + 1)
 
 
+@pytest.mark.one_interceptor
 def test_one_that_raises(tmp_path: Path) -> None:
     plain = python(str(SCRIPT), "--fail", cwd=tmp_path)
     done = amanda("-q", "-t", "trace", "-o", "out", str(SCRIPT), "--fail", cwd=tmp_path)
@@ -111,6 +115,7 @@ def test_one_that_raises(tmp_path: Path) -> None:
     assert calls(tmp_path / "out/trace.json")["conv2d"] == 2 * STEPS
 
 
+@pytest.mark.one_interceptor
 def test_one_that_exits(tmp_path: Path) -> None:
     done = amanda("-q", "-t", "trace", "-o", "out", str(SCRIPT), "--exit", "3", cwd=tmp_path)
     assert done.returncode == 3
@@ -118,6 +123,7 @@ def test_one_that_exits(tmp_path: Path) -> None:
     assert calls(tmp_path / "out/trace.json")["conv2d"] == 2 * (STEPS + 1)
 
 
+@pytest.mark.one_interceptor
 def test_one_that_is_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "amanda", "run", "-t", "trace", "-o", "out"]
     with subprocess.Popen(
@@ -137,6 +143,7 @@ def test_one_that_is_interrupted(tmp_path: Path) -> None:
     assert calls(tmp_path / "out/trace.json")["conv2d"] == 2 * STEPS
 
 
+@pytest.mark.one_interceptor
 @pytest.mark.parametrize(("ending", "status"), [([], 0), (["--fail"], 1)])
 def test_each_rank_of_torchrun_writes_its_own(
     tmp_path: Path, ending: list[str], status: int
@@ -157,6 +164,7 @@ def test_each_rank_of_torchrun_writes_its_own(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["rank0", "rank1"]
 
 
+@pytest.mark.one_interceptor
 def test_listing_imports_no_framework(tmp_path: Path) -> None:
     for command in (["--help"], ["tools"], ["drivers"], ["run", "--help"]):
         shown = (

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from amanda_core.action import Action, ActionKind, IPoint
 from amanda_core.context import OpContext
-from amanda_core.driver import DRIVER_API, Attachment, Blind, DriverInfo, Finding, Site
+from amanda_core.driver import (
+    DRIVER_API,
+    Attachment,
+    Blind,
+    DriverInfo,
+    DriverStatus,
+    Finding,
+    NotifiedAttachment,
+    Site,
+)
 from amanda_core.hookspecs import hookimpl
 from amanda_core.plan import Plan, Step
 from amanda_core.session import Session
@@ -23,8 +32,10 @@ __all__ = [
     "Attachment",
     "Blind",
     "DriverInfo",
+    "DriverStatus",
     "Finding",
     "IPoint",
+    "NotifiedAttachment",
     "OpContext",
     "Plan",
     "Session",

@@ -122,6 +122,7 @@ class Action:
         kwargs: Passed on by reference at each execution.
         tool: Who asked.
         autodiff: Whether the routine's own operations are differentiated.
+        observe: Whether the routine only looks: it returns None, and nothing may be changed for it.
     """
 
     kind: ActionKind
@@ -130,6 +131,7 @@ class Action:
     kwargs: Mapping[str, Any]
     tool: Tool
     autodiff: bool
+    observe: bool = False
 
     @property
     def staged(self) -> bool:

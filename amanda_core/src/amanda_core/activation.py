@@ -1,7 +1,8 @@
 """Applying tools and leaving them, and the control API (paper, listing 5).
 
 Owns the stack of applied tools of each thread and the life of its session: drivers are attached
-when the stack gets its first entry and detached when it loses its last, by whatever way.
+when the stack gets its first entry and detached when it loses its last, by whatever way. A little
+over 400 lines: the control API of the paper, half of it documentation.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
+from functools import partial
+from importlib.machinery import ModuleSpec
 from types import TracebackType
 from typing import Any, TypeVar
 
 from amanda_core import discovery
 from amanda_core.conflicts import Conflict, conflicts
-from amanda_core.driver import Attachment, Blind
+from amanda_core.driver import Attachment, Blind, NotifiedAttachment
+from amanda_core.driver_failures import OnDriverError, check_policy
 from amanda_core.errors import (
     AmandaError,
     DriverError,
@@ -26,7 +30,7 @@ from amanda_core.errors import (
     ToolError,
     annotate,
 )
-from amanda_core.imports import ImportWatcher
+from amanda_core.imports import EndOfImport, ImportWatcher, running_imports
 from amanda_core.session import Session
 from amanda_core.store import Store
 from amanda_core.threads import THREAD, Control
@@ -51,8 +55,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 _LOCAL = threading.local()
-# From `_Stack.attach` up to the line that enters `apply`.
-_STACKLEVEL = 5
+# From `_Stack.attach` or `warn_of` up to the line that enters `apply`.
+_STACKLEVEL = 6
 
 
 class _Stack:
@@ -64,19 +68,30 @@ class _Stack:
         self.attachments: dict[str, Attachment] = {}
         self.watcher: ImportWatcher | None = None
         self.closed = False
+        #: The imports that were running before the tools were applied.
+        self.older = running_imports()
+        self.ends: list[EndOfImport] = []
         manager = discovery.plugin_manager()
         tools = in_dependency_order(first.tools)
         self.session = Session(tools, Store.resume(tools), manager.hook, self.resolve)
+        self.session.failures.policy = self.policy()
 
     def resolve(self) -> tuple[Tool, ...]:
         """The tools of all entries and what they depend on, in order."""
         return in_dependency_order(tool for entry in self.entries for tool in entry.tools)
 
+    def policy(self) -> OnDriverError:
+        """Return what is done where a driver fails: one entry that would go on is enough."""
+        return "skip" if any(e.on_driver_error == "skip" for e in self.entries) else "raise"
+
     def open(self) -> None:
         THREAD.session = self.session
+        self.session.listener = self.session.control.listener = self.changed
         try:
-            waiting = [d for d in discovery.drivers() if not self.attach(d)]
-            names = [module for d in waiting for module in d.info.modules]
+            names: list[str] = []
+            for driver in discovery.drivers():
+                if not self.ask(driver):
+                    names += driver.info.modules
             if names:
                 self.watcher = ImportWatcher(names, self.imported)
                 self.watcher.start()
@@ -85,10 +100,53 @@ class _Stack:
             self.close()
             raise
 
+    def ask(self, driver: discovery.Driver) -> bool:
+        """Attach a driver; ask it again at the end of an import in which it declined."""
+        if self.attach(driver):
+            return True
+        own = {module.partition(".")[0] for module in driver.info.modules}
+        for spec in running_imports():
+            older = any(spec is other for other in self.older)
+            if not older or spec.name.partition(".")[0] in own:
+                self.ends.append(EndOfImport(spec, partial(self.ask_finally, driver, spec)))
+                return False
+        self.warn_of(driver)
+        return False
+
+    def ask_finally(self, driver: discovery.Driver, spec: ModuleSpec) -> None:
+        """Ask a driver again that has declined, if the import has not failed."""
+        if self.closed or driver.info.name in self.attachments or spec.name not in sys.modules:
+            return
+        if not self.attach(driver):
+            self.warn_of(driver)
+
+    def warn_of(self, driver: discovery.Driver) -> None:
+        """Warn of a driver that does not attach though its framework is loaded."""
+        for module in driver.loaded:
+            self.session.warn_once(
+                f"{module} is loaded, but its driver {driver.info.name!r} does not attach to it: "
+                "its operators are not seen. `amanda doctor` may say why",
+                _STACKLEVEL,
+            )
+            return
+
+    def changed(self) -> None:
+        """Tell the attachments that a switch or the epoch has changed."""
+        for name, attachment in tuple(self.attachments.items()):
+            if isinstance(attachment, NotifiedAttachment):
+                try:
+                    attachment.changed()
+                except Exception as error:  # A switch must not stay half entered for it.
+                    broken = DriverError(
+                        f"Driver {name!r} fails at a change of the switches or tools: "
+                        f"{type(error).__name__}: {error}"
+                    )
+                    broken.__cause__ = error
+                    self.session.defer(broken)
+
     def attach(self, driver: discovery.Driver) -> bool:
         try:
-            # The plugin's own implementation: the other drivers are not asked.
-            attachment = driver.plugin.amanda_attach(session=self.session)
+            attachment = driver.call("amanda_attach", session=self.session)
         except AmandaError:
             raise
         except Exception as error:
@@ -99,8 +157,8 @@ class _Stack:
         if attachment is None:
             return False
         self.attachments[driver.info.name] = attachment
-        self.session.declare(driver.info.name, driver.info.capabilities)
-        if self.session.wants_backward and "gradients" not in driver.info.capabilities:
+        self.session.declare(driver.info)
+        if self.session.wants_backward and "gradients" not in driver.info.capabilities_in(""):
             self.session.warn_once(
                 f"The driver {driver.info.name!r} has no gradients: backward analysis routines do "
                 "not run there.",
@@ -117,16 +175,20 @@ class _Stack:
             return
         for driver in discovery.drivers():
             if module in driver.info.modules and driver.info.name not in self.attachments:
-                self.attach(driver)
+                self.ask(driver)
 
     def change(self, entries: list[Handle]) -> None:
         self.entries = entries
+        self.session.failures.policy = self.policy()
         self.session.set_tools(self.resolve())
 
     def close(self) -> None:
         self.closed = True
         THREAD.session = None
+        self.session.listener = self.session.control.listener = None
         self.session.close()
+        for end in self.ends:
+            end.cancel()
         if self.watcher is not None:
             self.watcher.stop()
         failure: BaseException | None = None
@@ -163,10 +225,13 @@ class Handle:
 
     Attributes:
         tools: The tools as given.
+        on_driver_error: What is done where a driver itself fails at an operator.
     """
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
+        check_policy(on_driver_error)
         self.tools = tuple(tools)
+        self.on_driver_error = on_driver_error
         self._stack: _Stack | None = None
         self._conflicts: list[Conflict] = []
 
@@ -224,7 +289,12 @@ class Handle:
     def coverage(self) -> dict[str, list[Blind]]:
         """Driver name -> what it cannot see here, and why; empty once removed."""
         attachments = self._stack.attachments if self._stack is not None else {}
-        return {name: list(held.coverage()) for name, held in attachments.items()}
+        return {
+            name: [*held.coverage(), *self._failures(name)] for name, held in attachments.items()
+        }
+
+    def _failures(self, framework: str) -> list[Blind]:
+        return self._stack.session.failures.coverage(framework) if self._stack is not None else []
 
     def conflicts(self) -> list[Conflict]:
         """The values that several of the applied tools have changed, and in which order.
@@ -260,12 +330,14 @@ def _refuse_generators(func: Callable[..., Any], extent: str) -> None:
 class Applied(ContextDecorator):
     """What `apply` returns: a context manager and decorator, usable any number of times."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
+        check_policy(on_driver_error)
         self._tools = tuple(tools)
+        self._on_driver_error = on_driver_error
         self._handles: list[Handle] = []
 
     def _recreate_cm(self) -> Applied:
-        return Applied(self._tools)
+        return Applied(self._tools, self._on_driver_error)
 
     def __call__(self, func: F) -> F:
         """Decorate a function: each call of it is an extent of its own."""
@@ -273,7 +345,7 @@ class Applied(ContextDecorator):
         return super().__call__(func)
 
     def __enter__(self) -> Handle:
-        handle = Handle(self._tools)
+        handle = Handle(self._tools, self._on_driver_error)
         handle._enter()
         self._handles.append(handle)
         return handle
@@ -295,7 +367,7 @@ class Applied(ContextDecorator):
                 self._handles.remove(handle)
 
 
-def apply(*tools: Tool) -> Applied:
+def apply(*tools: Tool, on_driver_error: OnDriverError = "raise") -> Applied:
     """Apply tools to every operator that runs in the extent of a ``with`` or of a function.
 
     Covers each framework that has a driver, also one imported later, in this thread and in the
@@ -303,9 +375,13 @@ def apply(*tools: Tool) -> Applied:
 
     Args:
         *tools: Instances of `Tool`; their dependencies come along.
+        on_driver_error: What is done where a driver itself fails at an operator: ``"raise"`` the
+            error with a note that it is Amanda's, or ``"skip"`` the operator: it runs plain, or
+            its result is kept if it has run, and `Handle.coverage` lists it.
 
     Raises:
         ToolError: Something else was given.
+        ConfigError: `on_driver_error` is neither.
         DependencyCycleError: The tools depend on one another.
         MissingDriverError: On entering, if no driver is installed.
         ReentryError: On entering, inside a routine.
@@ -316,14 +392,14 @@ def apply(*tools: Tool) -> Applied:
     for tool in tools:
         check_tool(tool, "amanda.apply")
     in_dependency_order(tools)
-    return Applied(tools)
+    return Applied(tools, on_driver_error)
 
 
-def attach(*tools: Tool) -> Handle:
-    """Apply tools until the returned handle's ``remove()`` is called."""
+def attach(*tools: Tool, on_driver_error: OnDriverError = "raise") -> Handle:
+    """Apply tools until the returned handle's ``remove()`` is called; see `apply`."""
     for tool in tools:
         check_tool(tool, "amanda.attach")
-    handle = Handle(tools)
+    handle = Handle(tools, on_driver_error)
     handle._enter()
     return handle
 

@@ -33,6 +33,20 @@ __all__ = ["OpContext"]
 _UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
 
 
+def _capabilities_for(kind: ActionKind, backward: bool, autodiff: bool) -> list[str]:
+    """Return what a driver has to declare for a request in a forward or backward context."""
+    needed = []
+    if kind.point.is_backward:
+        needed.append("gradients" if backward else "aligned_gradients")
+    if kind is ActionKind.REPLACE_OP:
+        needed.append("replace")
+    elif kind is ActionKind.REPLACE_BACKWARD_OP:
+        needed.append("replace_backward")
+    elif autodiff:
+        needed.append("autodiff")
+    return needed
+
+
 class OpContext(dict[str, Any]):
     """Context of one forward op, or of one backward op, in one session.
 
@@ -48,7 +62,7 @@ class OpContext(dict[str, Any]):
 
     def __init__(self, session: Session, site: Site, op_id: int, forward: OpContext | None) -> None:
         super().__init__()
-        self._session = session
+        self._store = session._store
         self._site = site
         self._id = op_id
         self._forward = forward
@@ -146,11 +160,11 @@ class OpContext(dict[str, Any]):
     grad_inputs = property(get_grad_inputs)
 
     def is_forward(self) -> bool:
-        """Whether this is the context of a forward op."""
+        """Return True if this is the context of a forward op."""
         return not self._backward
 
     def is_backward(self) -> bool:
-        """Whether this is the context of a backward op."""
+        """Return True if this is the context of a backward op."""
         return self._backward
 
     @property
@@ -243,10 +257,23 @@ class OpContext(dict[str, Any]):
         constant = holder._constant
         return constant(inputs[position]) if constant is not None else inputs[position]
 
+    def supports(self, capability: str) -> bool:
+        """Return True if the driver has `capability` where this op runs.
+
+        Args:
+            capability: Such as ``replace`` or ``ordered``; the drivers' guide lists them.
+        """
+        return self._session.can(capability, self.namespace)
+
     # Instrumentation API (paper, listing 3).
 
     def insert_before_op(
-        self, func: Callable[..., Any], inputs: Sequence[int] | None = None, **kwargs: Any
+        self,
+        func: Callable[..., Any],
+        inputs: Sequence[int] | None = None,
+        *,
+        observe: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Call `func` with the selected inputs each time before the op runs.
 
@@ -254,22 +281,29 @@ class OpContext(dict[str, Any]):
             func: The instrumentation routine. It returns None (unchanged), one value, or as many
                 values as it was given.
             inputs: Positions of the op's signature, or None for all.
+            observe: Promise that `func` only looks and returns None. The driver then changes
+                nothing of the program for it, and runs the program plain where it cannot look.
             **kwargs: Passed on to `func` by reference.
 
         Raises:
             LateActionError: The op has already run at this point of the analysis.
             PositionError: The op has no such input.
         """
-        self._record(ActionKind.INSERT_BEFORE_OP, func, inputs, kwargs)
+        self._record(ActionKind.INSERT_BEFORE_OP, func, inputs, kwargs, observe)
 
     def insert_after_op(
-        self, func: Callable[..., Any], outputs: Sequence[int] | None = None, **kwargs: Any
+        self,
+        func: Callable[..., Any],
+        outputs: Sequence[int] | None = None,
+        *,
+        observe: bool = False,
+        **kwargs: Any,
     ) -> None:
         """Call `func` with the selected outputs each time after the op has run.
 
         Arguments, results and errors are those of `insert_before_op`.
         """
-        self._record(ActionKind.INSERT_AFTER_OP, func, outputs, kwargs)
+        self._record(ActionKind.INSERT_AFTER_OP, func, outputs, kwargs, observe)
 
     def insert_before_backward_op(
         self,
@@ -277,16 +311,17 @@ class OpContext(dict[str, Any]):
         grad_outputs: Sequence[int] | None = None,
         *,
         grad_out: Sequence[int] | None = None,
+        observe: bool = False,
         **kwargs: Any,
     ) -> None:
         """Call `func` with the selected gradients each time before the backward op runs.
 
         In a forward context position i is the whole gradient arriving at output i of the op (the
         aligned view); in a backward context it is that of this one backward op (the raw view).
-        `grad_out` is the paper's other spelling.
+        `grad_out` is the paper's other spelling; `observe` is that of `insert_before_op`.
         """
         positions = self._one_of(grad_outputs, grad_out, "grad_outputs", "grad_out")
-        self._record(ActionKind.INSERT_BEFORE_BACKWARD_OP, func, positions, kwargs)
+        self._record(ActionKind.INSERT_BEFORE_BACKWARD_OP, func, positions, kwargs, observe)
 
     def insert_after_backward_op(
         self,
@@ -294,16 +329,18 @@ class OpContext(dict[str, Any]):
         grad_inputs: Sequence[int] | None = None,
         *,
         grad_in: Sequence[int] | None = None,
+        observe: bool = False,
         **kwargs: Any,
     ) -> None:
         """Call `func` with the selected gradients each time after the backward op has run.
 
         In a forward context position i is what this op contributes to the gradient of its input i
         (the aligned view); in a backward context it is the i-th result of this one backward op
-        (the raw view). `grad_in` is the paper's other spelling.
+        (the raw view). `grad_in` is the paper's other spelling; `observe` is that of
+        `insert_before_op`.
         """
         positions = self._one_of(grad_inputs, grad_in, "grad_inputs", "grad_in")
-        self._record(ActionKind.INSERT_AFTER_BACKWARD_OP, func, positions, kwargs)
+        self._record(ActionKind.INSERT_AFTER_BACKWARD_OP, func, positions, kwargs, observe)
 
     def replace_op(
         self, func: Callable[..., Any], inputs: Sequence[int] | None = None, **kwargs: Any
@@ -342,7 +379,7 @@ class OpContext(dict[str, Any]):
         Args:
             i_point: A forward point in a forward context, a backward one in a backward context.
         """
-        self._session.analyse(self, i_point)
+        self._store.session.analyse(self, i_point)
         if i_point is IPoint.AFTER_FORWARD:
             self._check_aligned_outputs()
         return self.plan(i_point)
@@ -355,7 +392,7 @@ class OpContext(dict[str, Any]):
         Raises:
             ReplacementConflictError: Two applied tools replace this op.
         """
-        session = self._session
+        session = self._store.session
         if self._plans is None or self._epoch != session.epoch:
             self._plans = self._make_plans()
             self._epoch = session.epoch
@@ -402,7 +439,7 @@ class OpContext(dict[str, Any]):
         A forward context remembers its values weakly, so that a backward routine still finds those
         that live on anyway (parameters above all) and None in the place of the others.
         """
-        if not self._backward and self._session.wants_backward:
+        if not self._backward and self._store.session.wants_backward:
             self.remember()
         self._values.clear()
         self._released = True
@@ -422,7 +459,16 @@ class OpContext(dict[str, Any]):
         constant = self._constant or (lambda value: None)
         self._remembered = {what: only(v, constant) for what, v in self._remembered.items()}
 
+    def _forget_values(self) -> None:
+        """Remember none of the values: no routine will ask for them."""
+        self._remembered = {}
+
     # Inside.
+
+    @property
+    def _session(self) -> Session:
+        """The session that runs now; the one that made the context may be closed."""
+        return self._store.session
 
     def _note_edits(self, action: Action, changed: Iterable[tuple[int, Any]]) -> None:
         serial = action.tool._amanda.serial
@@ -463,6 +509,7 @@ class OpContext(dict[str, Any]):
         func: Callable[..., Any],
         positions: Sequence[int] | None,
         kwargs: Mapping[str, Any],
+        observe: bool = False,
     ) -> None:
         if self._recorder is None:
             raise LateActionError(
@@ -486,19 +533,37 @@ class OpContext(dict[str, Any]):
                 where=where,
                 fix="Register the routine with require_outputs=False",
             )
-        needed = ["gradients"] if kind.point.is_backward else []
-        if kind is ActionKind.REPLACE_BACKWARD_OP:
-            needed.append("replace_backward")
-        for capability in needed:
-            if not self._session.can(capability, self.namespace):
-                raise UnsupportedError(
-                    f"The driver of {self.namespace} has no {capability}", where=where
-                )
+        # What only looks has no derivative.
+        autodiff = self._session.control.autodiff and not observe
+        self._require_capabilities(kind, point, autodiff, where)
         chosen = self._check_positions(kind, positions, where)
-        control = self._session.control
-        log.append(Action(kind, func, chosen, kwargs, tool, control.autodiff))
-        if kind.is_replacement:
-            self._find_conflict(kind, tool)
+        action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
+        self._session.recorded(self, action)
+        log.append(action)
+
+    def _require_capabilities(
+        self, kind: ActionKind, point: IPoint, autodiff: bool, where: str
+    ) -> None:
+        framework, _, rest = self.namespace.partition("/")
+        mode = rest.rpartition("/")[2]
+        for capability in _capabilities_for(kind, self._backward, autodiff):
+            if not self.supports(capability):
+                raise UnsupportedError(
+                    f"The driver {framework!r} has no {capability!r} in mode {mode!r}, which "
+                    f"{kind.value} needs",
+                    where=where,
+                    fix="Ask for it only where context.supports() says so",
+                )
+        # A backward context comes after its driver knew that its op would be watched.
+        late = kind.point.is_backward and point is IPoint.AFTER_FORWARD
+        if late and not self.supports("late_gradients"):
+            raise LateActionError(
+                f"{kind.value} at {point.value} comes too late: the driver {framework!r} has no "
+                f"'late_gradients' in mode {mode!r}, so it has to know before an op runs whether "
+                "its gradients are of interest",
+                where=where,
+                fix="Register the routine with require_outputs=False",
+            )
 
     def _check_positions(
         self, kind: ActionKind, positions: Sequence[int] | None, where: str = ""
@@ -569,16 +634,15 @@ class OpContext(dict[str, Any]):
         points = {*steps, *replacements}
         return {p: Plan(steps.get(p, ()), replacements.get(p)) for p in points}
 
-    def _find_conflict(self, kind: ActionKind, tool: Tool) -> None:
-        assert self._recorder is not None
-        recorded = [a.tool for a in self._recorder[2] if a.kind is kind]
-        others = [
-            action.tool
-            for action in self._session.actions_of(self, without=(tool, self._recorder[1]))
-            if action.kind is kind
-        ]
-        if len(recorded) + len(others) > 1:
-            self._conflict(kind, (others or recorded)[0], tool)
+    def _refuse_conflict(self, action: Action) -> None:
+        """Refuse a replacement where another one was asked for; the core's part of the hook."""
+        if self._recorder is None or not action.kind.is_replacement:
+            return
+        tool, point, recorded = self._recorder
+        others = (*self._session.actions_of(self, without=(tool, point)), *recorded)
+        for other in others:
+            if other.kind is action.kind:
+                self._conflict(action.kind, other.tool, tool)
 
     def _conflict(self, kind: ActionKind, first: Tool, second: Tool) -> None:
         raise ReplacementConflictError(

@@ -6,14 +6,22 @@ Owns the data types of the backend interface; `hookspecs` owns its hooks. Names 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
-__all__ = ["DRIVER_API", "Attachment", "Blind", "DriverInfo", "Finding", "Site"]
+__all__ = [
+    "DRIVER_API",
+    "Attachment",
+    "Blind",
+    "DriverInfo",
+    "DriverStatus",
+    "Finding",
+    "NotifiedAttachment",
+    "Site",
+]
 
 #: Changes only when a driver written against an earlier number would break.
-DRIVER_API = 1
+DRIVER_API = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +34,42 @@ class DriverInfo:
             in use; importing one inside `apply` attaches the driver then.
         namespaces: Namespaces that its contexts carry, ``*`` for parts known only at run time.
         capabilities: Words such as ``gradients`` or ``replace_backward``; see the drivers' guide.
+            Where they differ by mode: last part of a namespace -> its words.
         vocabulary: The backend's op types in the common words of `amanda_core.vocabulary`.
-        api: The `DRIVER_API` that the driver was written for.
+        api: The `DRIVER_API` that the driver was written for, as a number: what is installed may
+            be another.
     """
 
     name: str
     modules: tuple[str, ...]
     namespaces: tuple[str, ...]
-    capabilities: frozenset[str] = frozenset()
+    capabilities: frozenset[str] | Mapping[str, frozenset[str]] = frozenset()
     vocabulary: Mapping[str, str] = field(default_factory=dict)
-    api: int = DRIVER_API
+    api: int = field(kw_only=True)
+
+    def capabilities_in(self, mode: str) -> frozenset[str]:
+        """Return the capabilities in one mode, or those of all modes for an empty string."""
+        declared = self.capabilities
+        if isinstance(declared, frozenset):
+            return declared
+        if not mode:
+            return frozenset().union(*declared.values())
+        return declared.get(mode, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class DriverStatus:
+    """What a driver would do here at the next `apply`.
+
+    Attributes:
+        version: Version of the framework that is installed; None where there is none.
+        interceptor: Name of the implementation by which operators are seen; empty where none is.
+        why: A sentence that says why this one.
+    """
+
+    version: str | None
+    interceptor: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +120,19 @@ class Attachment(Protocol):
     def detach(self) -> None:
         """Drain asynchronous work and restore everything that was found."""
 
-    def isolate(self) -> AbstractContextManager[object]:
-        """Extent in which the framework records no gradients and nothing is intercepted."""
-
     def coverage(self) -> Sequence[Blind]:
-        """What this driver cannot see here, and why."""
+        """Return what this driver cannot see here, and why."""
+
+
+@runtime_checkable
+class NotifiedAttachment(Attachment, Protocol):
+    """An attachment that is told of changes, such as one that keeps compiled programs by a key."""
+
+    def changed(self) -> None:
+        """Note that `Session.enabled`, `caching` or `epoch` has changed, and read them again.
+
+        Called after each change by a switch, by tools that come, go or are invalidated, and by a
+        step; in the thread that makes the change, which is nearly always the session's. Routines
+        of tools do not count: inside one, `Session.enabled` is false without a call. What it
+        raises is kept for `Session.raise_pending`.
+        """

@@ -24,6 +24,7 @@ __all__ = [
     "MissingExtraError",
     "MissingToolsError",
     "NamespaceError",
+    "ObserverResultError",
     "OptionError",
     "OutputError",
     "PositionError",
@@ -112,6 +113,12 @@ class RoutineResultError(ActionError):
     """An instrumentation routine returned a wrong number of values, or none where one is due."""
 
     slug = "routine-result"
+
+
+class ObserverResultError(RoutineResultError):
+    """A routine that was inserted with ``observe=True`` returned something other than None."""
+
+    slug = "observer-result"
 
 
 class EditError(ActionError):
@@ -227,7 +234,7 @@ class AmandaWarning(UserWarning):
 
 
 def is_annotated(error: BaseException) -> bool:
-    """Whether `annotate` has seen the exception: it came out of a routine."""
+    """Return True if `annotate` has seen the exception: it came out of a routine."""
     return getattr(error, "__amanda__", False) is True
 
 

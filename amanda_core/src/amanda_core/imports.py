@@ -1,11 +1,13 @@
-"""Hearing of the import of a module that is not loaded yet, without importing it.
+"""Hearing of imports: of a module that is not loaded yet, and of the end of one that runs now.
 
 Owns the one finder that does so. It stands in ``sys.meta_path`` only while somebody watches, and
-a module imported under it keeps its own loader.
+a module imported under it keeps its own loader. The end of an import is where Python marks its spec
+as initialised.
 """
 
 from __future__ import annotations
 
+import _frozen_importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +16,67 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ImportWatcher"]
+__all__ = ["EndOfImport", "ImportWatcher", "running_imports"]
+
+#: Runs the import of one module; its local variable `spec` says of which.
+_LOAD = getattr(getattr(_frozen_importlib, "_load_unlocked", None), "__code__", None)
+
+
+def running_imports() -> list[ModuleSpec]:
+    """Return the specs of the imports that run in this thread, the outermost first."""
+    found = []
+    frame = sys._getframe(1) if _LOAD is not None else None
+    while frame is not None:
+        if frame.f_code is _LOAD:
+            found.append(frame.f_locals["spec"])
+        frame = frame.f_back
+    return found[::-1]
+
+
+class EndOfImport:
+    """Calls back once, when an import that runs now is through or has failed.
+
+    Args:
+        spec: One of `running_imports`. Of a spec with a class of its own nothing is heard.
+        callback: Called in the thread of the import.
+    """
+
+    def __init__(self, spec: ModuleSpec, callback: Callable[[], None]) -> None:
+        self._spec, self._callback = spec, callback
+        if type(spec) is ModuleSpec:
+            spec.__class__ = _HeardSpec
+            spec.__dict__["_heard_by"] = []
+        if isinstance(spec, _HeardSpec):
+            spec._heard_by.append(self)
+
+    def cancel(self) -> None:
+        """Do not call back any more; may be called more than once."""
+        if isinstance(self._spec, _HeardSpec):
+            self._spec._heard_by[:] = [end for end in self._spec._heard_by if end is not self]
+            if not self._spec._heard_by:
+                self._spec.restore()
+
+    def tell(self) -> None:
+        """Call back."""
+        self._callback()
+
+
+class _HeardSpec(ModuleSpec):
+    """The class of a spec while somebody waits for the end of its import."""
+
+    _heard_by: list[EndOfImport]
+
+    def restore(self) -> list[EndOfImport]:
+        """Make it an ordinary spec again, and return who waited."""
+        waiting: list[EndOfImport] = self.__dict__.pop("_heard_by")
+        self.__class__ = ModuleSpec  # type: ignore[assignment]
+        return waiting
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "_initializing" and not value:
+            for end in self.restore():
+                end.tell()
 
 
 class ImportWatcher(MetaPathFinder):

@@ -1,6 +1,6 @@
 """What installed distributions bring: entry points, whose they are, and which are blocked.
 
-Owns the two entry-point groups and the variable that blocks plugins. Imports none of them; metadata
+Owns the entry-point groups and the variable that blocks plugins. Imports none of them; metadata
 is written by strangers, so nothing in it is trusted to be well formed.
 """
 
@@ -20,6 +20,7 @@ from amanda_core.results import printable
 __all__ = [
     "BLOCKING",
     "DRIVER_GROUP",
+    "PLUGIN_GROUP",
     "TOOL_GROUP",
     "Installed",
     "blocked_names",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 DRIVER_GROUP = "amanda.drivers"
+#: Plugins that are not drivers.
+PLUGIN_GROUP = "amanda.plugins"
 TOOL_GROUP = "amanda.tools"
 #: Names of plugins or distributions that are not to be used, with commas between, or ``*``.
 BLOCKING = "AMANDA_DISABLE_PLUGINS"
@@ -39,7 +42,7 @@ class Installed:
     """An entry point of an installed distribution; nothing of it has been imported.
 
     Attributes:
-        name: Name of the driver or tool.
+        name: Name of the driver, plugin or tool.
         value: ``module:attribute``.
         distribution: Name of the distribution, or an empty string where it is not known.
         version: Its version, or an empty string.

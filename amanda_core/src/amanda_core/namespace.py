@@ -45,7 +45,7 @@ class Namespace:
 
 @lru_cache(maxsize=1024)
 def matches(pattern: str, namespace: str) -> bool:
-    """Whether a rule for `pattern` applies in `namespace`.
+    """Return True if a rule for `pattern` applies in `namespace`.
 
     A pattern is a prefix at ``/`` boundaries; ``*`` stands for any one part; the version may be
     given by a dotted prefix.

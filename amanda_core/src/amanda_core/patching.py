@@ -77,5 +77,5 @@ class Patches(ABC):
         self._undo.append(Patch(owner, name, replacement).undo)
 
     def _afterwards(self, undo: Callable[[], object]) -> None:
-        """Have `undo` called when the replacements are undone, in reverse order."""
+        """Call `undo` when the replacements are undone, in reverse order."""
         self._undo.append(undo)

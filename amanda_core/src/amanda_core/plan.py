@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.action import Action
-from amanda_core.errors import PositionError, RoutineResultError, annotate
+from amanda_core.errors import ObserverResultError, PositionError, RoutineResultError, annotate
 from amanda_core.threads import THREAD
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Step:
         Raises:
             PositionError: A selected position does not exist.
             RoutineResultError: The routine returned a wrong number of values.
+            ObserverResultError: The routine observes, and returned something.
             BaseException: Whatever the routine raised, with a note.
         """
         positions = self._positions(values)
@@ -66,7 +67,7 @@ class Step:
         return self._changes(positions, selected, self._call(selected))
 
     def changes(self, values: Sequence[Any], result: Any) -> list[tuple[int, Any]]:
-        """What a `result` of the routine, which a driver has called itself, changes in `values`.
+        """Return what a `result` of the routine, which a driver called itself, changes in `values`.
 
         Raises:
             RoutineResultError: It is a wrong number of values.
@@ -83,6 +84,12 @@ class Step:
     ) -> list[tuple[int, Any]]:
         if result is None:
             return []
+        if self.action.observe:
+            raise ObserverResultError(
+                f"An observer returned {type(result).__name__}, not None",
+                where=self.where,
+                fix="Return nothing, or leave observe=True out where the routine edits",
+            )
         changed = [
             (position, new)
             for position, old, new in zip(
@@ -93,10 +100,6 @@ class Step:
         if changed:
             self._context._note_edits(self.action, changed)
         return changed
-
-    def defer(self, error: BaseException) -> None:
-        """Keep an exception of this step for `Session.raise_pending`."""
-        self._context._session.defer(error)
 
     def replace(self, values: Sequence[Any]) -> Any:
         """Call a replacement and return what it stands for: the op's result, as it came.
@@ -183,6 +186,11 @@ class Plan:
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def edits(self) -> bool:
+        """Whether anything in the plan may change a value: a replacement, or a step that edits."""
+        return self.replacement is not None or not all(step.action.observe for step in self.steps)
+
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
 
@@ -196,19 +204,6 @@ class Plan:
             for position, value in step(new):
                 new[position] = value
         return new
-
-    def guarded(self, values: Sequence[Any]) -> list[Any]:
-        """Fold the steps where an exception would be swallowed or end the process.
-
-        Returns:
-            The new values; `values` themselves where a step raised. The exception is kept for
-            `Session.raise_pending`, which the driver calls at the next safe frame.
-        """
-        try:
-            return self(values)
-        except BaseException as error:
-            self.steps[0].defer(error)
-            return list(values)
 
 
 EMPTY = Plan()

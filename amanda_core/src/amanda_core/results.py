@@ -83,7 +83,7 @@ class Table:
         return [[printable(_number(value)) for value in row] for row in self.rows]
 
     def is_right(self, column: int) -> bool:
-        """Whether a column is aligned to the right: all of it are numbers, or nothing."""
+        """Return True if a column is aligned to the right: all of it are numbers, or nothing."""
         values = [row[column] for row in self.rows if row[column] != ""]
         return bool(values) and all(isinstance(value, (int, float)) for value in values)
 
@@ -129,7 +129,7 @@ class HasResult(Protocol):
     """A tool that has results. The method is optional; `amanda run` asks for it when a run ends."""
 
     def result(self) -> Result:
-        """What was found out so far. Called once tools are removed, also after Ctrl-C."""
+        """Return what was found out so far. Called once tools are removed, also after Ctrl-C."""
 
 
 class OpFigures(NamedTuple):
@@ -157,7 +157,7 @@ class HasOpFigures(Protocol):
     """A result that says something of single operators. The method is optional."""
 
     def op_figures(self) -> Iterable[OpFigures]:
-        """What it says of each."""
+        """Return what it says of each."""
 
 
 @runtime_checkable

@@ -42,11 +42,11 @@ class Selection:
         self._phases = tuple(phases)
 
     def __call__(self, context: OpContext, step: int = 0) -> bool:
-        """Whether the op of `context` is selected in a step, counted from 0."""
+        """Return True if the op of `context` is selected in a step, counted from 0."""
         return self._test(context, step)
 
     def phase(self, step: int) -> tuple[bool, ...]:
-        """What of the selection depends on the step, as it stands in that one.
+        """Return the step-dependent conditions, evaluated at `step`.
 
         Two steps with the same phase select the same ops.
         """

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import Action, IPoint
 from amanda_core.context import OpContext
+from amanda_core.driver_failures import DriverFailures
 from amanda_core.errors import AmandaWarning, annotate
 from amanda_core.identity import stable_id
 from amanda_core.store import Store
@@ -23,7 +24,7 @@ from amanda_core.threads import THREAD, Control, inside_routine
 if TYPE_CHECKING:
     import pluggy
 
-    from amanda_core.driver import Site
+    from amanda_core.driver import DriverInfo, Site
     from amanda_core.tool import Tool
 
 __all__ = ["Session"]
@@ -45,6 +46,7 @@ class Session:
         wants_backward: Whether some applied tool analyses backward ops.
         watches_scopes: Whether some applied tool listens for module scopes.
         contended: Whether several tools have changed one value; `conflicts` tells which.
+        failures: The operators at which drivers themselves failed.
     """
 
     # A slot, because drivers may read it at every operator.
@@ -63,19 +65,22 @@ class Session:
         self.closed = False
         self.tools: tuple[Tool, ...] = ()
         self.epoch = 0
+        self.failures = DriverFailures()
         self._store = store
         self._hook = hook
         self._resolve = resolve
         self._wanted: frozenset[IPoint] = frozenset()
-        self._capabilities: dict[str, frozenset[str]] = {}
+        self._drivers: dict[str, DriverInfo] = {}
         self._pending: list[BaseException] = []
         self._warned: set[str] = set()
+        #: Called after each change of `epoch`.
+        self.listener: Callable[[], None] | None = None
         self._step = 0
         self._phases: tuple[tuple[bool, ...], ...] = ()
         self.wants_backward = False
         self.watches_scopes = False
         self.contended = False
-        store.in_use = True
+        store.session = self
         self.set_tools(tools)
 
     # For activation.
@@ -117,16 +122,18 @@ class Session:
         epochs = self._store.epochs
         if len(epochs) >= _EPOCHS_KEPT:
             epochs.clear()
-        self.epoch = epochs.setdefault(key, next(self._epochs))
+        before, self.epoch = self.epoch, epochs.setdefault(key, next(self._epochs))
         wanted = {point for tool in self.tools for point in IPoint if tool._amanda.routines[point]}
         # Rules serve the analysis of others; where there is none, they are what was applied.
         rules = any(t._amanda.before_rules or t._amanda.after_rules for t in self.tools)
         self._wanted = frozenset(wanted) if wanted or not rules else frozenset(IPoint)
         self.wants_backward = any(point.is_backward for point in self._wanted)
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
+        if self.epoch != before and self.listener is not None:
+            self.listener()
 
     def _phases_now(self) -> tuple[tuple[bool, ...], ...]:
-        """What of the tools' selections depends on the step, as it stands."""
+        """Return the step-dependent conditions of the tools' selections, evaluated now."""
         selections = (tool._amanda.selection for tool in self.tools)
         return tuple(s.phase(self._step) if s is not None else () for s in selections)
 
@@ -137,7 +144,8 @@ class Session:
     def close(self) -> None:
         """End the session: contexts stay in the store, routines no longer run."""
         self.closed = True
-        self._store.in_use = False
+        for context in self._store.contexts.values():
+            context._forget_values()
         for tool in self.tools:
             tool._amanda.listeners.discard(self)
 
@@ -154,17 +162,17 @@ class Session:
         return self.control.caching
 
     def wants(self, i_point: IPoint) -> bool:
-        """Whether some applied tool analyses at `i_point`."""
+        """Return True if some applied tool analyses at `i_point`."""
         return i_point in self._wanted
 
     def can(self, capability: str, namespace: str) -> bool:
-        """Whether the driver of `namespace` declared `capability`."""
-        known = self._capabilities.get(namespace.partition("/")[0])
-        return known is None or capability in known
+        """Return True if the driver of `namespace` declared `capability` for its mode."""
+        info = self._drivers.get(namespace.partition("/")[0])
+        return info is None or capability in info.capabilities_in(namespace.rpartition("/")[2])
 
-    def declare(self, framework: str, capabilities: frozenset[str]) -> None:
-        """Record what the driver of `framework` can do."""
-        self._capabilities[framework] = capabilities
+    def declare(self, info: DriverInfo) -> None:
+        """Record what an attached driver can do."""
+        self._drivers[info.name] = info
 
     def persistent(self, name: str, factory: Callable[[], T]) -> T:
         """An object of a driver's that resumes with the contexts, made at the first call."""
@@ -207,19 +215,12 @@ class Session:
                 None. Kept by the context: it must hold no tensor.
             recomputed: Whether this reruns an execution that already took place.
         """
-        contexts = self._store.contexts
-        scope = (forward.get_op_id(), site.key) if forward is not None else site.key
-        op_id = stable_id(scope)
-        context = contexts.get((backward, op_id))
-        while context is not None and not _same_op(context, site, forward):
-            op_id += 1  # Two keys with one hash: the second takes the next free number.
-            context = contexts.get((backward, op_id))
+        place = _place(backward, site, forward)
+        context = self._store.places.get(place)
         new = context is None
         if context is None:
-            context = OpContext(self, site, op_id, forward)
-            context._backward = backward
-            contexts[backward, op_id] = context
-        context._session = self
+            context = self._new(backward, site, forward)
+            self._store.places[place] = context
         if backward:
             context._values.clear()
             context.fill(op=raw)
@@ -238,14 +239,31 @@ class Session:
                 with inside_routine():
                     self._hook.amanda_prepare_context(context=context)
             except BaseException:
-                del contexts[backward, op_id]  # Or it would be taken for a prepared one.
+                self._drop(context)  # Or it would be taken for a prepared one.
                 raise
         return context
+
+    def _new(self, backward: bool, site: Site, forward: OpContext | None) -> OpContext:
+        # Without the framework's version: an op has the same id under another one.
+        framework, _, rest = site.namespace.partition("/")
+        scope = (forward.get_op_id(), site.key) if forward is not None else site.key
+        op_id = stable_id(((framework, rest.partition("/")[2]), scope))
+        while (backward, op_id) in self._store.contexts:
+            op_id += 1  # Two keys with one hash: the second takes the next free number.
+        context = OpContext(self, site, op_id, forward)
+        context._backward = backward
+        self._store.contexts[backward, op_id] = context
+        return context
+
+    def _drop(self, context: OpContext) -> None:
+        self._store.contexts.pop((context._backward, context._id), None)
+        place = _place(context._backward, context._site, context._forward)
+        self._store.places.pop(place, None)
 
     def forget(self, context: OpContext) -> None:
         """Drop the context of an op that can never run again, such as one of a dead model."""
         key = (context._backward, context._id)
-        self._store.contexts.pop(key, None)
+        self._drop(context)
         for tool in self.tools:
             log = tool._amanda.logs.get(self._store)
             if log:
@@ -258,7 +276,7 @@ class Session:
             self._hook.amanda_trigger_callback(context=context, i_point=i_point)
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
-        """Whether `analyse` would run some tool's analysis."""
+        """Return True if `analyse` would run some tool's analysis."""
         if i_point not in self._wanted:
             return False
         if self.control.caching and context._analysed.get(i_point) == self.epoch:
@@ -327,6 +345,10 @@ class Session:
             # Plans cached before this analysis was run again hold no more.
             tool._amanda.changed()
 
+    def recorded(self, context: OpContext, action: Action) -> None:
+        """Show the plugins what an analysis routine asks for; any of them may refuse it."""
+        self._hook.amanda_action_recorded(context=context, action=action)
+
     def _call(
         self,
         routine: Callable[[OpContext], Any],
@@ -361,8 +383,12 @@ class Session:
     # For drivers: errors, warnings, steps and scopes.
 
     def defer(self, error: BaseException) -> None:
-        """Keep an exception that cannot be raised where it arose, for `raise_pending`."""
-        self._pending.append(error)
+        """Keep an exception that cannot be raised where it arose, for `raise_pending`.
+
+        Where this session is closed and the same tools are applied again, their session gets it:
+        what a driver keeps for them, such as a compiled function, may name either.
+        """
+        self._store.session._pending.append(error)
 
     def raised(self, error: BaseException) -> None:
         """If a deferred exception has found its own way out, the others become notes on it.
@@ -428,8 +454,6 @@ class Session:
                     raise
 
 
-def _same_op(context: OpContext, site: Site, forward: OpContext | None) -> bool:
-    known = context.forward
-    if known is None or forward is None:
-        return context._site.key == site.key and known is forward
-    return context._site.key == site.key and known.get_op_id() == forward.get_op_id()
+def _place(backward: bool, site: Site, forward: OpContext | None) -> tuple[Hashable, ...]:
+    """Return what tells one op's context from all others."""
+    return (site.namespace, backward, None if forward is None else forward.get_op_id(), site.key)

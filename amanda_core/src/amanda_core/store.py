@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
+    from amanda_core.session import Session
     from amanda_core.tool import Tool
 
 __all__ = ["Store"]
@@ -24,18 +25,31 @@ class Store:
     """What outlives a session, so that the same tools applied again resume.
 
     Held by the newest tool only, which is likely to die first: its plans hold all of them.
+
+    Attributes:
+        session: The session that uses it, or the last one that did. Contexts and plans find their
+            session here, since they live longer than the session that made them.
     """
 
-    __slots__ = ("__weakref__", "contexts", "epochs", "in_use", "persistent", "tools")
+    __slots__ = ("__weakref__", "contexts", "epochs", "persistent", "places", "session", "tools")
+
+    session: Session  # Set by each session that uses the store.
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tuple(weakref.ref(tool, self._discard) for tool in tools)
         #: (is backward, id) -> context
         self.contexts: dict[tuple[bool, int], OpContext] = {}
+        #: Namespace, is backward, id of the forward op and site key -> context
+        self.places: dict[tuple[Hashable, ...], OpContext] = {}
         #: Serial, generation and phase of each active tool -> epoch
         self.epochs: dict[tuple[tuple[int, int, tuple[bool, ...]], ...], int] = {}
         self.persistent: dict[str, Any] = {}
-        self.in_use = False
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a session that is not closed uses it."""
+        session = getattr(self, "session", None)
+        return session is not None and not session.closed
 
     def _discard(self, _: object) -> None:
         for reference in self.tools:

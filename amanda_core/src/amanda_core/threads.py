@@ -23,7 +23,15 @@ class Control:
     Slots, because drivers may read them at every operator.
     """
 
-    __slots__ = ("_entries", "autodiff", "caching", "enabled", "original", "routine_depth")
+    __slots__ = (
+        "_entries",
+        "autodiff",
+        "caching",
+        "enabled",
+        "listener",
+        "original",
+        "routine_depth",
+    )
 
     def __init__(self) -> None:
         self.enabled = True
@@ -31,6 +39,8 @@ class Control:
         self.autodiff = False
         #: More than 0 while a routine of a tool runs in this thread.
         self.routine_depth = 0
+        #: Called after each change of `enabled` and `caching`.
+        self.listener: Callable[[], None] | None = None
         #: In a replacement, the op that it stands for, where the driver offers it.
         self.original: Callable[[Sequence[Any]], Any] | None = None
         #: Switch -> what holds and held, innermost last: (owner, value).
@@ -41,7 +51,7 @@ class Control:
     def enter(self, name: str, value: bool, owner: object) -> None:
         """Set a switch until `owner` leaves it."""
         self._entries[name].append((owner, value))
-        setattr(self, name, value)
+        self._set(name, value)
 
     def leave(self, name: str, owner: object) -> None:
         """Take back what `owner` entered last, in whatever order others leave."""
@@ -50,7 +60,13 @@ class Control:
             if entries[index][0] is owner:
                 del entries[index]
                 break
-        setattr(self, name, entries[-1][1])
+        self._set(name, entries[-1][1])
+
+    def _set(self, name: str, value: bool) -> None:
+        before = getattr(self, name)
+        setattr(self, name, value)
+        if value != before and name != "autodiff" and self.listener is not None:
+            self.listener()
 
 
 class _Thread(threading.local):

@@ -1,12 +1,156 @@
-"""Values that are remembered without being kept alive."""
+"""Values that are remembered without being kept alive.
+
+Owns every weak reference to a framework's value that the core, a driver or a tool holds. A
+framework may refuse to exchange the content of a value while somebody holds one
+(`torch.utils.swap_tensors`): a driver tells these references from the user's by their type, and has
+them taken off once no tool is applied (`let_go`).
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["only", "strongly", "weakly"]
+__all__ = ["Known", "Ref", "Witness", "add_holder", "let_go", "only", "strongly", "weakly"]
+
+V = TypeVar("V")
+
+#: What still tells a value apart once nothing refers to it: an object that lives about as long, and
+#: facts about the value; None where there is no such object.
+Witness = Callable[[Any], "tuple[object, object] | None"]
+
+
+class Ref(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a value of a framework."""
+
+    __slots__ = ()
+
+
+class Holder(Protocol):
+    """What holds weak references that must be gone once no tool is applied."""
+
+    def let_go(self, kind: type, witness: Witness) -> None:
+        """Take them off the values of a type."""
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def add_holder(holder: Holder) -> None:
+    """Let `let_go` call a holder, which is itself held weakly."""
+    _holders.add(holder)
+
+
+def let_go(kind: type, witness: Witness) -> None:
+    """Take every weak reference off the values of a type.
+
+    What is known of a value is found again by `Known.get`, as long as its witness is the same.
+
+    Args:
+        kind: The type.
+        witness: Gives the witness of a value.
+    """
+    for holder in tuple(_holders):
+        holder.let_go(kind, witness)
+
+
+class _Entry(Generic[V]):
+    __slots__ = ("facts", "ref", "value", "witness")
+
+    def __init__(self, value: V) -> None:
+        self.value = value
+        self.ref: Ref | None = None
+        self.witness: weakref.ref[Any] | None = None
+        self.facts: tuple[object, Witness] | None = None
+
+
+class Known(Generic[V]):
+    """What is known of values, by their identity; goes when a value dies.
+
+    Args:
+        forgotten: Called with what was known of a value that has died; held weakly.
+    """
+
+    def __init__(self, forgotten: Callable[[V], object] | None = None) -> None:
+        self._entries: dict[int, _Entry[V]] = {}
+        self._forgotten = None if forgotten is None else weakref.WeakMethod(forgotten)
+        self._held = weakref.ref(self)
+        add_holder(self)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __deepcopy__(self, memo: object) -> Known[V]:
+        return Known()  # What is copied with its owner has not met any value.
+
+    def get(self, value: Any) -> V | None:
+        """Return what is known of a value, None if nothing is."""
+        entry = self._entries.get(id(value))
+        if entry is None:
+            return None
+        if entry.ref is not None:
+            return entry.value if entry.ref() is value else None
+        assert entry.facts is not None
+        assert entry.witness is not None
+        facts, witness = entry.facts
+        seen = witness(value)
+        if seen is None or seen[0] is not entry.witness() or seen[1] != facts:
+            self._drop(id(value), entry)
+            return None
+        self.set(value, entry.value)
+        return entry.value
+
+    def set(self, value: Any, known: V) -> bool:
+        """Note something of a value in the place of what was known; False if that cannot be."""
+        entry = _Entry(known)
+        try:
+            entry.ref = Ref(value, self._dropping(id(value)))
+        except TypeError:
+            return False
+        self._entries[id(value)] = entry
+        return True
+
+    def pop(self, value: Any) -> None:
+        """Forget a value."""
+        self._entries.pop(id(value), None)
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._entries.clear()
+
+    def let_go(self, kind: type, witness: Witness) -> None:
+        """Take the references off the values of a type; see the function of this name."""
+        for key, entry in tuple(self._entries.items()):
+            value = entry.ref() if entry.ref is not None else None
+            if not isinstance(value, kind):
+                continue
+            seen = witness(value)
+            entry.ref = None
+            if seen is None:
+                self._drop(key, entry)
+            else:
+                entry.facts = seen[1], witness
+                entry.witness = weakref.ref(seen[0], self._dropping(key))
+
+    def _dropping(self, key: int) -> Callable[[object], None]:
+        def drop(dead: object, held: Callable[[], Known[V] | None] = self._held) -> None:
+            table = held()
+            entry = table._entries.get(key) if table is not None else None
+            if (
+                table is not None
+                and entry is not None
+                and (dead is entry.ref or dead is entry.witness)
+            ):
+                table._drop(key, entry)
+
+        return drop
+
+    def _drop(self, key: int, entry: _Entry[V]) -> None:
+        del self._entries[key]
+        forgotten = self._forgotten() if self._forgotten is not None else None
+        if forgotten is not None:
+            forgotten(entry.value)
 
 
 class _Weak:
@@ -15,7 +159,7 @@ class _Weak:
     __slots__ = ("ref",)
 
     def __init__(self, value: Any) -> None:
-        self.ref = weakref.ref(value)
+        self.ref = Ref(value)
 
 
 def weakly(value: Any) -> Any:
@@ -29,14 +173,14 @@ def weakly(value: Any) -> Any:
 
 
 def strongly(value: Any) -> Any:
-    """What `weakly` was given, with None for what has died since."""
+    """Return the value that `weakly` was given, with None for what has died since."""
     if isinstance(value, list):
         return [strongly(item) for item in value]
     return value.ref() if isinstance(value, _Weak) else value
 
 
 def only(remembered: Any, keep: Callable[[Any], Any]) -> Any:
-    """What `weakly` gives of the single values as `keep` maps them."""
+    """Return what `weakly` returned, with `keep` applied to each single value."""
     if isinstance(remembered, list):
         return [only(item, keep) for item in remembered]
     return weakly(keep(strongly(remembered)))

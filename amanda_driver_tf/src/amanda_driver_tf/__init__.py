@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from amanda_driver_tf._interceptor import Choice
+    from amanda_core.interceptors import Choice
     from amanda_driver_tf._remnants import Remnant
 
 __all__ = ["interceptor", "remnants"]
@@ -17,19 +17,19 @@ __version__ = "0.1.0"
 
 
 def interceptor() -> Choice:
-    """Which interceptor of eager operators is used, and why; both see the same.
+    """Return the interceptor of eager operators that is used, and why; both see the same.
 
     >>> import amanda_driver_tf
     >>> amanda_driver_tf.interceptor().name in ("native", "python")
     True
     """
-    from amanda_driver_tf._interceptor import choice
+    from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 
-    return choice()
+    return INTERCEPTORS.choice()
 
 
 def remnants() -> list[Remnant]:
-    """What stays in TensorFlow once tools are left, with its extent; inert for everybody else.
+    """Return what stays in TensorFlow once tools are left; it does nothing for other programs.
 
     >>> import amanda_driver_tf
     >>> [remnant.what for remnant in amanda_driver_tf.remnants()]

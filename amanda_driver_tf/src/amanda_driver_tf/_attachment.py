@@ -6,18 +6,15 @@ in a mode, the mode says.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol
-
-from tensorflow.python.eager import record
 
 from amanda_core import Blind, Session
 from amanda_driver_tf._eager import EagerMode
 from amanda_driver_tf._eager.replicas import refuse_in_replica
 from amanda_driver_tf._graph.functions import FunctionMode
 from amanda_driver_tf._graph.sessions import GraphMode
-from amanda_driver_tf._state import STATE, quietly
+from amanda_driver_tf._state import STATE
 
 __all__ = ["Mode", "TensorFlowAttachment"]
 
@@ -32,7 +29,7 @@ class Mode(Protocol):
         """Stop intercepting and restore what was found; harmless if not started."""
 
     def coverage(self) -> Sequence[Blind]:
-        """What this mode cannot see, and why."""
+        """Return what this mode cannot see, and why."""
 
 
 class TensorFlowAttachment:
@@ -73,14 +70,8 @@ class TensorFlowAttachment:
         for mode in reversed(self._modes):
             mode.stop()
 
-    @contextmanager
-    def isolate(self) -> Iterator[None]:
-        """Extent without gradients, in which nothing is intercepted."""
-        with quietly(), record.stop_recording():
-            yield
-
     def coverage(self) -> Sequence[Blind]:
-        """What is not seen, and why."""
+        """Return what is not seen, and why."""
         return [
             *(blind for mode in self._modes for blind in mode.coverage()),
             Blind(

@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from amanda_core.interceptors import NATIVE
+from amanda_driver_tf._versions import VERSIONS
+
 __all__ = ["missing", "native"]
 
 #: The extension module, or None.
@@ -17,7 +20,7 @@ missing = ""
 
 
 def _knows_frames(module: Any) -> bool:
-    """Whether the extension reads the frames of this interpreter as they are."""
+    """Return True if the extension reads the frames of this interpreter as they are."""
 
     # As deep as when an op is located.
     def locate() -> bool:
@@ -38,6 +41,7 @@ except ImportError as error:
     missing = f"the extension was not built, or does not fit this Python ({error})"
 else:
     if _knows_frames(_native):
-        native = _native
+        missing = VERSIONS.failure(NATIVE)
+        native = None if missing else _native
     else:
         missing = "the extension was built for a Python with other frames"

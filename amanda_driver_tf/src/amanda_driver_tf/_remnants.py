@@ -26,7 +26,7 @@ class Remnant(NamedTuple):
 
 
 def remnants() -> list[Remnant]:
-    """What there is of it in this process."""
+    """Return what there is of it in this process."""
     if "amanda_driver_tf._graph.recorder" not in sys.modules:
         return []
     from amanda_driver_tf._graph import hiding, recorder

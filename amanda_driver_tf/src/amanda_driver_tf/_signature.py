@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tensorflow.python.framework import op_def_registry
+from amanda_driver_tf._tensorflow_internals.modules import op_def_registry
 
 __all__ = ["Signature", "flattened", "grouped", "signature_of"]
 

@@ -8,48 +8,60 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from amanda_core import Attachment, DriverInfo, Finding, OpContext, hookimpl
-from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._interceptor import choice
+from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
+from amanda_driver_tf._interceptor_choice import INTERCEPTORS
+from amanda_driver_tf._tensorflow_internals.names import LAST_MODULE
+from amanda_driver_tf._versions import VERSIONS
 from amanda_driver_tf.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from amanda_core import Session
+    from amanda_driver_tf._attachment import TensorFlowAttachment
 
 __all__ = [
     "amanda_attach",
     "amanda_driver_info",
+    "amanda_driver_status",
     "amanda_framework_imported",
     "amanda_preflight",
     "amanda_prepare_context",
 ]
+
+_CAPABILITIES = frozenset(
+    {
+        "gradients",
+        "aligned_gradients",
+        "late_gradients",
+        "replace",
+        "replace_backward",
+        "autodiff",
+        "staged",
+        "observers",
+        "steps",
+        "ordered",
+        "scopes",
+        "recomputed_edits",
+        "recomputed_flag",
+    }
+)
 
 
 @hookimpl
 def amanda_driver_info() -> DriverInfo:
     """Describe the driver."""
     return DriverInfo(
+        api=2,
         name="tensorflow",
         modules=("tensorflow",),
         namespaces=("tensorflow/*/eager", "tensorflow/*/function", "tensorflow/*/graph"),
-        capabilities=frozenset(
-            {
-                "eager",
-                "graph",
-                "gradients",
-                "aligned_gradients",
-                "replace",
-                "replace_backward",
-                "autodiff",
-                "staged",
-                "steps",
-                "scopes",
-                "scope_events",
-                "recomputation",
-            }
-        ),
+        capabilities={
+            # Layers are called while a graph is built, not when it runs.
+            "eager": _CAPABILITIES | {"eager", "scope_events"},
+            "function": _CAPABILITIES | {"graph"},
+            "graph": _CAPABILITIES | {"graph"},
+        },
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
     )
 
@@ -57,43 +69,27 @@ def amanda_driver_info() -> DriverInfo:
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
     """Look for what in this environment would make results wrong."""
-    import importlib_metadata
-
-    installed = {
-        name: importlib_metadata.version(name)
-        for name in importlib_metadata.packages_distributions().get("tensorflow", ())
-    }
-    if not installed:
-        return [Finding("error", "TensorFlow is not installed", "pip install tensorflow-cpu")]
-    version = next(iter(installed.values()))
-    findings = []
-    if tuple(int(part) for part in version.split(".")[:2]) < (2, 16):
-        fix = "pip install -U tensorflow"
-        findings.append(Finding("error", f"TensorFlow {version} is older than 2.16", fix))
-    if "tensorflow.python.eager.context" in sys.modules:
-        from amanda_driver_tf._graph import symbols
+    findings = INTERCEPTORS.findings()
+    if any(finding.severity == "error" for finding in findings):
+        return findings
+    if LAST_MODULE in sys.modules:
+        from amanda_driver_tf._tensorflow_internals import graph_checks
 
         findings += [
-            Finding("error", f"TensorFlow {version} is not known: {problem}", "Use 2.21")
-            for problem in symbols.problems()
+            Finding(
+                "error", f"TensorFlow {VERSIONS.installed()} is not known: {problem}", "Use 2.21"
+            )
+            for problem in graph_checks.problems()
         ]
         findings += _foreign()
-    return [*findings, _interception()]
-
-
-def _interception() -> Finding:
-    """Which interceptor of eager operators is used, and why."""
-    try:
-        name, why = choice()
-    except UnsupportedError as error:
-        return Finding("error", error.what, error.fix)
-    return Finding("info", f"Eager operators pass through the {name} interceptor. {why}")
+    return findings
 
 
 def _foreign() -> list[Finding]:
-    """What other libraries have put between a program and TensorFlow, named."""
+    """Return what other libraries have put between a program and TensorFlow, named."""
     import tensorflow as tf
-    from tensorflow.python.eager import context
+
+    from amanda_driver_tf._tensorflow_internals.modules import context
 
     findings = [
         Finding(
@@ -110,6 +106,12 @@ def _foreign() -> list[Finding]:
 
 
 @hookimpl
+def amanda_driver_status() -> DriverStatus:
+    """Say which TensorFlow is installed and by which interceptor its operators are seen."""
+    return INTERCEPTORS.status()
+
+
+@hookimpl
 def amanda_framework_imported() -> None:
     """Listen for gradients of graphs, which are built long before they run."""
     from amanda_driver_tf._graph import recorder
@@ -121,17 +123,15 @@ def amanda_framework_imported() -> None:
 def amanda_attach(session: Session) -> Attachment | None:
     """Start intercepting in the calling thread; None where TensorFlow is not loaded."""
     # `tensorflow` stands in sys.modules from the begin of its import on; its context comes late.
-    if "tensorflow.python.eager.context" not in sys.modules:
+    if LAST_MODULE not in sys.modules:
         return None
+    return INTERCEPTORS.attach(lambda: _attachment(session))
+
+
+def _attachment(session: Session) -> TensorFlowAttachment:
     from amanda_driver_tf._attachment import TensorFlowAttachment
 
-    attachment = TensorFlowAttachment(session)
-    try:
-        attachment.attach()
-    except BaseException:
-        attachment.detach()
-        raise
-    return attachment
+    return TensorFlowAttachment(session)
 
 
 @hookimpl

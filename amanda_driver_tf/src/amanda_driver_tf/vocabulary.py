@@ -409,7 +409,7 @@ def _conv_rank(context: OpContext) -> int | None:
 
 
 def _picks_rows(name: str, context: OpContext) -> bool:
-    """Whether a gather takes rows of a table: its first axis, of a matrix."""
+    """Return True if a gather takes rows of a table: its first axis, of a matrix."""
     inputs = context.get_inputs()
     if inputs is None or _rank(inputs[0]) != 2 or context.attrs.get("batch_dims"):
         return False

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from amanda_driver_tf import _build
-from amanda_driver_tf._interceptor import NAMES, VARIABLE
+from amanda_driver_tf._interceptor_choice import INTERCEPTORS
+from amanda_driver_tf._versions import VARIABLE
 
 
-@pytest.fixture(autouse=True, params=NAMES)
+@pytest.fixture(autouse=True, params=INTERCEPTORS.names)
 def interceptor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
     if name == "native" and _build.native is None:

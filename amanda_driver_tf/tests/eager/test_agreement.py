@@ -20,8 +20,8 @@ import amanda
 from amanda_core.testing.tools import idle, tool
 from amanda_driver_tf._eager.call_sites import PythonCallSite
 from amanda_driver_tf._eager.places import Forward
-from amanda_driver_tf._interceptor import VARIABLE
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._versions import VARIABLE
 
 from .making import normal, variable
 
@@ -232,6 +232,7 @@ def walking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return walk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_op_has_the_record_that_a_walk_gives(
     program: Callable[[], Callable[[], Any]], interceptor: str, walking: Callable[[], None]
@@ -250,6 +251,7 @@ def test_every_op_has_the_record_that_a_walk_gives(
     assert got == seen_by()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [trained, recursive, failing])
 def test_tools_that_ask_always_are_asked_of_the_same_ops(
     program: Callable[[], Callable[[], Any]], interceptor: str, walking: Callable[[], None]

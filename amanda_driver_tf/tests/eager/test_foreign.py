@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 from amanda import apply
@@ -52,6 +53,7 @@ def test_functions_that_run_eagerly() -> None:
         tf.config.run_functions_eagerly(False)
 
 
+@pytest.mark.slow
 def test_applying_tools_leaves_the_runtime_to_be_configured() -> None:
     program = (
         "import amanda, tensorflow as tf\n"

@@ -126,6 +126,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.slow
 def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
@@ -299,6 +300,7 @@ def test_library_layer_that_calls_one_op_type_twice() -> None:
         assert len(set(found)) == half
 
 
+@pytest.mark.slow
 def test_ids_are_bounded_over_many_steps() -> None:
     w, x, ids = variable(2, 2), normal(1, 2), Ids()
     with apply(ids.tool, idle()):

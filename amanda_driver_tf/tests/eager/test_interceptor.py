@@ -22,9 +22,9 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import after, idle, watching, watching_backward
 from amanda_driver_tf import _build
 from amanda_driver_tf._eager import backward, intercept
-from amanda_driver_tf._eager.symbols import backprop, execute, pywrap_tfe
-from amanda_driver_tf._interceptor import VARIABLE
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.modules import backprop, execute, pywrap_tfe
+from amanda_driver_tf._versions import VARIABLE
 from amanda_driver_tf.plugin import amanda_preflight
 
 from .making import normal, variable
@@ -265,6 +265,7 @@ def unhandled() -> None:
         tf.raw_ops.MatMul(a=X, b=object())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program", [dense(), trained(), failing, recorded, iterated, executed, unhandled]
 )

@@ -20,7 +20,7 @@ from tensorflow.python.framework import ops
 from amanda import apply, attach
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import at_inputs, before, idle, watching
-from amanda_driver_tf._eager import symbols
+from amanda_driver_tf._tensorflow_internals import eager_checks
 
 from .making import equal, normal, variable
 from .test_edits import gradient
@@ -212,9 +212,9 @@ def test_functions_call_nothing_of_ours_once_left() -> None:
 def test_self_test_finds_nothing_here_and_names_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert symbols.problems() == []
+    assert eager_checks.problems() == []
     monkeypatch.delattr(tape, "watch")
-    assert symbols.problems() == ["tensorflow.python.eager.tape.watch is missing"]
+    assert eager_checks.problems() == ["tensorflow.python.eager.tape.watch is missing"]
     with pytest.raises(UnsupportedError, match=r"tape\.watch is missing"), apply(idle()):
         pass
 

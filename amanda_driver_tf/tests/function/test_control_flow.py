@@ -69,6 +69,7 @@ def test_one_of_several_branches(index: int) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["another shape", "nothing edited", "another dtype"])
 def test_branches_that_do_not_look_alike(other: str) -> None:
     def branch(x: Any) -> Any:
@@ -282,6 +283,7 @@ def test_recurrent_layers(kind: str) -> None:
     close([y, *tape.gradient(y, layer.trainable_variables)], wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copies", [False, True], ids=["watched", "copied"])
 @pytest.mark.parametrize("form", ["outside", "inside"])
 def test_every_op_of_a_recurrent_layer_can_be_watched(form: str, copies: bool) -> None:

@@ -110,6 +110,7 @@ def test_training_step_on_two_replicas(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_fit_on_two_replicas(tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -146,6 +147,7 @@ STRATEGIES = """
 """
 
 
+@pytest.mark.slow
 def test_every_strategy_runs_edited_functions(tmp_path: Path) -> None:
     run(
         tmp_path,
@@ -294,6 +296,7 @@ def test_functions_sent_to_workers_are_refused() -> None:
         coordinator.schedule(step)
 
 
+@pytest.mark.slow
 def test_tensors_spread_over_devices(tmp_path: Path) -> None:
     run(
         tmp_path,

@@ -85,7 +85,13 @@ def _drawn(way: str) -> Iterator[tuple[Drawn, random.Random]]:
     raise AssertionError("TensorFlow fails on every second program")
 
 
-@pytest.mark.parametrize("way", [*WAYS, *IN_SESSIONS, *TWICE])
+@pytest.mark.parametrize(
+    "way",
+    [
+        next(iter(WAYS)),
+        *(pytest.param(w, marks=pytest.mark.slow) for w in [*WAYS, *IN_SESSIONS, *TWICE][1:]),
+    ],
+)
 def test_drawn_programs(way: str) -> None:
     different = 0
     for program, some in _drawn(way):

@@ -87,6 +87,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SOME)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_each_is_read_as_it_was_edited(program: Any, way: str) -> None:

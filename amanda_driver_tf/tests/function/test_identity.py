@@ -104,6 +104,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
     outputs = []
     for disturb in (False, True):

@@ -67,6 +67,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("configuration", "staged"),
     [*((configuration, False) for configuration in CONFIGURATIONS), ({"jit_compile": True}, True)],
@@ -80,6 +81,7 @@ def test_training_under_a_tool(configuration: dict[str, Any], staged: bool) -> N
     close(found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("scaled", [False, True], ids=["AdamW", "LossScaleOptimizer"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])

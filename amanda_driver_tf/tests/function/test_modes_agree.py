@@ -41,6 +41,7 @@ def differentiated(x: Any, w: Any, looped: bool) -> list[Any]:
     return [total, *tape.gradient(total, [x, w])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", [lambda f: f, amanda.staged], ids=["host", "staged"])
 @pytest.mark.parametrize("looped", [False, True], ids=["unrolled", "looped"])
 @pytest.mark.parametrize("kind", ["before", "after", "grad_out", "grad_in"])

@@ -62,6 +62,7 @@ AT_ADDITION = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", EVERY)
 @pytest.mark.parametrize("program", [of_a_call, of_a_loop, of_a_split, of_an_unstacked])
 def test_one_gradient_for_several_outputs_of_an_op(program: Any, way: str) -> None:

@@ -96,6 +96,7 @@ def test_random_edits(program: Any, way: str) -> None:
         run(program, some_edits(some, PROGRAMS[program].split(), kinds), way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", TWICE)
 @pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
 def test_second_derivatives_under_random_edits(program: Any, way: str) -> None:

@@ -196,6 +196,7 @@ assert sum(map(len, before)) > 300
 """
 
 
+@pytest.mark.slow
 def test_the_recorder_is_inert_once_tools_are_left(tmp_path: Path) -> None:
     """What TensorFlow builds is what it builds in a process without Amanda."""
     program = tmp_path / "program.py"
@@ -253,6 +254,7 @@ def test_memory_stays_flat_over_executions() -> None:
         assert len(gc.get_objects()) - objects < 100
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_without_the_cache_and_with_schedules() -> None:
     function = tf.function(layer)
     tools = routines(2)

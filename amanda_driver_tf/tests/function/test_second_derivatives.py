@@ -119,6 +119,7 @@ def differentiating(o: Ops, x: Any, w: Any) -> Any:
     return run(x, w) * x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", [recomputing, differentiating])
 @pytest.mark.parametrize(

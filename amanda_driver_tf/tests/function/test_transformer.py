@@ -104,6 +104,7 @@ def _as_written() -> Iterator[None]:
 modes = pytest.mark.parametrize("function", [False, True], ids=["eager", "function"])
 
 
+@pytest.mark.slow
 @modes
 def test_identities_everywhere_change_no_bit(function: bool) -> None:
     calls: list[int] = []

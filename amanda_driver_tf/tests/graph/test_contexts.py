@@ -204,5 +204,5 @@ def test_what_cannot_be_seen_is_said() -> None:
     with new_session(layer.graph) as session, amanda.apply(amanda.Tool()) as handle:
         session.run(layer.init)
         blind = {each.what for each in handle.coverage()["tensorflow"]}
-    assert "partial runs" in blind
+    assert any("partial runs" in what for what in blind)
     assert any("thread" in what for what in blind)

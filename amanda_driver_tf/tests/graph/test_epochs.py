@@ -7,12 +7,14 @@ import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow.python.ops import script_ops
 
 import amanda
 from amanda import OpContext, Tool
 from amanda_core.testing.tools import Edit, before, editing, tool
+from amanda_driver_tf._graph.hiding import Hidden
 
 from .making import all_ops, close, counting, double, equal, new_session, v1
 
@@ -87,6 +89,7 @@ def test_tools_of_the_same_structure_share_clones() -> None:
             assert all_ops(chain.graph) == count
 
 
+@pytest.mark.slow
 def test_fifty_extents_leave_a_bounded_number_of_ops() -> None:
     chain = Chain()
     with chain.open() as session:
@@ -269,6 +272,28 @@ def test_a_graph_and_its_sessions_can_be_freed() -> None:
     assert graph() is None
 
 
+@pytest.mark.parametrize("kind", ["nothing", "before", "grad_in", "grad_out"])
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_a_graph_is_freed_while_its_tools_stay(differentiated: bool, kind: str) -> None:
+    """With ops that are run and not fetched, among them those that no tool looks at."""
+
+    def freed() -> Any:
+        graph = tf.Graph()
+        with graph.as_default(), new_session(graph) as session:
+            x = v1.get_variable("x", initializer=2.0, use_resource=True)
+            y = x * x * 3.0
+            fetched = v1.gradients(y, x) if differentiated else [y]
+            session.run(v1.global_variables_initializer())
+            session.run([*fetched, v1.assign(x, 1.0)])
+        return weakref.ref(graph)
+
+    mine = amanda.Tool() if kind == "nothing" else editing(Edit("Mul", kind, lambda v: v * 2, 0))
+    with amanda.apply(mine):
+        graph = freed()
+        gc.collect()
+        assert graph() is None
+
+
 def test_tools_can_be_freed() -> None:
     chain = Chain()
     masks: list[Any] = []
@@ -326,6 +351,7 @@ def test_many_graphs_leave_nothing_behind() -> None:
     assert graphs_alive() <= graphs + 1
 
 
+@pytest.mark.slow
 def test_functions_of_clones_are_reused() -> None:
     graph = tf.Graph()
     with graph.as_default():
@@ -338,5 +364,7 @@ def test_functions_of_clones_are_reused() -> None:
             with amanda.apply(tools):
                 assert session.run(y, {x: [1.0, 2.0]}).tolist() == [-number, -2 * number]
             gc.collect()
-            counts.append((all_ops(graph), len(graph._functions)))
+            hidden = Hidden.of(graph)
+            assert hidden is not None
+            counts.append((all_ops(graph), len(hidden.functions)))
     assert counts[-1] == counts[2]

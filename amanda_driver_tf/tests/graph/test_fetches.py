@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda_core.testing.tools import before
+from amanda_core.testing.tools import after, before
 
 from .making import all_ops, close, counting, double, equal, new_session, v1
 
@@ -226,7 +226,64 @@ def test_options_and_metadata(small: Small, session: Any) -> None:
     assert metadata.step_stats.dev_stats
 
 
-def test_partial_runs_are_refused_by_name(small: Small, session: Any) -> None:
+def test_partial_runs(small: Small, session: Any) -> None:
+    """The second op is edited in the second part, and reads what the first part made."""
+    with amanda.apply(doubled()):
+        handle = session.partial_run_setup([small.mm, small.act], [small.x])
+        close(session.partial_run(handle, small.mm, {small.x: GIVEN}), 2 * GIVEN)
+        close(session.partial_run(handle, small.act), np.tanh(2 * GIVEN))
+        close(session.run(small.mm, {small.x: GIVEN}), 2 * GIVEN)
+
+
+def test_partial_runs_call_each_routine_once(small: Small, session: Any) -> None:
+    ran: list[str] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda c: c.insert_after_op(lambda *values: ran.append(c.op_type)), require_outputs=True
+    )
+    with amanda.apply(tool):
+        handle = session.partial_run_setup([small.mm, small.act], [small.x])
+        assert "MatMul" not in ran
+        session.partial_run(handle, small.mm, {small.x: GIVEN})
+        assert "MatMul" in ran
+        session.partial_run(handle, small.act)
+    assert len(ran) == len(set(ran)) > 2
+
+
+def test_fetching_twice_in_a_partial_run_is_tensorflows_error(small: Small, session: Any) -> None:
+    with amanda.apply(doubled()):
+        handle = session.partial_run_setup([small.mm, small.act], [small.x])
+        session.partial_run(handle, small.mm, {small.x: GIVEN})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="already been fetched"):
+            session.partial_run(handle, small.mm)
+        session.partial_run(handle, small.act)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            session.partial_run(handle, small.act)
+
+
+def test_error_of_a_routine_in_a_partial_run(small: Small, session: Any) -> None:
+    with amanda.apply(after("MatMul", lambda value: 1 / 0, 0)):
+        handle = session.partial_run_setup([small.mm, small.act], [small.x])
+        with pytest.raises(ZeroDivisionError):
+            session.partial_run(handle, small.mm, {small.x: GIVEN})
+
+
+@pytest.mark.parametrize("where", ["inside", "before"])
+def test_partial_runs_under_a_tool_that_inserts_nothing(
+    small: Small, session: Any, where: str
+) -> None:
+    fetches = [small.mm, small.act]
+    handle = session.partial_run_setup(fetches, [small.x])
+    with amanda.apply(amanda.Tool()):
+        if where == "inside":
+            handle = session.partial_run_setup(fetches, [small.x])
+        close(session.partial_run(handle, small.mm, {small.x: GIVEN}), GIVEN)
+    close(session.partial_run(handle, small.act), np.tanh(GIVEN))
+
+
+def test_partial_run_that_was_set_up_without_what_would_be_inserted(
+    small: Small, session: Any
+) -> None:
     handle = session.partial_run_setup([small.mm, small.act], [small.x])
     with amanda.apply(doubled()):
         with pytest.raises(NotImplementedError, match="partial run"):

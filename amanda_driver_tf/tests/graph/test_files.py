@@ -149,6 +149,7 @@ def test_a_meta_graph_is_imported_and_trained_under_tools(folder: pathlib.Path) 
         close(session.run("w/Read/ReadVariableOp:0"), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("simple", [True, False])
 def test_saved_models(folder: pathlib.Path, simple: bool) -> None:
     model, target = Model(), str(folder / "saved")

@@ -111,7 +111,7 @@ def test_aligned_whole_gradient_of_a_tensor_with_several_readers() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    list(
+    sorted(
         v1.AggregationMethod.__dict__.keys()
         & {"ADD_N", "EXPERIMENTAL_TREE", "EXPERIMENTAL_ACCUMULATE_N"}
     ),

@@ -214,11 +214,19 @@ def test_functions_of_graphs_stay_what_they_were() -> None:
         double_it = tf.function(lambda v: tf.negative(v, name="neg") * 2.0, autograph=False)
         y = double_it(x)
         grads = tf.gradients(y, x)
-    shown = serialised(graph)
+    shown, functions = serialised(graph), dict(graph._functions)
+    shaped = graph.as_graph_def(add_shapes=True)
     with new_session(graph) as session, amanda.apply(before("neg", double)):
         assert session.run(y, {x: [1.0, 2.0]}).tolist() == [-4.0, -8.0]
+        assert dict(graph._functions) == functions
         session.run(grads, {x: [1.0, 2.0]})
+        assert graph.as_graph_def(add_shapes=True) == shaped
     assert serialised(graph) == shown
+    assert dict(graph._functions) == functions
+    hidden = hiding.Hidden.of(graph)
+    assert hidden is not None
+    assert hidden.functions
+    assert not any(graph._is_function(name) for name in hidden.functions)
     with graph.as_default():
         z = double_it(y)
     with new_session(graph) as session:

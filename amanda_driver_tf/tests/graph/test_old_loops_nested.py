@@ -143,11 +143,13 @@ def test_identities_everywhere_change_no_bit(name: str) -> None:
         equal(results(session, built), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_many_edits_together(name: str) -> None:
     check(PROGRAMS[name], VALUES, EDITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", [*EDITS, *REPLACED], ids=named)
 def test_one_edit(edit: Edit) -> None:
     check(loop_in_branch_in_loop, VALUES, [edit])

@@ -222,6 +222,7 @@ for resource, earlier, wanted in before_import:
 """
 
 
+@pytest.mark.slow
 def test_a_graph_built_before_amanda_was_imported(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
@@ -231,6 +232,7 @@ def test_a_graph_built_before_amanda_was_imported(tmp_path: pathlib.Path) -> Non
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["amanda", "tensorflow"])
 def test_the_order_of_imports_makes_no_difference(tmp_path: pathlib.Path, first: str) -> None:
     second = "tensorflow" if first == "amanda" else "amanda"

@@ -350,3 +350,46 @@ def test_a_routine_before_an_op_runs_after_what_the_op_waits_for(op: str) -> Non
                 order.clear()
                 session.run(result)
                 assert order[:2] == ["waited for", "routine"]
+
+
+# Attributes that were taken from ops.
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_ops_from_which_attributes_were_cleared(kind: str) -> None:
+    """Only attributes with a default may be, `tf.compat.v1.graph_util` among who does so."""
+    graph = tf.Graph()
+    with graph.as_default():
+        x = v1.get_variable("x", initializer=[2.0, 1.0], use_resource=True)
+        y = tf.multiply(tf.reshape(x, [2, 1]), 3.0, name="y")
+        with tf.control_dependencies([y]):
+            total = tf.matmul(y, y, transpose_a=True)
+        gradient = v1.gradients(total, x)[0]
+    for op in graph.get_operations():
+        for attribute in op.op_def.attr:
+            needed = attribute.type == "type" or attribute.name.startswith("transpose")
+            if attribute.HasField("default_value") and not needed:
+                op._clear_attr(attribute.name)
+    with new_session(graph) as session:
+        session.run(x.initializer)
+        wanted = session.run([total, gradient])
+        for edit in (lambda value: value, lambda value: None):
+            with amanda.apply(editing(Edit("Mul", kind, edit, 0))):
+                close(session.run([total, gradient]), wanted)
+        with amanda.apply(amanda.Tool()):
+            close(session.run([total, gradient]), wanted)
+
+
+def test_resource_from_which_its_name_was_cleared() -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        queue = tf.raw_ops.FIFOQueueV2(component_types=[tf.float32], shared_name="mine")
+        put = tf.raw_ops.QueueEnqueueV2(handle=queue, components=[tf.constant(2.0)])
+        size = tf.raw_ops.QueueSizeV2(handle=queue)
+    queue.op._clear_attr("shared_name")
+    with new_session(graph) as session:
+        for mine in (amanda.Tool(), editing(Edit("QueueSizeV2", "after", lambda v: v + 1, 0))):
+            with amanda.apply(mine):
+                session.run(put)
+                assert session.run(size) >= 1
+        assert session.run(size) == 2

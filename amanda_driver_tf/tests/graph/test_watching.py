@@ -203,6 +203,7 @@ def results(program: Callable[[], Made], tools: list[Tool]) -> list[Any]:
     return [value for value in found if value is not None and not isinstance(value, bytes)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "new"),
     [

@@ -25,10 +25,12 @@ from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import unknown_bindings
 from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._reading import is_weight
 from amanda_driver_torch._records import Operator, OpRecord
 from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scope, Scopes
 from amanda_driver_torch._sites import BOUNDARY, Sites
 from amanda_driver_torch._state import STATE, opaquely, quietly
+from amanda_driver_torch._torch_internals import TENSOR_METHODS, TRACING_MACHINERY
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
 
@@ -71,6 +73,8 @@ class TorchAttachment:
         self.watch = self._interceptor.watch
         self._attached = False
         self.edits = 0
+        #: What observers did not see -> why.
+        self._unseen: dict[str, str] = session.persistent("pytorch.unseen", dict)
 
     def attach(self) -> None:
         """Start intercepting in this thread."""
@@ -94,18 +98,8 @@ class TorchAttachment:
             self.backward.release()
             self._sites.clear()
 
-    @contextmanager
-    def isolate(self) -> Iterator[None]:
-        """Extent without gradients, in which nothing is intercepted."""
-        STATE.quiet += 1
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            STATE.quiet -= 1
-
     def coverage(self) -> Sequence[Blind]:
-        """What is not seen, and why."""
+        """Return what is not seen, and why."""
         return [
             *self._interceptor.coverage(),
             Blind("torch.func transforms", "values are wrapped and have no graph to edit"),
@@ -120,10 +114,15 @@ class TorchAttachment:
                 "ops that were found to need nothing before are looked at from the next pass on",
             ),
             *(Blind(name, "not known to be an operator") for name in unknown_bindings()),
+            *(Blind(what, why) for what, why in self._unseen.items()),
         ]
 
+    def note_unseen(self, what: str, why: str) -> None:
+        """Note what an observer did not see, and why."""
+        self._unseen[what] = why
+
     def watching(self) -> bool:
-        """Whether an operator that this thread calls now is to be instrumented."""
+        """Return True if an operator that this thread calls now is to be instrumented."""
         return (
             STATE.attachment is self
             and not STATE.quiet
@@ -137,12 +136,23 @@ class TorchAttachment:
         self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """One call of an operator, seen by the interceptor."""
-        if self._looks_away(args):
+        if self._looks_away(args, kwargs):
             return call(*args, **kwargs)
-        record = self._interceptor.locate(operator.op_type, args, kwargs)
+        try:
+            record = self._interceptor.locate(operator.op_type, args, kwargs)
+        except Exception as error:
+            self._look_away_after(error, operator.op_type)
+            record = None
         if record is None:
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
+
+    def _look_away_after(self, error: Exception, op_type: str) -> None:
+        """Let an operator run plain whose site the driver failed to find, if that is wanted."""
+        failures = self.session.failures
+        if not failures.is_drivers(error):
+            raise error
+        failures.note(error, NAMESPACE, op_type)
 
     def execute_known(
         self,
@@ -153,15 +163,19 @@ class TorchAttachment:
         kwargs: dict[str, Any],
     ) -> Any:
         """One call of an operator whose record the native interceptor has found."""
-        if self._looks_away(args):
+        if self._looks_away(args, kwargs):
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
 
     def resolve(self, op_type: str, scope: Scope | None, frames: Any, *call: Any) -> Any:
         """The record of an op that the native interceptor does not know; None to look away."""
-        if self._looks_away(call[0]):
+        if self._looks_away(call[0], call[1]):
             return None
-        return self._sites.resolve(op_type, scope or OUTSIDE, frames, *call)
+        try:
+            return self._sites.resolve(op_type, scope or OUTSIDE, frames, *call)
+        except Exception as error:
+            self._look_away_after(error, op_type)
+            return None
 
     def resume(
         self,
@@ -189,8 +203,8 @@ class TorchAttachment:
         """Looks at the nodes of an op that was idle; for the native interceptor."""
         return self._execution.settle
 
-    def _looks_away(self, args: Sequence[Any]) -> bool:
-        reason = _tracing.reason_to_look_away(args)
+    def _looks_away(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        reason = _tracing.reason_to_look_away(args, kwargs)
         if reason:
             self.session.warn_once(reason, user_stacklevel())
         return reason is not None
@@ -203,7 +217,7 @@ class TorchAttachment:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if record.caller.startswith(_tracing.MACHINERY):
+        if record.caller.startswith(TRACING_MACHINERY):
             return call(*args, **kwargs)
         try:
             return self._execution(record, operator, call, args, kwargs)
@@ -213,11 +227,11 @@ class TorchAttachment:
             raise
 
     def _hides(self, operator: Operator, record: OpRecord) -> bool:
-        """Whether torch turns a TypeError in this call into NotImplemented."""
+        """Return True if torch turns a TypeError in this call into NotImplemented."""
         if self._interceptor.hides_type_errors and operator.op_type.removesuffix("_") in _BINARY:
             return True
         # Its reflected operators are Python functions under a decorator that does so.
-        return record.caller == "torch._tensor"
+        return record.caller == TENSOR_METHODS
 
     def execute_python(
         self,
@@ -360,7 +374,7 @@ def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
     def constant(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
             return value
-        if (value.is_leaf and value.requires_grad) or scopes.is_buffer(value):
+        if is_weight(value) or scopes.is_buffer(value):
             return value
         return None
 

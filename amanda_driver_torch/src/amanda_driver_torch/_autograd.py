@@ -14,34 +14,41 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["OWN_NODES", "PLAIN", "keep_saved", "pass_straight", "run_replaced", "tap"]
+from amanda_driver_torch._function_apply import apply_unseen
+from amanda_driver_torch._reading import (
+    PLAIN,
+    is_differentiable,
+    memory_of,
+    node_of,
+    requires_grad,
+)
+from amanda_driver_torch._torch_internals import (
+    DisableTorchFunction,
+    backward_class,
+    forward_ad_level,
+    make_saved_tensor,
+    may_hook_saved_tensors,
+    pop_saved_tensor_hooks,
+    push_saved_tensor_hooks,
+    set_sequence_number,
+    top_saved_tensor_hooks,
+)
+
+__all__ = ["OWN_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
 
 # The engine runs ready nodes from the highest sequence number down. Above it there is only
 # AccumulateGrad at 2**64 - 1; operators count up from 0.
 _TOP = 2**62
 _serial = itertools.count(1)
 
-#: Makes what torch saves of a tensor for backward; None where torch does not offer that to Python.
-_save: Callable[[torch.Tensor, bool], Any] | None = getattr(
-    torch._C._autograd, "_make_saved_tensor", None
-)
-#: Types of tensors that no subclass gives a meaning of its own.
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-
-def _apply(function: type[Function], *args: Any) -> Any:
-    # `Function.apply` looks for setup_context and functorch wrappers in Python; its base is C
-    # (3.3 against 2.2 us, torch 2.13).
-    return super(Function, function).apply(*args)  # type: ignore[misc]
-
 
 def _prioritise(value: torch.Tensor) -> None:
-    node = value.grad_fn
+    node = node_of(value)
     if node is not None:
-        node._set_sequence_nr(_TOP - next(_serial))  # type: ignore[attr-defined]
+        set_sequence_number(node, _TOP - next(_serial))
 
 
 class AmandaEdit(Function):
@@ -100,7 +107,7 @@ class AmandaReplaced(Function):
 
 
 #: Types of these nodes as they appear in a graph.
-OWN_NODES = tuple(f._backward_cls for f in (AmandaEdit, AmandaTap, AmandaReplaced))
+OWN_NODES = tuple(map(backward_class, (AmandaEdit, AmandaTap, AmandaReplaced)))
 
 
 def _stand_in(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -110,24 +117,23 @@ def _stand_in(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     and hooks may supply the values. So there is no node at which sums of gradients would be grouped
     otherwise than without the edit.
     """
-    assert _save is not None
+    assert make_saved_tensor is not None
 
     def values(_: None) -> torch.Tensor:
         return new
 
-    if old._is_view():
-        # Its base may have been written: the place is found anew when it is looked at.
-        old.grad_fn  # noqa: B018
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-        saved = _save(old, False)
+    # The base of a view may have been written: the place is found again when it is looked at.
+    node_of(old)
+    if top_saved_tensor_hooks(True) is None:
+        saved = make_saved_tensor(old, False)
         saved.register_hooks(_nothing, values)
     else:
         # The user's hooks are not to hear of it.
-        torch._C._autograd._push_saved_tensors_default_hooks(_nothing, values)
+        push_saved_tensor_hooks(_nothing, values)
         try:
-            saved = _save(old, False)
+            saved = make_saved_tensor(old, False)
         finally:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
+            pop_saved_tensor_hooks()
     value: torch.Tensor = saved.unpack()
     if value.is_leaf:
         # It refers to where the gradients of `old` are accumulated, but does not hold it.
@@ -152,17 +158,17 @@ def pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) ->
         # An inference tensor cannot be saved for backward; a clone outside is an ordinary one.
         new = new.clone()
     # In forward-mode differentiation the tangent passes, too, whatever requires a gradient.
-    differentiated = forward_ad._current_level >= 0
+    differentiated = forward_ad_level() >= 0
     differentiable = new.is_floating_point() or new.is_complex()
-    if not differentiated and not (old.requires_grad and torch.is_grad_enabled()):
-        if old.requires_grad and differentiable and not node:
+    if not differentiated and not (torch.is_grad_enabled() and is_differentiable(old)):
+        if requires_grad(old) and differentiable and not node:
             # Torch chooses kernels by this, also where there are no gradients.
             return new if new.requires_grad else new.detach().requires_grad_()
         return new.detach() if new.requires_grad else new
     plain = type(old) in PLAIN and type(new) in PLAIN
-    if not (node or differentiated or _save is None) and plain and differentiable:
+    if not (node or differentiated or make_saved_tensor is None) and plain and differentiable:
         return _stand_in(old, new)
-    edited: torch.Tensor = _apply(AmandaEdit, old, new)
+    edited: torch.Tensor = apply_unseen(AmandaEdit, old, new)
     _prioritise(edited)
     return edited
 
@@ -171,7 +177,7 @@ def tap(
     values: Sequence[torch.Tensor], function: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> tuple[torch.Tensor, ...]:
     """Identities of `values`; `function` maps their gradients, None where there is none."""
-    tapped: tuple[torch.Tensor, ...] = _apply(AmandaTap, function, *values)
+    tapped: tuple[torch.Tensor, ...] = apply_unseen(AmandaTap, function, *values)
     _prioritise(tapped[0])
     return tapped
 
@@ -189,22 +195,27 @@ def run_replaced(
         values: The differentiable inputs.
         replacement: Maps gradients of the outputs to one gradient for each of `values`.
     """
-    return tuple(_apply(AmandaReplaced, run, replacement, *values))
+    return tuple(apply_unseen(AmandaReplaced, run, replacement, *values))
 
 
 @contextmanager
-def keep_saved(storages: set[int]) -> Iterator[None]:
-    """Extent in which what an op saves for backward in `storages` is saved as a copy.
+def keep_saved(memory: set[int]) -> Iterator[None]:
+    """Extent in which what an op saves for backward in `memory` is saved as a copy.
 
     An in-place op saves the storage that it writes; editing its result there would change what its
     backward formula sees. Hooks around this extent (checkpointing) still get to see every tensor.
     """
-    around = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if not (memory and may_hook_saved_tensors()):
+        yield
+        return
+    around = top_saved_tensor_hooks(True)
     pack_around, unpack_around = around if around is not None else (None, None)
 
     def pack(tensor: torch.Tensor) -> Any:
-        if tensor.untyped_storage().data_ptr() in storages:
-            tensor = tensor.detach().clone()
+        # The user's function modes are in force here.
+        with DisableTorchFunction():
+            if memory_of(tensor) in memory:
+                tensor = tensor.detach().clone()
         return pack_around(tensor) if pack_around is not None else tensor
 
     def unpack(saved: Any) -> torch.Tensor:

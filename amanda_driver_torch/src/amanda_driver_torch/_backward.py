@@ -15,19 +15,24 @@ import torch
 
 from amanda_core import OpContext, Plan, Session, Site, Step, Tool
 from amanda_core.errors import EditError, RoutineResultError
+from amanda_core.weak import Ref
 from amanda_driver_torch._edits import check_gradient, edited_gradient
 from amanda_driver_torch._lifetime import Lifetime, Token
 from amanda_driver_torch._modes import changes_of
-from amanda_driver_torch._nodes import name_of, new_nodes
+from amanda_driver_torch._nodes import name_of, new_nodes, new_nodes_behind
 from amanda_driver_torch._records import NodeRecord
+from amanda_driver_torch._torch_internals import current_node
 
 if TYPE_CHECKING:
     from amanda_driver_torch._sites import Sites
 
-__all__ = ["Backward"]
+__all__ = ["Backward", "unchanged"]
 
 # Key in the metadata of a leaf's node; the value tells which attachment hooked it.
 _MARK = "amanda"
+
+# With this the modules of all hooks begin that the driver registers.
+_OWN = f"{__package__}._"
 
 
 class Backward:
@@ -44,12 +49,17 @@ class Backward:
         self.lifetime = Lifetime(session)
         self._sites = sites
         self._namespace = namespace
-        self._leaves: dict[Hashable, tuple[weakref.ref[torch.Tensor], NodeRecord]] = {}
+        self._leaves: dict[Hashable, tuple[Ref, NodeRecord]] = {}
         #: Execution -> the plan of gradients that it was made with. Hooks hold the token and
         #: neither the plan nor its tool, whose outputs may lead back to the hooked node.
         self._plans: weakref.WeakKeyDictionary[Token, Plan] = weakref.WeakKeyDictionary()
         #: Hooked node -> its record, which may be gone from the op's otherwise.
         self._records: weakref.WeakKeyDictionary[Token, NodeRecord] = weakref.WeakKeyDictionary()
+        #: What stands for a forward op in hooks that hook its nodes later -> the records of these
+        #: nodes and its context; see `_pending`.
+        self.pending: weakref.WeakKeyDictionary[Token, tuple[dict[Any, NodeRecord], OpContext]] = (
+            weakref.WeakKeyDictionary()
+        )
         #: Epoch -> the tools of then, as far as they live.
         self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
         #: Handles of the hooks on leaves, with the node's metadata; they do not hold the node.
@@ -77,7 +87,7 @@ class Backward:
         return self._plans.get(token)
 
     def still_applied(self, step: Step) -> bool:
-        """Whether the tool of a step is applied; warns once where it was left too early."""
+        """Return True if the tool of a step is applied; warns once where it was left too early."""
         if any(step.action.tool is tool for tool in self.session.tools):
             return True
         self.lifetime.warn()
@@ -126,11 +136,7 @@ class Backward:
         nodes, leaves = new_nodes(tensors, start)
         settled = True
         for node, key in _keyed(nodes, prefix):
-            name = key[1]
-            record = records.get(key)
-            if record is None:
-                site = self._site(forward, key, name)
-                record = records[key] = NodeRecord(self, site, forward)
+            record = self._record(records, forward, key)
             if not record.idle(self.session):
                 settled = False
                 self._hook(node, record)
@@ -138,8 +144,55 @@ class Backward:
             settled &= self._track_leaf(leaf)
         return settled
 
+    def hook_pending(
+        self, token: Token, start: int, number: int, node: Any
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Hook the nodes of an execution that had a single hook so far.
+
+        Args:
+            token: The key of its op in `pending`.
+            start: Sequence number before the op ran.
+            number: Number of that hook.
+            node: The node that has it; None for the one that is being run.
+
+        Returns:
+            What that hook does from now on.
+        """
+        records, forward = self.pending[token]
+        first: Any = current_node() if node is None else node
+        own: Callable[[Sequence[Any]], Any] = unchanged
+        nodes, leaves = new_nodes_behind([first], start)
+        for one, key in _keyed(nodes, ""):
+            record = self._record(records, forward, key)
+            if record.idle(self.session):
+                continue
+            of_node = Token(token.epoch)
+            if one is first:
+                own = self._hook_first(one, record, of_node, number)
+            else:
+                _put_in_place(self._hook(one, record, of_node), number)
+        for leaf in leaves:
+            self._track_leaf(leaf, token.epoch, number)
+        return own
+
+    def _hook_first(
+        self, node: Any, record: NodeRecord, token: Token, number: int
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Hook a node that has a prehook already; return what this does."""
+        gone = False
+
+        def finished() -> None:
+            nonlocal gone
+            gone = True
+            handle.remove()
+
+        before, after = self.hooks(record, token, finished)
+        handle = node.register_hook(after)
+        _put_in_place([handle], number)
+        return lambda grads: None if gone else before(grads)
+
     def leaves_idle(self, leaves: Sequence[Any]) -> bool:
-        """Whether nothing is to be done where the gradients of these leaves are accumulated."""
+        """Return True if nothing is done where the gradients of these leaves are accumulated."""
         for leaf in leaves:
             held = self._leaves.get(self._sites.parameter_key(leaf.variable)[0])
             if held is None or held[0]() is not leaf.variable or not held[1].idle(self.session):
@@ -159,6 +212,15 @@ class Backward:
         if record.forward is not None:
             again = self._second_order.setdefault(record, {})
             self.track(again, record.forward, tensors, start, prefix=f"{record.site.key!r}")
+
+    def _record(
+        self, records: dict[Any, NodeRecord], forward: OpContext, key: tuple[str, str, int]
+    ) -> NodeRecord:
+        """Return the record of a node of a forward op, made where there is none."""
+        record = records.get(key)
+        if record is None:
+            record = records[key] = NodeRecord(self, self._site(forward, key, key[1]), forward)
+        return record
 
     def _site(self, forward: OpContext, key: Any, name: str) -> Site:
         return Site(
@@ -231,9 +293,17 @@ class Backward:
 
         return before, after
 
-    def _track_leaf(self, node: Any) -> bool:
+    def _track_leaf(self, node: Any, epoch: int = 0, number: int | None = None) -> bool:
+        """Hook the accumulation into a leaf, unless it is hooked or there is nothing to do.
+
+        Args:
+            node: The node.
+            epoch: Epoch in which it was used; 0 for now.
+            number: Number of the hook in whose place these hooks stand, if they come later.
+        """
         leaf = node.variable
-        key, name = self._sites.parameter_key(leaf)
+        key_of = self._sites.parameter_key if number is None else self._sites.remembered_key
+        key, name = key_of(leaf)
         held = self._leaves.get(key)
         record = held[1] if held is not None else None
         if held is not None and isinstance(leaf, torch.nn.Parameter) and held[0]() is not leaf:
@@ -250,7 +320,7 @@ class Backward:
                 module_path=name.rpartition(".")[0],
             )
             record = NodeRecord(self, site, None)
-            self._leaves[key] = (weakref.ref(leaf), record)
+            self._leaves[key] = (Ref(leaf), record)
         if record.idle(self.session):
             return True
         # The node goes with the graph, so the next iteration hooks the next node. It may also stay
@@ -259,11 +329,13 @@ class Backward:
         lifetime, token = metadata.get(_MARK, (None, None))
         if lifetime is self.lifetime:
             # A node of an older graph, which may have been made under other tools, in one of now.
-            token.epoch = self.epoch()
+            token.epoch = epoch or self.epoch()
         else:
-            token = Token(self.epoch())
+            token = Token(epoch or self.epoch())
             metadata[_MARK] = (self.lifetime, token)
             hooks = self._hook(node, record, token, lambda: metadata.pop(_MARK, None))
+            if number is not None:
+                _put_in_place(hooks, number)
             self._hooks += ((hook, metadata) for hook in hooks)
             if len(self._hooks) > self._hooks_limit:
                 self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
@@ -276,8 +348,10 @@ class Backward:
             hook.remove()
             metadata.pop(_MARK, None)
         self._hooks.clear()
+        self._leaves.clear()
         self._plans.clear()
         self._records.clear()
+        self.pending.clear()
 
     # Running plans on gradients.
 
@@ -316,7 +390,7 @@ class Backward:
                 where=plan.replacement.where,
                 fix="Return one value for each, None where there is none",
             )
-        receivers = torch._C._current_autograd_node().next_functions
+        receivers = current_node().next_functions
         for index, (old, new) in enumerate(zip(results, values, strict=True)):
             if old is None and new is not None:
                 if receivers[index][0] is not None:
@@ -330,6 +404,21 @@ class Backward:
             else:
                 check_gradient(old, new, plan.replacement.where)
         return values
+
+
+def unchanged(_: Sequence[Any]) -> None:
+    """Stand for the hook before a node for which there is nothing to do."""
+
+
+def _put_in_place(handles: Sequence[Any], number: int) -> None:
+    """Put hooks of the driver before those that the program registered after hook `number`."""
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        for other, hook in list(hooks.items()):
+            of_driver = str(getattr(hook, "__module__", "")).startswith(_OWN)
+            if number < other < handle.id and not of_driver:
+                # Not `move_to_end`: PyTorch goes through the plain dict that this one is.
+                hooks[other] = hooks.pop(other)
 
 
 def _keyed(nodes: Sequence[Any], prefix: str) -> Iterator[tuple[Any, tuple[str, str, int]]]:

@@ -1,12 +1,16 @@
 """Whether this installation has the native interceptor, and why not.
 
-Owns the import of the extension; everything that needs it asks here.
+Owns the import of the extension; everything that needs it asks here. Where the version of torch was
+never tried, a self-test decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from amanda_core.interceptors import NATIVE
+from amanda_driver_torch._versions import VERSIONS
 
 __all__ = ["missing", "native", "thread_fields"]
 
@@ -20,7 +24,8 @@ try:
 except ImportError as error:
     missing = f"the extension was not built, or does not fit this Python ({error})"
 else:
-    native = _native
+    missing = VERSIONS.failure(NATIVE)
+    native = None if missing else _native
 
 
 def thread_fields() -> Mapping[str, Any]:

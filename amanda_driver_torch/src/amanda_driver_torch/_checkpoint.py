@@ -103,7 +103,7 @@ def watch_first_run(generator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_foreign_rerun() -> bool:
-    """Whether the caller runs in a recomputation whose first run no tool has seen."""
+    """Return True if the caller runs in a recomputation whose first run no tool has seen."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
-from amanda_driver_torch._autograd import PLAIN
 from amanda_driver_torch._build import native
 from amanda_driver_torch._edits import OfAliasing
-from amanda_driver_torch._nodes import BackwardOp, new_nodes, next_sequence, route
+from amanda_driver_torch._nodes import BackwardOp, new_nodes, route, tensors_in
+from amanda_driver_torch._reading import PLAIN, is_strided
 from amanda_driver_torch._state import STATE
 from amanda_driver_torch._taps import asked
+from amanda_driver_torch._torch_internals import autocast_enabled, next_sequence
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
@@ -30,8 +31,6 @@ __all__ = ["compiled", "node_plans"]
 
 # More values than this are handed over in Python.
 _MANY = 16
-
-_autocast = torch._C._is_any_autocast_enabled
 
 
 def compiled(
@@ -84,6 +83,11 @@ def compiled(
             for of_point in (steps, steps_after)
         )
     args, kwargs = bound.given
+    if asked(context) and not all(
+        type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
+    ):
+        # A subclass may override what C would read of it.
+        return None
     names = tuple(kwargs)
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)
     operands = (*args, *kwargs.values())
@@ -145,12 +149,12 @@ def compiled(
 def _meetings(
     run: Run, sources: tuple[int, ...], operands: tuple[Any, ...], taps: Taps | None, returned: Any
 ) -> Any:
-    """How gradients of inputs are hooked where they meet; None where identities are needed."""
+    """Return how gradients of inputs are hooked where they meet; None if identities are needed."""
     output = returned[0] if isinstance(returned, tuple) and returned else returned
-    if taps is None or type(output) is not torch.Tensor or _autocast():
+    if taps is None or type(output) is not torch.Tensor or autocast_enabled():
         return None
     tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    if any(type(t) not in PLAIN or t.layout != torch.strided for t in tensors):
+    if not all(map(is_strided, tensors)):
         return None
     if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
         # The engine may convert what the op gives.
@@ -175,13 +179,13 @@ def _meetings(
         for index, value in enumerate(operands)
         if type(value) is torch.Tensor
     ]
-    return (run.made_count - (taps.begin - run.start), _autocast, laid, hooks)
+    return (run.made_count - (taps.begin - run.start), autocast_enabled, laid, hooks)
 
 
 def node_plans(
     attachment: TorchAttachment, record: OpRecord, outputs: Sequence[Any], start: int
 ) -> object:
-    """What is to be done at the nodes of an op, for executions like the one that has just been.
+    """Return what is to be done at the nodes of an op, for executions like the last one.
 
     Args:
         attachment: The attachment.

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from amanda_core import Step
-from amanda_core.errors import EditError
+from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch._autograd import pass_straight
+from amanda_driver_torch._reading import is_nested_strided, requires_grad, shape_of
 
 __all__ = [
     "OfAliasing",
@@ -40,7 +41,7 @@ class OfAliasing(NamedTuple):
 
 
 def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
-    """What stands for `old` from now on: `new`, autograd-neutral unless asked otherwise.
+    """Return what replaces `old` from now on: `new`, autograd-neutral unless asked otherwise.
 
     Args:
         old: A value of an op.
@@ -62,11 +63,12 @@ def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
     if step.action.autodiff:
         return new
     if not isinstance(new, torch.Tensor):
-        if old.requires_grad:
+        if requires_grad(old):
             check_tensor(old, new, step)
         return new
-    if old.requires_grad and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and requires_grad(old):
         check_tensor(old, new, step)
+        _refuse_nested(old, step.where)
     return pass_straight(old, new, node=node)
 
 
@@ -81,9 +83,10 @@ def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = Fal
             where=step.where,
             fix="Return a tensor",
         )
-    if new.shape != old.shape:
+    if shape_of(new) != shape_of(old):
         raise EditError(
-            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
+            f"A value of shape {tuple(shape_of(new))} cannot stand for one of "
+            f"{tuple(shape_of(old))}",
             where=step.where,
             fix="Keep the shape; elsewhere than in place, replace_op or an insertion under "
             "amanda.autodiff_enabled() may change it",
@@ -96,8 +99,18 @@ def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = Fal
         )
 
 
+def _refuse_nested(old: torch.Tensor, where: str) -> None:
+    if is_nested_strided(old):
+        raise UnsupportedError(
+            "Nested tensors of the strided layout that require gradients cannot be edited, nor "
+            "their gradients: PyTorch's functions and hooks take none",
+            where=where,
+            fix="Make them with layout=torch.jagged",
+        )
+
+
 def edited_gradient(old: Any, new: Any, step: Step) -> Any:
-    """What stands for the gradient `old` from now on.
+    """Return what replaces the gradient `old` from now on.
 
     Where the backward pass is itself differentiated, gradients of gradients pass straight through.
 
@@ -118,7 +131,9 @@ def check_gradient(old: Any, new: Any, where: str) -> None:
                 "There is no gradient here to be changed", where=where, fix="Return None"
             )
         return
-    check_gradient_shape(new, old.shape, where)
+    check_gradient_shape(new, shape_of(old), where)
+    if new is not old and isinstance(old, torch.Tensor):
+        _refuse_nested(old, where)
 
 
 def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
@@ -131,9 +146,9 @@ def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
             where=where,
             fix="Return a tensor",
         )
-    if new.shape != shape:
+    if shape_of(new) != shape:
         raise EditError(
-            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(shape)}",
+            f"A gradient of shape {tuple(shape_of(new))} cannot stand for one of {tuple(shape)}",
             where=where,
             fix="Return a gradient of the same shape",
         )

@@ -14,20 +14,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
+from amanda_core.driver_failures import OriginalCall
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
 from amanda_driver_torch import _taps
 from amanda_driver_torch._autograd import keep_saved
 from amanda_driver_torch._backward import Backward
-from amanda_driver_torch._compiled import compiled, node_plans
+from amanda_driver_torch._compiled import compiled
 from amanda_driver_torch._edits import check_tensor, edited
 from amanda_driver_torch._modes import back, call_routine, changes_of
-from amanda_driver_torch._nodes import made, next_sequence, tensors_in
+from amanda_driver_torch._nodes import made, tensors_in
 from amanda_driver_torch._operators import IN_PLACE_METADATA
+from amanda_driver_torch._pending import later_hooks
+from amanda_driver_torch._reading import is_weight, memory_of, requires_grad
 from amanda_driver_torch._records import Operator, OpRecord
 from amanda_driver_torch._replaced import run_with_replaced_backward
 from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
 from amanda_driver_torch._state import STATE
+from amanda_driver_torch._torch_internals import next_sequence, version_of
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
@@ -69,7 +73,31 @@ class Execution:
             if next_sequence() - start == record.idle_nodes:
                 return result
             return self.settle(record, operator, args, kwargs, result, start)
-        return Run(self, record, operator, call, args, kwargs).result()
+        original = self._session.failures.original(call)
+        return self._run(record, operator, original, args, kwargs)
+
+    def _run(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        original: OriginalCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        go_on: Callable[[Run], object] | None = None,
+    ) -> Any:
+        """Return the result of a call, also where the driver fails, if that is wanted."""
+        try:
+            run = Run(self, record, operator, original, args, kwargs)
+            if go_on is not None:
+                go_on(run)
+            return run.result()
+        except Exception as error:
+            failures, site = self._session.failures, record.site
+            if not failures.is_drivers(error, original):
+                raise
+            return failures.recover(error, site.namespace, site.name, original, args, kwargs)
+        finally:
+            original.forget()
 
     def resume(
         self,
@@ -98,12 +126,17 @@ class Execution:
             start: Sequence number before that call.
             tapped: Whether that call was made so that gradients of inputs are seen to.
         """
-        run = Run(self, record, operator, call, args, kwargs)
-        run.done_before, run.done_after = before, after
+        original = self._session.failures.original(call)
+
+        def go_on(run: Run) -> None:
+            run.done_before, run.done_after = before, after
+            if returned is not None:
+                run.call, run.start = (lambda *_, **__: returned), start
+                run.called, run.tapped = True, tapped
+
         if returned is not None:
-            run.call, run.start = (lambda *_, **__: returned), start
-            run.called, run.tapped = True, tapped
-        return run.result()
+            original.keep(returned)
+        return self._run(record, operator, original, args, kwargs, go_on)
 
     def settle(
         self,
@@ -115,15 +148,23 @@ class Execution:
         start: int,
     ) -> Any:
         """Look at the nodes of an idle op that made others than when it was found idle."""
-        made = next_sequence() - start
-        if made != record.idle_nodes and record.context is not None:
-            bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)
-            # What is remembered is of another execution.
-            record.context.remember_constants()
-            if self._track(record, record.context, bound, outputs, start):
-                record.idle_nodes = made
-            else:
-                record.hooks = node_plans(self._attachment, record, outputs, start)
+        try:
+            made_nodes = next_sequence() - start
+            if made_nodes != record.idle_nodes and record.context is not None:
+                bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)
+                # What is remembered is of another execution.
+                record.context.remember_constants()
+                if self._track(record, record.context, bound, outputs, start):
+                    record.idle_nodes = made_nodes
+                else:
+                    record.hooks = later_hooks(
+                        self._attachment, record, record.context, bound, outputs, start
+                    )
+        except Exception as error:
+            failures, site = self._session.failures, record.site
+            if not failures.is_drivers(error):
+                raise
+            failures.note(error, site.namespace, site.name)
         return result
 
     def count_edits(self, number: int) -> None:
@@ -149,11 +190,13 @@ class Run:
         execution: Execution,
         record: OpRecord,
         operator: Operator,
-        call: Callable[..., Any],
+        original: OriginalCall,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        self.execution, self.record, self.operator, self.call = execution, record, operator, call
+        self.execution, self.record, self.operator = execution, record, operator
+        self.original = original
+        self.call: Callable[..., Any] = original
         self.session, self.attachment = execution._session, execution._attachment
         self.bound = bind(operator.func, args, kwargs)
         self.values = list(self.bound.values)
@@ -200,6 +243,7 @@ class Run:
         if taps is not None:
             self.values = taps.before(self.values, self.start)
         returned = self._call(before, context)
+        self.original.keep(returned)
         outputs = self.outputs_of(returned)
         if taps is not None:
             outputs = taps.untap(outputs)
@@ -216,7 +260,9 @@ class Run:
             if session.wants_backward:
                 tracked = self.execution._track(record, context, self.bound, outputs, self.start)
                 if not tracked:
-                    record.hooks = node_plans(self.attachment, record, outputs, self.start)
+                    record.hooks = later_hooks(
+                        self.attachment, record, context, self.bound, outputs, self.start, settled
+                    )
             taps.after(outputs, self.start)
         if after.steps:
             results = self._edit_outputs(after, results)
@@ -268,9 +314,9 @@ class Run:
         if step.action.autodiff and torch.is_grad_enabled():
             old.copy_(new)
             return
-        # `.data`: the version counter must not move, for nothing that was saved is outdated by it
-        # that the op itself does not outdate.
-        old.data.copy_(new)
+        # The version counter must not move: nothing that was saved is outdated by it that the op
+        # itself does not outdate.
+        _overwrite(old, new)
 
     # The op.
 
@@ -281,7 +327,7 @@ class Run:
         if replaced is not None and torch.is_grad_enabled():
             return run_with_replaced_backward(self, replaced)
         if self._edits_in_place(context):
-            with keep_saved(self._storages()):
+            with keep_saved(self._written_memory()):
                 return self.call_original(self.values)
         return self.call_original(self.values)
 
@@ -293,11 +339,11 @@ class Run:
         if isinstance(written, torch.Tensor):
             # What the routine computes with must survive that its result is written over it.
             values[0] = given = written.clone()
-            version = None if given.is_inference() else given._version
+            version = None if given.is_inference() else version_of(given)
             with back(), standing_for(self.call_original):
                 result = step.replace(values)
             # It may have been written itself.
-            if result is not given or version is None or given._version != version:
+            if result is not given or version is None or version_of(given) != version:
                 check_tensor(written, result, step)
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op its input.
@@ -350,16 +396,15 @@ class Run:
         return self.call(*args, **kwargs)
 
     def _edits_in_place(self, context: OpContext) -> bool:
-        """Whether the op's result may be edited in the storage that the op saves for backward."""
+        """Return True if the op's result may be edited in storage that it saves for backward."""
         if not (self.bound.signature.in_place and torch.is_grad_enabled()):
             return False
-        asked = bool(context.plan(IPoint.AFTER_FORWARD).steps)
+        asked = context.plan(IPoint.AFTER_FORWARD).edits
         return asked or self.session.due(context, IPoint.AFTER_FORWARD)
 
-    def _storages(self) -> set[int]:
-        return {
-            t.untyped_storage().data_ptr() for t in tensors_in(self.values[p] for p in self.mutated)
-        }
+    def _written_memory(self) -> set[int]:
+        memory = {memory_of(t) for t in tensors_in(self.values[p] for p in self.mutated)}
+        return {number for number in memory if number is not None}
 
     def outputs_of(self, returned: Any) -> list[Any]:
         if returned is None and self.bound.signature.in_place:
@@ -380,18 +425,17 @@ class Run:
                 elif self._is_new_leaf(old) and not step.action.autodiff:
                     # The program will look for the gradient in this very leaf.
                     check_tensor(old, new, step, same_dtype=True)
-                    old.data.copy_(new)
+                    _overwrite(old, new)
                 else:
                     outputs[position] = edited(old, new, step, node=self.operator.aliases)
         return outputs
 
     def _is_new_leaf(self, output: Any) -> bool:
-        """Whether the op made a leaf, as ``torch.randn(3, requires_grad=True)`` does."""
+        """Return True if the op made a leaf, as ``torch.randn(3, requires_grad=True)`` does."""
         return (
             isinstance(output, torch.Tensor)
-            and output.requires_grad
-            and output.is_leaf
             and not any(output is value for value in tensors_in(self.bound.values))
+            and is_weight(output)
         )
 
     def _written(self, output: torch.Tensor) -> bool:
@@ -412,7 +456,25 @@ class Run:
         check_tensor(old, new, step, same_dtype=True)
         if step.action.autodiff and torch.is_grad_enabled():
             old.copy_(new)
+        elif torch.is_grad_enabled() and requires_grad(old) and memory_of(old) is None:
+            raise UnsupportedError(
+                f"The result of {self.operator.op_type} cannot be edited: it is written where the "
+                "operator may have saved it for its backward, and a tensor of this layout or type "
+                "has no memory by which that could be told",
+                where=step.where,
+                fix="Edit the input of the op that uses it",
+            )
         else:
             # The graph stays as it is: what the op saved is no longer in this storage, and what
             # others saved of it is outdated since the op wrote it.
-            old.data.copy_(new)
+            _overwrite(old, new)
+
+
+def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Write the values of a tensor; autograd does not see it."""
+    if memory_of(tensor) is not None:
+        tensor.data.copy_(values)
+        return
+    # `data` shares nothing that a copy into a sparse tensor would write.
+    with torch.no_grad():
+        tensor.copy_(values)

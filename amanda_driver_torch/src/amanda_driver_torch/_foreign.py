@@ -16,26 +16,21 @@ from amanda_core import Finding
 
 __all__ = ["foreign"]
 
-#: Registries of hooks that run for every module -> what they are called for.
-_HOOKS = {
-    "_global_forward_pre_hooks": "forward pre-hook",
-    "_global_forward_hooks": "forward hook",
-    "_global_backward_pre_hooks": "backward pre-hook",
-    "_global_backward_hooks": "backward hook",
-}
 #: Whose functions may stand in torch's modules: its own, Python's, and ours meanwhile.
 _KNOWN = frozenset({"torch", "amanda_driver_torch", "typing_extensions", *sys.stdlib_module_names})
 
 
 def foreign() -> list[Finding]:
-    """What is found, named by where it was defined."""
+    """Return what is found, named by where it was defined."""
     return [*_of_hooks(), *_of_modes(), *_of_functions()]
 
 
 def _of_hooks() -> Iterator[Finding]:
     import torch.nn.modules.module as module
 
-    for registry, what in _HOOKS.items():
+    from amanda_driver_torch._torch_internals import GLOBAL_MODULE_HOOKS
+
+    for registry, what in GLOBAL_MODULE_HOOKS.items():
         hooks: Mapping[int, Any] = getattr(module, registry, {})
         for hook in hooks.values():
             if not _is_known(hook):
@@ -47,16 +42,11 @@ def _of_hooks() -> Iterator[Finding]:
 
 
 def _of_modes() -> Iterator[Finding]:
-    from torch import overrides
-    from torch.utils import _python_dispatch
+    from amanda_driver_torch._torch_internals import dispatch_modes, function_modes
 
-    # Private, and the only places that know.
-    stacks = {
-        "torch function mode": getattr(overrides, "_get_current_function_mode_stack", list),
-        "torch dispatch mode": getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list),
-    }
-    for what, stack in stacks.items():
-        for mode in stack():
+    entered = {"torch function mode": function_modes(), "torch dispatch mode": dispatch_modes()}
+    for what, modes in entered.items():
+        for mode in modes:
             if not _is_known(type(mode)):
                 yield Finding(
                     "warning",

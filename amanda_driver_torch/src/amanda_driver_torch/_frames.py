@@ -13,36 +13,27 @@ from typing import Any
 
 import amanda_core
 from amanda_driver_torch import _state
+from amanda_driver_torch._torch_internals import LOOKED_AWAY, TENSOR_METHODS
 
-__all__ = ["LOOKED_AWAY", "is_own", "is_torchs", "looks_away", "user_stacklevel"]
+__all__ = ["is_own", "is_torchs", "looks_away", "user_stacklevel"]
 
 # By folder and not by name: a test runner may name modules below the package.
 _OWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (amanda_core, _state))
 
 
-# Functions that are not made of the model's operators: the engine has its own way in, and the
-# rest looks at a tensor, copies it or moves it between processes.
-LOOKED_AWAY = frozenset(
-    {"backward", "grad", "register_hook", "register_post_accumulate_grad_hook"}
-    | {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__dir__"}
-    | {"__len__", "__hash__", "__array__", "__dlpack__", "__dlpack_device__", "share_memory_"}
-    | {"is_shared", "storage", "storage_type", "_typed_storage", "_reduce_ex_internal"}
-)
-
-
 def is_torchs(namespace: Mapping[str, Any]) -> bool:
-    """Whether code with these globals is of torch's own Python modules."""
+    """Return True if code with these globals is of torch's own Python modules."""
     return str(namespace.get("__name__", "")).partition(".")[0] == "torch"
 
 
 def is_own(code: CodeType) -> bool:
-    """Whether code is of the core or of this driver."""
+    """Return True if code is of the core or of this driver."""
     return code.co_filename.startswith(_OWN)
 
 
 def looks_away(code: CodeType, namespace: Mapping[str, Any]) -> bool:
-    """Whether code is of a method of tensors that is not made of the model's operators."""
-    return namespace.get("__name__") == "torch._tensor" and code.co_name in LOOKED_AWAY
+    """Return True if code is of a method of tensors that is not made of the model's operators."""
+    return namespace.get("__name__") == TENSOR_METHODS and code.co_name in LOOKED_AWAY
 
 
 def user_stacklevel() -> int:

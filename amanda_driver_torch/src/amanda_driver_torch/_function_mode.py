@@ -14,7 +14,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amanda_core import Blind
-from amanda_driver_torch._frames import LOOKED_AWAY
 from amanda_driver_torch._limits import LIMITS
 from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import (
@@ -28,6 +27,14 @@ from amanda_driver_torch._records import Operator, OpRecord
 from amanda_driver_torch._scopes import Activation, Scope
 from amanda_driver_torch._sites import Sites
 from amanda_driver_torch._state import STATE
+from amanda_driver_torch._torch_internals import (
+    LOOKED_AWAY,
+    function_mode_at,
+    function_mode_count,
+    nested_bindings,
+    pop_function_mode,
+    push_function_mode,
+)
 from amanda_driver_torch._wrappers import has_override, make_transparent, transparent
 
 if TYPE_CHECKING:
@@ -44,8 +51,12 @@ _ASKED_ELSEWHERE = (torch.nn.functional, torch.functional, torch.overrides)
 _UNREPORTED = (
     (torch, "from_numpy"),
     (torch, "frombuffer"),
-    (vars(torch._C)["_nested"], "nested_tensor"),
+    (nested_bindings, "nested_tensor"),
 )
+
+
+#: The module of functions that write their arguments through a process group.
+_COLLECTIVES = "torch.distributed.distributed_c10d"
 
 
 class FunctionModeInterceptor:
@@ -76,8 +87,8 @@ class FunctionModeInterceptor:
 
     def inside(self) -> AbstractContextManager[object]:
         """Extent that is intercepted although an operator around it is running."""
-        stack = range(torch._C._len_torch_function_stack())
-        if any(torch._C._get_function_stack_at(i) is self._mode for i in stack):
+        stack = range(function_mode_count())
+        if any(function_mode_at(i) is self._mode for i in stack):
             return nullcontext()
         return self._mode
 
@@ -89,7 +100,7 @@ class FunctionModeInterceptor:
         """Keep no record."""
 
     def coverage(self) -> Sequence[Blind]:
-        """What the function protocol does not see."""
+        """Return what the function protocol does not see."""
         return LIMITS[self.name]
 
 
@@ -101,13 +112,13 @@ class _Mode(TorchFunctionMode):
 
     def leave(self) -> None:
         above = []
-        while torch._C._len_torch_function_stack():
-            mode = torch._C._pop_torch_function_stack()
+        while function_mode_count():
+            mode = pop_function_mode()
             if mode is self:
                 break
             above.append(mode)
         for mode in reversed(above):
-            torch._C._push_on_torch_function_stack(mode)
+            push_function_mode(mode)
 
     def __torch_function__(
         self,
@@ -135,7 +146,7 @@ class _Mode(TorchFunctionMode):
     def _execute(
         self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if not torch._C._len_torch_function_stack():
+        if not function_mode_count():
             return self._attachment.execute(operator, func, args, kwargs)
         # Modes entered before ours: they are to hear of the operator, not of our work.
         with laid_aside():
@@ -143,7 +154,7 @@ class _Mode(TorchFunctionMode):
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a Python function of torch's so that the operators inside it are seen."""
-        if func.__name__ in LOOKED_AWAY:
+        if func.__name__ in LOOKED_AWAY or func.__module__ == _COLLECTIVES:
             return func(*args, **kwargs)
         if has_override(args) or has_override(tuple(kwargs.values())):
             # The subclass wants to see this very function, so the function is the operator.

@@ -1,6 +1,6 @@
-"""Which interceptor is used, and why: the seam between operators' entry and the rest.
+"""The seam between operators' entry and the rest.
 
-Owns the contract of interceptors and the choice among those that this installation has.
+Owns the contract of interceptors, and makes the one that is chosen.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amanda_core import Blind
-from amanda_core import choice as core_choice
-from amanda_core.choice import NATIVE, Choice
-from amanda_driver_torch import _build
+from amanda_core.interceptors import NATIVE
 from amanda_driver_torch._function_mode import FunctionModeInterceptor
+from amanda_driver_torch._interceptor_choice import INTERCEPTORS
 
 if TYPE_CHECKING:
     from amanda_driver_torch._attachment import TorchAttachment
@@ -21,12 +20,7 @@ if TYPE_CHECKING:
     from amanda_driver_torch._scopes import Activation, Scope
     from amanda_driver_torch._sites import Sites
 
-__all__ = ["VARIABLE", "Choice", "Interceptor", "choice", "choose"]
-
-#: Environment variable that names an interceptor.
-VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
-
-NAMES = (NATIVE, "function_mode")
+__all__ = ["Interceptor", "choose"]
 
 
 class Interceptor(Protocol):
@@ -64,32 +58,16 @@ class Interceptor(Protocol):
         """Keep no record: the sites have forgotten them."""
 
     def coverage(self) -> Sequence[Blind]:
-        """What this interceptor cannot see, and why."""
-
-
-def choice() -> Choice:
-    """Which interceptor a session would use now, and why.
-
-    Raises:
-        UnsupportedError: The one that `AMANDA_TORCH_INTERCEPTOR` asks for is not available.
-    """
-    native = _build.native
-    return core_choice.choose(
-        VARIABLE,
-        NAMES,
-        _build.missing if native is None else None,
-        distribution="amanda-driver-torch",
-        built=f"The extension is there; it reads {native.FRAMES}" if native is not None else "",
-    )
+        """Return what this interceptor cannot see, and why."""
 
 
 def choose(attachment: TorchAttachment, sites: Sites[OpRecord]) -> Interceptor:
-    """The interceptor asked for by `AMANDA_TORCH_INTERCEPTOR`, or the best one there is.
+    """Return the interceptor asked for by `AMANDA_TORCH_INTERCEPTOR`, or the best one there is.
 
     Raises:
         UnsupportedError: The one asked for is not available.
     """
-    if choice().name == NATIVE:
+    if INTERCEPTORS.choice().name == NATIVE:
         from amanda_driver_torch._native_interceptor import NativeInterceptor
 
         return NativeInterceptor(attachment, sites)

@@ -25,7 +25,7 @@ class Lifetime:
         self._warned = False
 
     def active(self) -> bool:
-        """Whether routines are to run now; warns once where the tools were left too early."""
+        """Return True if routines are to run now; warn once if the tools were left too early."""
         session = self._session()
         if session is None or session.closed:
             self.warn()

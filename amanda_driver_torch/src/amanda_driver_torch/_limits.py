@@ -19,11 +19,17 @@ _EXTENSIONS = Blind(
     "register them with amanda_driver_torch.extensions.register_op",
 )
 
+_COLLECTIVES = Blind(
+    "collectives of torch.distributed",
+    "they write their arguments through a process group; what surrounds them is seen",
+)
+
 #: Interceptor -> what it does not see.
 LIMITS: Mapping[str, tuple[Blind, ...]] = {
     "native": (
         Blind("torch.Tensor(...)", "a type's constructor is in no table of torch's"),
         _EXTENSIONS,
+        _COLLECTIVES,
     ),
     "function_mode": (
         Blind(
@@ -31,5 +37,6 @@ LIMITS: Mapping[str, tuple[Blind, ...]] = {
         ),
         Blind("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
         _EXTENSIONS,
+        _COLLECTIVES,
     ),
 }

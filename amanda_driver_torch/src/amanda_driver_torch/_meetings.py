@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from amanda_driver_torch._nodes import Edge, Slot, name_of
+from amanda_driver_torch._nodes import Edge, Slot, edges_from, name_of
+from amanda_driver_torch._torch_internals import input_metadata, saved_sizes
 
-__all__ = ["Meeting", "Result", "meeting", "readings"]
+__all__ = ["Meeting", "Result", "contributors", "meeting", "readings"]
 
 #: Nodes that only change the shape of a gradient, and how a result of the node before them is to
 #: be changed likewise; empty where it is the same.
@@ -59,7 +60,7 @@ class Result(NamedTuple):
         return value if value.dtype == dtype else value.to(dtype)
 
     def back(self, gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
-        """What stands for `value`, this result of the node, so that the input gets `gradient`."""
+        """Return this result of the node, `value`, changed so that the input gets `gradient`."""
         if gradient is None or not self.way:
             return gradient
         return gradient.t() if self.way == "t" else gradient.reshape(value.shape)
@@ -109,12 +110,12 @@ def _origins(leading: _Leading, edge: Edge) -> dict[Any, Result]:
 
 
 def _change(node: Any) -> str | None:
-    """How a node changes the shape of a gradient; None where it does more to it."""
+    """Return how a node changes the shape of a gradient; None where it does more to it."""
     name = name_of(node)
     if name == "ExpandBackward0":
         # To the shape that was there: nothing is summed.
-        (given,) = getattr(node, "_input_metadata", None) or (None,)
-        same = given is not None and tuple(given.shape) == tuple(node._saved_self_sym_sizes)
+        (given,) = input_metadata(node) or (None,)
+        same = given is not None and tuple(given.shape) == saved_sizes(node)
         return "" if same else None
     return _RESHAPING.get(name)
 
@@ -162,9 +163,29 @@ def readings(
             yield group, chosen, meeting(nodes, {slot: edges[slot] for slot in chosen})
 
 
+def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot, list[Any]] | None:
+    """Return for each input the nodes whose results the engine adds up, each with the number.
+
+    None where one tensor stands at several positions, and the nodes do not tell these apart.
+    """
+    leading, times = _leading(nodes), Counter(edges.values())
+    found: dict[Slot, list[Any]] = {}
+    taken: Counter[Edge] = Counter()
+    for slot, edge in edges.items():
+        origins = leading.get(edge, [])
+        if times[edge] > 1:
+            if len(origins) != times[edge]:
+                return None
+            # Results come in the order of arguments.
+            origins = [origins[taken[edge]]]
+            taken[edge] += 1
+        found[slot] = origins
+    return found if all(found.values()) else None
+
+
 def _leading(nodes: Sequence[Any]) -> _Leading:
     found: _Leading = {}
     for node in nodes:
-        for index, edge in enumerate(node.next_functions):
+        for index, edge in enumerate(edges_from(node)):
             found.setdefault(edge, []).append((node, index))
     return found

@@ -14,8 +14,19 @@ from typing import Any, TypeVar
 import torch
 
 from amanda_core import Step
-from amanda_driver_torch._autograd import PLAIN
+from amanda_driver_torch._reading import PLAIN
 from amanda_driver_torch._state import STATE
+from amanda_driver_torch._torch_internals import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    dispatch_mode_count,
+    function_mode_count,
+    pop_function_mode,
+    profiler_enabled,
+    push_function_mode,
+    record_functions,
+    set_grad_enabled,
+)
 
 __all__ = [
     "back",
@@ -54,8 +65,8 @@ def back() -> Iterator[None]:
 
 
 def overheard() -> bool:
-    """Whether dispatch modes or the profiler hear of what is done to tensors in this thread."""
-    return torch._C._autograd._profiler_enabled() or bool(torch._C._len_torch_dispatch_stack())
+    """Return True if dispatch modes or the profiler are active in this thread."""
+    return profiler_enabled() or bool(dispatch_mode_count())
 
 
 @contextmanager
@@ -65,20 +76,20 @@ def unheard(values: Iterable[Any]) -> Iterator[None]:
     Args:
         values: What is worked on. Subclasses of tensors need the dispatch, and are heard of.
     """
-    profiled = torch._C._autograd._profiler_enabled()
+    profiled = profiler_enabled()
     if not overheard() or any(
         isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
     ):
         yield
         return
     if profiled:
-        torch._C._autograd._enable_record_function(False)
+        record_functions(False)
     try:
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             yield
     finally:
         if profiled:
-            torch._C._autograd._enable_record_function(True)
+            record_functions(True)
 
 
 def in_users_modes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,33 +114,33 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
     if not (switch or STATE.aside):
         return function(argument)
     if switch:
-        _set_grad_enabled(False)
+        _switch_gradients(False)
     try:
         with back():
             return function(argument)
     finally:
         if switch:
-            _set_grad_enabled(True)
+            _switch_gradients(True)
 
 
 def changes_of(step: Step, values: Sequence[Any], done: tuple[Any, ...]) -> list[tuple[int, Any]]:
-    """What a step changes in `values`; `done` holds what its routine returned if it was called."""
+    """Return what a step changes in `values`; `done` holds what its routine returned, if called."""
     if done:
         return step.changes(values, done[0])
     return call_routine(step, values, step.action.autodiff)
 
 
 def _pop() -> list[Any]:
-    count = torch._C._len_torch_function_stack()
-    return [torch._C._pop_torch_function_stack() for _ in range(count)]
+    count = function_mode_count()
+    return [pop_function_mode() for _ in range(count)]
 
 
 def _push(modes: list[Any]) -> None:
     for mode in reversed(modes):
-        torch._C._push_on_torch_function_stack(mode)
+        push_function_mode(mode)
 
 
-def _set_grad_enabled(enabled: bool) -> None:
+def _switch_gradients(enabled: bool) -> None:
     # It is itself reported to function modes (torch 2.13).
-    with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(enabled)
+    with DisableTorchFunction():
+        set_grad_enabled(enabled)

@@ -22,12 +22,19 @@ from amanda_driver_torch._autograd import tap
 from amanda_driver_torch._build import native
 from amanda_driver_torch._limits import LIMITS
 from amanda_driver_torch._modes import in_users_modes, laid_aside, overheard
-from amanda_driver_torch._nodes import next_sequence
 from amanda_driver_torch._operators import is_operator, operators, type_name
 from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._reading import is_weight
 from amanda_driver_torch._records import Operator, OpRecord
-from amanda_driver_torch._sites import is_weight
 from amanda_driver_torch._state import STATE
+from amanda_driver_torch._torch_internals import (
+    FUNCTIONS,
+    OpOverload,
+    OpOverloadPacket,
+    function_mode_count,
+    next_sequence,
+    some_binding,
+)
 from amanda_driver_torch._tracing import STAND_INS
 
 if TYPE_CHECKING:
@@ -77,12 +84,12 @@ class NativeInterceptor:
 
     def start(self) -> None:
         """Begin to intercept in this thread."""
-        for kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+        for kind in (OpOverload, OpOverloadPacket):
             if not hasattr(kind.__call__, _MARK):
                 PATCHES.add(kind, "__call__", _dispatcher_call(kind.__call__))
         for name in self._refused:
             owner, _, attribute = name.rpartition(".")
-            if owner == "torch._C._VariableFunctions" or hasattr(torch, attribute):
+            if owner == FUNCTIONS or hasattr(torch, attribute):
                 PATCHES.add_operator(torch, attribute, attribute)
         native.install()
 
@@ -106,7 +113,7 @@ class NativeInterceptor:
         return activation
 
     def coverage(self) -> Sequence[Blind]:
-        """What the redirected tables do not show."""
+        """Return what the redirected tables do not show."""
         return [
             *LIMITS[self.name],
             *(Blind(f"early references to {n}", why) for n, why in self._refused.items()),
@@ -117,7 +124,7 @@ def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, whose third argument is the original, unheard by function modes of the user's."""
 
     def run(record: Any, operator: Any, call: Callable[..., Any], *rest: Any) -> Any:
-        if not torch._C._len_torch_function_stack():
+        if not function_mode_count():
             return function(record, operator, call, *rest)
         with laid_aside():
             return function(record, operator, in_users_modes(call), *rest)
@@ -148,7 +155,7 @@ def _define() -> dict[str, str]:
     """Tell the extension of all operators; name -> why it does not redirect it."""
     folder = str(Path(torch.__file__).parent)
     refused = {}
-    _set_up(torch._C._VariableFunctions.relu)
+    _set_up(some_binding)
     for name, binding in operators().items():
         call = binding
         if name.endswith("__"):
@@ -168,7 +175,7 @@ def _set_up(binding: Any) -> None:
         binding,
         torch.is_grad_enabled,
         next_sequence,
-        torch._C._len_torch_function_stack,
+        function_mode_count,
         overheard,
         STAND_INS,
     )

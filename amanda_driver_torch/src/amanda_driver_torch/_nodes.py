@@ -11,33 +11,44 @@ from typing import Any
 import torch
 
 from amanda_driver_torch._autograd import OWN_NODES
+from amanda_driver_torch._modes import unheard
+from amanda_driver_torch._reading import (
+    base_of,
+    is_differentiable,
+    node_of,
+    output_number,
+    requires_grad,
+)
 from amanda_driver_torch._signature import BoundCall
+from amanda_driver_torch._torch_internals import AccumulateGrad, current_node, sequence_number
 
 __all__ = [
     "BackwardOp",
     "Edge",
     "Slot",
     "differentiable",
+    "edge_of",
+    "edges_from",
     "made",
     "name_of",
     "new_nodes",
-    "next_sequence",
+    "new_nodes_behind",
     "placed",
     "route",
     "tensors_in",
 ]
 
-#: Node and number of one of its gradient arguments.
+#: Node and number of one of its gradient arguments; for a leaf, which may have no node yet, a mark
+#: and its id.
 Edge = tuple[Any, int]
 
 #: Where a tensor stands: (position, None), or (position, i) for the i-th of a list.
 Slot = tuple[int, int | None]
 
-#: The sequence number that the next node of this thread will get (0.04 us).
-next_sequence = torch._C._autograd._get_sequence_nr
-
 # Nodes of ops count up from 0; AccumulateGrad has 2**64 - 1 and the driver's own lie in between.
 _LIMIT = 2**61
+
+_LEAF = "leaf"
 
 # Nodes that lie further behind an output than this are not looked for.
 _FAR = 6
@@ -65,7 +76,7 @@ class BackwardOp:
     @property
     def node(self) -> Any:
         """The autograd node during the call of a routine, else None."""
-        node = torch._C._current_autograd_node()
+        node = current_node()
         return node if node is not None and name_of(node) == self.__name__ else None
 
     @property
@@ -77,7 +88,8 @@ class BackwardOp:
 
 def name_of(node: Any) -> str:
     """The node's name as users see it; some carry their C++ namespace (`CopySlices`)."""
-    return str(node.name()).rpartition("::")[2]
+    # By the type: a user's autograd function may keep something by this name in its context.
+    return str(type(node).name(node)).rpartition("::")[2]
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
@@ -95,7 +107,7 @@ def _leaves_behind(node: Any) -> Iterator[Any]:
     for following, _ in node.next_functions:
         if isinstance(following, OWN_NODES):
             yield from _leaves_behind(following)
-        elif hasattr(following, "variable"):
+        elif isinstance(following, AccumulateGrad):
             yield following
 
 
@@ -110,10 +122,15 @@ def new_nodes(tensors: Sequence[torch.Tensor], start: int) -> tuple[list[Any], l
         The nodes in the order in which they were made; and the AccumulateGrad nodes that they lead
         to, directly or through nodes of the driver's.
     """
+    return new_nodes_behind([node_of(tensor) for tensor in tensors], start)
+
+
+def new_nodes_behind(nodes: Sequence[Any], start: int) -> tuple[list[Any], list[Any]]:
+    """Return the same, from the nodes of the tensors; None for a tensor that has none."""
     found: list[Any] = []
     leaves: dict[Any, None] = {}
     seen: set[Any] = set()
-    queue = [tensor.grad_fn for tensor in tensors]
+    queue = list(nodes)
     while queue:
         node = queue.pop()
         if node is None or node in seen:
@@ -123,15 +140,40 @@ def new_nodes(tensors: Sequence[torch.Tensor], start: int) -> tuple[list[Any], l
             # An edited or tapped value: the op ends here, its leaf may lie behind.
             leaves.update((leaf, None) for leaf in _leaves_behind(node))
             continue
-        number = node._sequence_nr()
+        number = sequence_number(node)
         if number >= _LIMIT:
-            if hasattr(node, "variable"):
+            if isinstance(node, AccumulateGrad):
                 leaves[node] = None
         elif number >= start:
             found.append(node)
             queue.extend(node for node, _ in node.next_functions)
-    found.sort(key=lambda node: node._sequence_nr())
+    found.sort(key=sequence_number)
     return found, list(leaves)
+
+
+def edge_of(tensor: torch.Tensor, *, edited: bool = False) -> Edge:
+    """Return where the gradient of a tensor goes; for a leaf in the form of `edges_from`.
+
+    Args:
+        tensor: It requires a gradient.
+        edited: It may stand in for a leaf, whose gradient it then passes on.
+    """
+    node = node_of(tensor)
+    if node is not None:
+        return node, output_number(tensor)
+    if not edited:
+        return _LEAF, id(tensor)
+    with torch.enable_grad(), unheard([tensor]):
+        view: Any = tensor.view_as(tensor).grad_fn
+    return _LEAF, id(view.next_functions[0][0].variable)
+
+
+def edges_from(node: Any) -> list[Edge]:
+    """Where the results of a node go, in their order."""
+    return [
+        (_LEAF, id(following.variable)) if isinstance(following, AccumulateGrad) else (following, n)
+        for following, n in node.next_functions
+    ]
 
 
 def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None:
@@ -146,14 +188,14 @@ def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None
         Which edge to follow from each node, the types of the nodes, both ends included, and the
         number of the node among those that the op made; None where it is far.
     """
-    ways: list[tuple[Any, tuple[int, ...], tuple[type, ...]]] = [(output.grad_fn, (), ())]
+    ways: list[tuple[Any, tuple[int, ...], tuple[type, ...]]] = [(node_of(output), (), ())]
     for _ in range(_FAR):
         further = []
         for at, edges, kinds in ways:
             if at is None or isinstance(at, OWN_NODES):
                 continue
             if at is node:
-                return edges, (*kinds, type(at)), at._sequence_nr() - start
+                return edges, (*kinds, type(at)), sequence_number(at) - start
             for index, (following, _) in enumerate(at.next_functions):
                 further.append((following, (*edges, index), (*kinds, type(at))))
         ways = further
@@ -161,15 +203,15 @@ def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None
 
 
 def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
-    """The tensors among values, and in lists of them, that require a gradient, by slot."""
+    """The tensors among values, and in lists of them, that are differentiable, by slot."""
     found: dict[Slot, torch.Tensor] = {}
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            if value.requires_grad:
+            if is_differentiable(value):
                 found[position, None] = value
         elif isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
-                if isinstance(item, torch.Tensor) and item.requires_grad:
+                if isinstance(item, torch.Tensor) and is_differentiable(item):
                     found[position, index] = item
     return found
 
@@ -191,6 +233,11 @@ def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors whose nodes an op made: its outputs and what it wrote."""
     written = tensors_in(bound.values[position] for position in bound.signature.mutated)
     # Writing a view makes a node of its base; the view's own is made by who looks at it next.
-    tensors = [t if t._base is None else t._base for t in written]
-    tensors += (t for t in tensors_in(outputs) if not any(t is w for w in written))
-    return [t for t in tensors if t.requires_grad]
+    tensors = []
+    for tensor in written:
+        base = base_of(tensor)
+        tensors.append(tensor if base is None else base)
+    # An input that is handed back got no node, unless the op's signature is not known.
+    old = {id(t) for t in (tensors_in(bound.values) if bound.bound else written)}
+    tensors += (t for t in tensors_in(outputs) if id(t) not in old)
+    return [t for t in tensors if requires_grad(t)]

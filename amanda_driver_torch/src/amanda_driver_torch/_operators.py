@@ -13,8 +13,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
-import torch
-from torch._ops import OpOverload, OpOverloadPacket
+from amanda_driver_torch._torch_internals import (
+    BINDING_OWNERS,
+    FunctionSchema,
+    OpOverload,
+    OpOverloadPacket,
+    dispatched_names,
+    name_of_packet,
+    registered_schemas,
+    schema_of,
+)
 
 # The same operation under another spelling. Function mode reports these under the schema's name
 # already (`x + 1` is `add`), a method table does not, and an op must have one name in both.
@@ -137,7 +145,7 @@ class _Binding(NamedTuple):
 
 
 def is_operator(func: object) -> bool:
-    """Whether a call of `func` is an operator.
+    """Return True if a call of `func` is an operator.
 
     Args:
         func: What an interceptor saw: a C binding, a getter's `__get__`, an op of `torch.ops`.
@@ -155,7 +163,7 @@ def is_operator(func: object) -> bool:
 
 
 def is_operator_name(name: str) -> bool:
-    """Whether ATen has an operator of this name; for what is written in Python over it."""
+    """Return True if ATen has an operator of this name; for what is written in Python over it."""
     return any(map(_does_tensor_work, _schemas().get(ALIASES.get(name, name), ())))
 
 
@@ -168,9 +176,9 @@ def operator_of(func: object) -> object:
 def type_name(func: object) -> str:
     """Return the op type: the binding's name, or `namespace::name` for ops that are not ATen's."""
     if isinstance(func, OpOverload):
-        return func._schema.name.removeprefix("aten::")
+        return schema_of(func).name.removeprefix("aten::")
     if isinstance(func, OpOverloadPacket):
-        return func._qualified_op_name.removeprefix("aten::")
+        return name_of_packet(func).removeprefix("aten::")
     raw = operator_of(func)
     binding = _bindings_by_id().get(id(raw))
     if binding is not None:
@@ -179,17 +187,18 @@ def type_name(func: object) -> str:
 
 
 def is_binding(func: object) -> bool:
-    """Whether `func` is one of torch's own: it lives for ever and may be kept in a cache."""
+    """Return True if `func` is one of torch's own: it lives for ever and may be kept in a cache."""
     raw = operator_of(func)
     return id(raw) in _bindings_by_id() or isinstance(raw, (OpOverload, OpOverloadPacket))
 
 
-def schemas_of(func: object) -> tuple[torch._C.FunctionSchema, ...]:
+def schemas_of(func: object) -> tuple[FunctionSchema, ...]:
     """Return the schemas that a call of `func` may mean; empty where it has none."""
     if isinstance(func, OpOverload):
-        return (func._schema,)
+        return (schema_of(func),)
     if isinstance(func, OpOverloadPacket):
-        return tuple(getattr(func, overload)._schema for overload in cast("Any", func).overloads())
+        names = cast("Any", func).overloads()
+        return tuple(schema_of(getattr(func, name)) for name in names)
     binding = _bindings_by_id().get(id(operator_of(func)))
     return () if binding is None else _schemas().get(binding.name, ())
 
@@ -221,24 +230,14 @@ def _getter(func: object) -> object | None:
     return descriptor if isinstance(descriptor, _GetSet) else None
 
 
-def _owners() -> tuple[tuple[str, object], ...]:
-    c = torch._C
-    submodules = ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
-    return (
-        ("torch._C._VariableFunctions", type(c._VariableFunctions)),
-        ("torch._C.TensorBase", c.TensorBase),
-        *((f"torch._C.{name}", getattr(c, name)) for name in submodules if hasattr(c, name)),
-    )
-
-
 @functools.cache
-def _schemas() -> Mapping[str, tuple[torch._C.FunctionSchema, ...]]:
+def _schemas() -> Mapping[str, tuple[FunctionSchema, ...]]:
     """ATen's schemas by name, functional overloads before `out=` ones, dimension names last."""
     # TorchScript registers overloads on strings, lists and scalars under the same names
     # (`aten::add.str`); the dispatcher knows only those that a binding can reach.
-    dispatched = set(torch._C._dispatch_get_all_op_names())
-    found: defaultdict[str, list[torch._C.FunctionSchema]] = defaultdict(list)
-    for schema in torch._C._jit_get_all_schemas():
+    dispatched = set(dispatched_names())
+    found: defaultdict[str, list[FunctionSchema]] = defaultdict(list)
+    for schema in registered_schemas():
         if not schema.name.startswith("aten::"):
             continue
         overload = f".{schema.overload_name}" if schema.overload_name else ""
@@ -247,12 +246,12 @@ def _schemas() -> Mapping[str, tuple[torch._C.FunctionSchema, ...]]:
     return {name: tuple(sorted(overloads, key=_priority)) for name, overloads in found.items()}
 
 
-def _priority(schema: torch._C.FunctionSchema) -> tuple[bool, bool]:
+def _priority(schema: FunctionSchema) -> tuple[bool, bool]:
     overload = schema.overload_name
     return ("Dimname" in overload, any(argument.is_out for argument in schema.arguments))
 
 
-def _does_tensor_work(schema: torch._C.FunctionSchema) -> bool:
+def _does_tensor_work(schema: FunctionSchema) -> bool:
     return schema.is_mutable or any("Tensor" in str(value.type) for value in schema.returns)
 
 
@@ -276,7 +275,7 @@ def _classify(func: object, name: str) -> _Binding:
 @functools.cache
 def _bindings() -> Mapping[str, _Binding]:
     found: dict[str, _Binding] = {}
-    for prefix, owner in _owners():
+    for prefix, owner in BINDING_OWNERS.items():
         for name in sorted(vars(owner)):
             func = getattr(owner, name)
             if isinstance(func, (*_CALLABLE_BINDINGS, _GetSet)):

@@ -16,9 +16,16 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from amanda_driver_torch._operators import is_binding, operator_of, schemas_of, type_name
+from amanda_driver_torch._torch_internals import (
+    Argument,
+    FunctionSchema,
+    OpOverload,
+    OpOverloadPacket,
+    has_kernel_for,
+    parse_schema,
+)
 
 # Keywords that say how a result is made and not from what: they are attributes, not inputs.
 RIDERS = frozenset({"device", "dtype", "generator", "layout", "memory_format", "names"}) | {
@@ -158,7 +165,7 @@ def kind_of(value: object) -> str:
     return "str" if isinstance(value, str) else "other"
 
 
-def _slot(argument: torch._C.Argument) -> _Slot:
+def _slot(argument: Argument) -> _Slot:
     described = str(argument.real_type)
     taken: dict[str, int] = {}
     if described.startswith("Optional["):
@@ -205,12 +212,12 @@ class _Overload(NamedTuple):
     cost: int
 
 
-def _rides(argument: torch._C.Argument) -> bool:
+def _rides(argument: Argument) -> bool:
     described = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
     return argument.kwarg_only and (argument.name in RIDERS or described in _RIDER_TYPES)
 
 
-def _overloads_of(schema: torch._C.FunctionSchema, is_method: bool) -> Iterator[_Overload]:
+def _overloads_of(schema: FunctionSchema, is_method: bool) -> Iterator[_Overload]:
     inputs = [a for a in schema.arguments if not a.is_out]
     shown = [a for a in inputs if not _rides(a)]
     names = [a.name for a in shown]
@@ -240,8 +247,8 @@ def _overloads_of(schema: torch._C.FunctionSchema, is_method: bool) -> Iterator[
         yield _Overload(signature, parameters, tuple(variant), riders, outs, cost)
 
 
-def _makes_one_node(schema: torch._C.FunctionSchema) -> bool:
-    """Whether torch's generated autograd code runs an op of this schema as a whole.
+def _makes_one_node(schema: FunctionSchema) -> bool:
+    """Return True if torch's generated autograd code runs an op of this schema as a whole.
 
     A composite op is differentiated through the ops that it is made of.
     """
@@ -251,7 +258,7 @@ def _makes_one_node(schema: torch._C.FunctionSchema) -> bool:
     if any(result.alias_info is not None for result in schema.returns):
         return False
     try:
-        return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+        return not has_kernel_for(name, "CompositeImplicitAutograd")
     except RuntimeError:
         return False  # It is not in the dispatcher.
 
@@ -284,7 +291,7 @@ def _overloads(func: object) -> tuple[_Overload, ...]:
         written = _HAND_WRITTEN.get(type_name(func), ())
     schemas = schemas_of(func)
     if written:
-        schemas = tuple(torch._C.parse_schema(f"aten::written{text}") for text in written)
+        schemas = tuple(parse_schema(f"aten::written{text}") for text in written)
     return tuple(overload for schema in schemas for overload in _overloads_of(schema, is_method))
 
 

@@ -9,37 +9,40 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Function
-from torch.autograd.variable import Variable
-from torch.nn.modules._functions import BackwardHookFunction
 
 from amanda_core.imports import ImportWatcher
 from amanda_core.patching import Patches
-from amanda_driver_torch import extensions
+from amanda_driver_torch import _function_apply, _swapping, extensions
 from amanda_driver_torch._build import native
 from amanda_driver_torch._checkpoint import Rerun, watch_first_run
 from amanda_driver_torch._frames import user_stacklevel
+from amanda_driver_torch._pending import hook_at_once
 from amanda_driver_torch._sites import BOUNDARY
 from amanda_driver_torch._state import STATE, opaquely, quietly
+from amanda_driver_torch._torch_internals import (
+    CHECKPOINT_FIRST_RUNS,
+    CHECKPOINT_FUNCTIONS,
+    COMPILED_FRAMES,
+    ENGINE,
+    GRADIENT_SEEDS,
+    SCRIPT_TRACING,
+    SYMBOLIC_TRACING,
+    TENSOR_PRINTING,
+    HigherOrderOperator,
+    Named,
+    ScriptFunction,
+    ScriptMethod,
+    compiles_backward,
+    function_mode_at,
+    function_mode_count,
+)
 
 __all__ = ["PATCHES"]
-
-
-class _CodePatch:
-    """The code of a function: also what was bound before (`f = MyFunction.apply`) runs it."""
-
-    def __init__(self, function: types.FunctionType, code: types.CodeType) -> None:
-        self._function, self._original = function, function.__code__
-        function.__code__ = code
-
-    def undo(self) -> None:
-        self._function.__code__ = self._original
 
 
 class _Patches(Patches):
@@ -59,20 +62,22 @@ class _Patches(Patches):
 
     def _install(self) -> None:
         self._replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
-        self._patch_function_apply()
+        self._afterwards(_function_apply.replace())
+        self._afterwards(_swapping.replace())
         self._patch_engine()
-        self._replace(torch.autograd, "_make_grads", _quiet(torch.autograd._make_grads))
+        self._replace(*GRADIENT_SEEDS, _quiet(getattr(*GRADIENT_SEEDS)))
         self._patch_optimizers()
         self._patch_scripts()
         for owner, name, op_type in extensions.registered():
             self.add_operator(owner, name, op_type)
-        hop = torch._ops.HigherOrderOperator
-        self._replace(hop, "__call__", _higher_order_call(hop.__call__))
+        call = _higher_order_call(HigherOrderOperator.__call__)
+        self._replace(HigherOrderOperator, "__call__", call)
         late = {
-            "torch._tensor_str": self._patch_printing,
-            "torch.jit._trace": self._patch_tracing,
+            TENSOR_PRINTING.module: self._patch_printing,
+            SCRIPT_TRACING.module: self._patch_tracing,
+            SYMBOLIC_TRACING.module: self._patch_symbolic_tracing,
             "torch.utils.checkpoint": self._patch_checkpoint,
-            "torch._dynamo.eval_frame": self._patch_dynamo,
+            COMPILED_FRAMES.module: self._patch_dynamo,
         }
         waiting = [name for name in late if name not in sys.modules]
         for name, install in late.items():
@@ -83,21 +88,8 @@ class _Patches(Patches):
             watcher.start()
             self._afterwards(watcher.stop)
 
-    def _patch_function_apply(self) -> None:
-        function = Function.__dict__["apply"].__func__
-        original = types.FunctionType(
-            function.__code__,
-            function.__globals__,
-            function.__name__,
-            function.__defaults__,
-            function.__closure__,
-        )
-        _ORIGINALS["Function.apply"] = original
-        code = _Carrier.apply.__code__
-        self._afterwards(_CodePatch(function, code).undo)
-
     def _patch_engine(self) -> None:
-        self._replace(Variable, "_execution_engine", _Engine(Variable._execution_engine))
+        self._replace(*ENGINE, _Engine(getattr(*ENGINE)))
 
     def _patch_optimizers(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -105,25 +97,33 @@ class _Patches(Patches):
         self._afterwards(register_optimizer_step_post_hook(_step_ended).remove)
 
     def _patch_scripts(self) -> None:
-        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        for kind in (ScriptFunction, ScriptMethod):
             self._replace(kind, "__call__", _script_call(kind.__call__))
 
     def _patch_printing(self) -> None:
-        module = sys.modules["torch._tensor_str"]
-        self._replace(module, "_str", _quiet(module._str))
+        self._silence(TENSOR_PRINTING)
 
     def _patch_tracing(self) -> None:
-        # It runs the model three times, and compares the runs.
-        module = sys.modules["torch.jit._trace"]
-        for name in ("_trace_impl", "trace_module"):
+        self._silence(SCRIPT_TRACING)
+
+    def _silence(self, functions: Named) -> None:
+        module = sys.modules[functions.module]
+        for name in functions.names:
             self._replace(module, name, _quiet(getattr(module, name)))
+
+    def _patch_symbolic_tracing(self) -> None:
+        # What it makes of constants is no execution either.
+        tracer = sys.modules[SYMBOLIC_TRACING.module].Tracer
+        self._replace(tracer, "trace", _quiet(tracer.trace))
 
     def _patch_checkpoint(self) -> None:
         module = sys.modules["torch.utils.checkpoint"]
         # Whatever is inside a first run ends at `checkpoint`, as a rerun ends at `Rerun`.
-        code = module.checkpoint.__code__
-        BOUNDARY.add(code)
-        self._afterwards(lambda: BOUNDARY.discard(code))
+        codes = [
+            getattr(module, name).__code__ for name in CHECKPOINT_FUNCTIONS if hasattr(module, name)
+        ]
+        BOUNDARY.update(codes)
+        self._afterwards(lambda: BOUNDARY.difference_update(codes))
         reentrant = module.CheckpointFunction
         forward = vars(reentrant)["forward"].__func__
 
@@ -131,16 +131,16 @@ class _Patches(Patches):
             return forward(ctx, Rerun(run_function, first=True), *args)
 
         self._replace(reentrant, "forward", staticmethod(run_first))
-        name = "_checkpoint_without_reentrant_generator"
+        name = next(name for name in CHECKPOINT_FIRST_RUNS if hasattr(module, name))
         self._replace(module, name, watch_first_run(getattr(module, name)))
 
     def _patch_dynamo(self) -> None:
-        module = sys.modules["torch._dynamo.eval_frame"]
-        original = module._callback_from_stance
+        module = sys.modules[COMPILED_FRAMES.module]
+        original = getattr(module, COMPILED_FRAMES.callback)
 
         def run_eagerly(callback: Any) -> Any:
             attachment = STATE.attachment
-            if attachment is None or callback in (None, False) or not attachment.watching():
+            if attachment is None or callback in (None, False) or not _runs_eagerly(attachment):
                 return original(callback)
             attachment.session.warn_once(
                 "Compiled callables run eagerly while tools are applied, so that their operators "
@@ -149,11 +149,13 @@ class _Patches(Patches):
             )
             return None
 
-        self._replace(module, "_callback_from_stance", run_eagerly)
+        self._replace(module, COMPILED_FRAMES.callback, run_eagerly)
+        count = COMPILED_FRAMES.frame_count
+        if hasattr(module, count):
+            self._replace(module, count, _counting_frames(getattr(module, count)))
 
 
 PATCHES = _Patches()
-_ORIGINALS: dict[str, Any] = {}
 
 
 # Modules.
@@ -178,38 +180,6 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return replacement
 
 
-# autograd.Function.
-
-
-class _Carrier:
-    # Only its code is used. It needs the cell `__class__` that the original has, and finds the
-    # rest by import, because it runs with the globals of torch.autograd.function.
-    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
-        from amanda_driver_torch._patches import apply_function
-
-        __class__  # type: ignore[name-defined]  # noqa: B018
-        return apply_function(cls, args, kwargs)  # type: ignore[arg-type]
-
-
-def apply_function(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`Function.apply` while some session is attached."""
-    original = _ORIGINALS["Function.apply"]
-    attachment = STATE.attachment
-    if attachment is None or not attachment.watching():
-        return original(cls, *args, **kwargs)
-    if cls.__module__ == "torch.utils.checkpoint":
-        # A container: its content is seen by itself.
-        return original(cls, *args, **kwargs)
-    if cls is BackwardHookFunction:
-        # The place of a module's full backward hooks, no part of the model: torch looks for this
-        # very node on what it returned.
-        with quietly():
-            return original(cls, *args, **kwargs)
-
-    call = functools.partial(original, cls)
-    return attachment.execute_python(cls, cls.__name__, call, args, kwargs)
-
-
 # The backward engine.
 
 
@@ -223,6 +193,8 @@ class _Engine:
         return getattr(self._engine, name)
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        if compiles_backward():
+            hook_at_once(args[0] if args else kwargs["tensors"])
         attachment = STATE.attachment
         if attachment is None:
             return self._engine.run_backward(*args, **kwargs)
@@ -244,6 +216,28 @@ def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return call
+
+
+# Compiled callables.
+
+
+def _counting_frames(original: Callable[[int], int]) -> Callable[[int], int]:
+    def set_count(count: int) -> int:
+        attachment = STATE.attachment
+        if count == 0 and attachment is not None and _runs_eagerly(attachment):
+            return 0  # The answer inside another such callable, which leaves the counting to it.
+        return original(count)
+
+    return set_count
+
+
+def _runs_eagerly(attachment: Any) -> bool:
+    """Return True if a compiled callable that is called now must run eagerly."""
+    if attachment.watching():
+        return True
+    # Dynamo cannot trace through the mode of the function-mode interceptor, even an idle one.
+    stack = range(function_mode_count() if STATE.mode is not None else 0)
+    return any(function_mode_at(i) is STATE.mode for i in stack)
 
 
 # Scripts and higher-order operators.

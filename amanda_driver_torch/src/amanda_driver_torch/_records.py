@@ -11,8 +11,9 @@ import torch
 
 from amanda_core import IPoint, OpContext, Session, Site
 from amanda_driver_torch._modes import call_routine
-from amanda_driver_torch._nodes import BackwardOp, next_sequence, tensors_in
+from amanda_driver_torch._nodes import BackwardOp, tensors_in
 from amanda_driver_torch._operators import schemas_of
+from amanda_driver_torch._torch_internals import next_sequence
 
 if TYPE_CHECKING:
     from amanda_driver_torch._backward import Backward
@@ -100,11 +101,11 @@ class NodeRecord:
         self._start = 0
 
     def idle(self, session: Session) -> bool:
-        """Whether this node needs no hook: analysed in this epoch, and nothing asked."""
+        """Return True if this node needs no hook: analysed in this epoch, and nothing asked."""
         return session.caching and self.settled == session.epoch and not self.backward.second_order
 
     def analysed(self, session: Session) -> bool:
-        """Whether no analysis routine is due for this node."""
+        """Return True if no analysis routine is due for this node."""
         return self.context is not None and not any(
             session.due(self.context, point)
             for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
-from torch.utils._pytree import tree_map_only
+from torch.autograd.graph import saved_tensors_hooks
 
 from amanda_core import IPoint, OpContext
-from amanda_driver_torch._autograd import PLAIN
 from amanda_driver_torch._meetings import readings
 from amanda_driver_torch._modes import unheard
-from amanda_driver_torch._nodes import differentiable, new_nodes, next_sequence, tensors_in
+from amanda_driver_torch._nodes import differentiable, edge_of, new_nodes, tensors_in
+from amanda_driver_torch._reading import is_strided, requires_grad
 from amanda_driver_torch._signature import outputs_of
+from amanda_driver_torch._torch_internals import autocast_enabled, next_sequence, tree_map_only
 
 if TYPE_CHECKING:
     from amanda_driver_torch._execute import Run
@@ -39,7 +39,7 @@ _MANY = 1024
 
 
 def readable(run: Run, context: OpContext, groups: Sequence[frozenset[int]]) -> bool:
-    """Whether the gradients of each of `groups` of inputs are results of one node.
+    """Return True if the gradients of each of `groups` of inputs are results of one node.
 
     Args:
         run: An execution, before the op runs.
@@ -50,11 +50,8 @@ def readable(run: Run, context: OpContext, groups: Sequence[frozenset[int]]) -> 
     if (
         any(context.plan(point).replacement is not None for point in points)
         # It would convert values by further nodes.
-        or torch._C._is_any_autocast_enabled()
-        or not all(
-            type(tensor) in PLAIN and tensor.layout == torch.strided
-            for tensor in tensors_in(run.values)
-        )
+        or autocast_enabled()
+        or not all(is_strided(tensor) for tensor in tensors_in(run.values))
     ):
         return False
     if run.bound.signature.one_node:
@@ -80,13 +77,13 @@ def readable(run: Run, context: OpContext, groups: Sequence[frozenset[int]]) -> 
 
 
 def _key(run: Run, groups: Sequence[frozenset[int]]) -> Any:
-    """What decides which nodes an op makes; None where that cannot be told."""
+    """Return what decides which nodes an op makes; None where that cannot be told."""
     numbers: dict[int, int] = {}
 
     def described(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             number = numbers.setdefault(id(value), len(numbers))
-            facts = (value.shape, value.stride(), value.dtype, value.requires_grad)
+            facts = (value.shape, value.stride(), value.dtype, requires_grad(value))
             return (number, value.device.type, *facts)
         if isinstance(value, (list, tuple)):
             return tuple(map(described, value))
@@ -121,13 +118,9 @@ def _rehearse(run: Run, groups: Sequence[frozenset[int]]) -> bool:
         except Exception:
             return False  # The op itself will say what is wrong, if anything is.
         nodes, _ = new_nodes(tensors_in(outputs), start)
-        edges = {slot: (_accumulation(t), 0) for slot, t in differentiable(values).items()}
+        edges = {slot: edge_of(tensor) for slot, tensor in differentiable(values).items()}
         return all(met is not None for _, _, met in readings(nodes, edges, groups))
 
 
 def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
     return saved
-
-
-def _accumulation(leaf: torch.Tensor) -> Any:
-    return get_gradient_edge(leaf).node

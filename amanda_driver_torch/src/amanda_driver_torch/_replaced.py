@@ -46,6 +46,7 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
     def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
         values = placed(run.values, chosen, tensors)
         result = run.call_original(values)
+        run.original.drop()  # It has no gradient: the node that is being made has.
         returned.append(result)
         outputs = [o for o in run.outputs_of(result) if isinstance(o, torch.Tensor)]
         written = [values[p] for p in mutated if isinstance(values[p], torch.Tensor)]

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from amanda_core.weak import Known
+from amanda_driver_torch._torch_internals import children_of
+
 __all__ = ["Activation", "Labels", "Scope", "Scopes"]
 
 
@@ -61,7 +64,8 @@ class _Root:
         self.paths: dict[int, _Known] = {}
         #: Path -> the module that was last found there.
         self.holders: dict[str, weakref.ref[nn.Module]] = {}
-        self.parameters: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {}
+        #: Parameter -> its name, as of when they were last listed.
+        self.parameters: Known[str] = Known()
 
 
 class Scopes:
@@ -122,18 +126,18 @@ class Scopes:
         for root in self._roots.values():
             if root.label != scope.root:
                 continue
-            known = root.parameters.get(id(parameter))
+            known = root.parameters.get(parameter)
             module = root.module()
-            if (known is None or known[0]() is not parameter) and module is not None:
-                root.parameters = {
-                    id(p): (weakref.ref(p), name) for name, p in module.named_parameters()
-                }
-                known = root.parameters.get(id(parameter))
-            return known[1] if known is not None else None
+            if known is None and module is not None:
+                root.parameters.clear()
+                for name, each in module.named_parameters():
+                    root.parameters.set(each, name)
+                known = root.parameters.get(parameter)
+            return known
         return None
 
     def is_buffer(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a buffer of some known root."""
+        """Return True if a tensor is a buffer of some known root."""
         modules = (root.module() for root in self._roots.values())
         return any(b is tensor for m in modules if m is not None for b in m.buffers())
 
@@ -143,7 +147,7 @@ class Scopes:
         return bool(self._dead)
 
     def take_dead(self) -> list[tuple[str, str | None]]:
-        """What is no more: (root, None) for a root, (root, path) for a path with another module.
+        """Return what is gone: (root, None) for a root, (root, path) for a path with a new module.
 
         What tools know of the ops there can go, and then the labels of the roots.
         """
@@ -200,7 +204,7 @@ class Scopes:
 
     @staticmethod
     def _in_place(root: _Root, module: nn.Module) -> bool:
-        """Whether a known module is still held where it was found, all the way up to the root."""
+        """Return True if a module is still held where it was found, all the way up to the root."""
         while True:
             known = root.paths.get(id(module))
             if known is None:
@@ -208,7 +212,7 @@ class Scopes:
             if known.owner is None:
                 return True
             owner = known.owner()
-            if owner is None or owner._modules.get(known.name) is not module:
+            if owner is None or children_of(owner).get(known.name) is not module:
                 return False
             module = owner
 
@@ -223,7 +227,7 @@ class Scopes:
         waiting, seen = [(top, "")], {id(top)}
         while waiting:
             owner, prefix = waiting.pop()
-            for name, child in owner._modules.items():
+            for name, child in children_of(owner).items():
                 if child is None or id(child) in seen:
                     continue
                 seen.add(id(child))
@@ -264,24 +268,24 @@ class Labels:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+        #: Tensor -> its token, its number, and whether it is a parameter.
+        self._known: Known[tuple[int, int, bool]] = Known(self._forgotten)
         self._taken: set[int] = set()
         self._tokens = 0
         self._dead: list[tuple[int, bool]] = []
 
     def look_up(self, tensor: torch.Tensor) -> tuple[int, int]:
         """A token that is never given again in this process, and the tensor's number."""
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1], known[2]
+        known = self._known.get(tensor)
+        if known is not None:
+            return known[0], known[1]
         number = 0
         while number in self._taken:
             number += 1
         self._taken.add(number)
         self._tokens += 1
-        token, key = self._tokens, id(tensor)
-        forget = self._forgetting(key, number, (token, isinstance(tensor, nn.Parameter)))
-        self._known[key] = (weakref.ref(tensor, forget), token, number)
+        token = self._tokens
+        self._known.set(tensor, (token, number, isinstance(tensor, nn.Parameter)))
         return token, number
 
     def take_dead(self) -> list[tuple[int, bool]]:
@@ -289,18 +293,7 @@ class Labels:
         dead, self._dead = self._dead, []
         return dead
 
-    def _forgetting(
-        self, key: int, number: int, gone: tuple[int, bool]
-    ) -> Callable[[weakref.ref[torch.Tensor]], None]:
-        held = weakref.ref(self)
-
-        def forget(dead: weakref.ref[torch.Tensor]) -> None:
-            labels = held()
-            if labels is not None:
-                known = labels._known.get(key)
-                if known is not None and known[0] is dead:
-                    del labels._known[key]
-                labels._taken.discard(number)
-                labels._dead.append(gone)
-
-        return forget
+    def _forgotten(self, known: tuple[int, int, bool]) -> None:
+        token, number, parameter = known
+        self._taken.discard(number)
+        self._dead.append((token, parameter))

@@ -18,11 +18,13 @@ from torch import nn
 
 from amanda_core import Site
 from amanda_core.identity import call_offsets
+from amanda_core.weak import Known
 from amanda_driver_torch._frames import is_own, is_torchs, looks_away
+from amanda_driver_torch._reading import is_weight
 from amanda_driver_torch._scopes import OUTSIDE, Labels, Scope, Scopes
 from amanda_driver_torch._state import STATE
 
-__all__ = ["BOUNDARY", "Sites", "is_weight"]
+__all__ = ["BOUNDARY", "Sites"]
 
 R = TypeVar("R")
 
@@ -41,11 +43,6 @@ _CODES = 16384
 
 # The native interceptor has these numbers, too.
 _USER, _TORCH, _OWN, _STOP, _QUIET = range(5)
-
-
-def is_weight(tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor can be somebody's weight: a leaf that requires a gradient."""
-    return tensor.requires_grad and tensor.is_leaf
 
 
 class _Code:
@@ -84,6 +81,8 @@ class Sites(Generic[R]):
         self._tokens: dict[Any, frozenset[int]] = {}
         self._codes: dict[int, _Code] = {}
         self._code_numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
+        #: Identity and readable name of leaves, as when they were last used.
+        self._leaves: Known[tuple[Any, str]] = Known()
         self._parameter_types: dict[type, bool] = {nn.Parameter: True, torch.Tensor: False}
 
     def __len__(self) -> int:
@@ -167,7 +166,17 @@ class Sites(Generic[R]):
         return record
 
     def parameter_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
-        """Identity and readable name of a leaf, for its gradient accumulation."""
+        """Identity and readable name of a leaf that is used now, for its gradient accumulation."""
+        found = self._parameter_key(tensor)
+        if self._leaves.get(tensor) != found:
+            self._leaves.set(tensor, found)
+        return found
+
+    def remembered_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
+        """Return what a leaf was called when it was used: in a backward pass no module is open."""
+        return self._leaves.get(tensor) or self._parameter_key(tensor)
+
+    def _parameter_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
         for scope in (a.scope for a in reversed(STATE.activations)):
             name = self._scopes.parameter_name(scope, tensor)
             if name is not None:
@@ -209,7 +218,7 @@ class Sites(Generic[R]):
         return found
 
     def classify(self, code: CodeType, namespace: dict[str, Any]) -> _Code:
-        """What a frame that runs `code` is in a call site."""
+        """Return what a frame that runs `code` is in a call site."""
         if len(self._codes) > _CODES:
             self._codes.clear()
         module = str(namespace.get("__name__", ""))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
@@ -22,24 +21,36 @@ from amanda_driver_torch._edits import edited_gradient
 from amanda_driver_torch._gradient_hooks import (
     outputs_prehook,
     posthook,
+    summing_hooks,
     tensor_hook,
     window_prehook,
     with_shapes,
 )
 from amanda_driver_torch._lifetime import Token
-from amanda_driver_torch._meetings import Meeting, Result, meeting, readings
-from amanda_driver_torch._modes import changes_of, unheard
+from amanda_driver_torch._meetings import Meeting, Result, contributors, meeting, readings
+from amanda_driver_torch._modes import changes_of
 from amanda_driver_torch._nodes import (
     Edge,
     Slot,
     differentiable,
+    edge_of,
     new_nodes,
-    next_sequence,
     placed,
     route,
     tensors_in,
 )
+from amanda_driver_torch._reading import (
+    base_of,
+    dtype_of,
+    is_nested_strided,
+    is_strided,
+    node_of,
+    output_number,
+    shape_of,
+    without_overrides,
+)
 from amanda_driver_torch._rehearsal import readable
+from amanda_driver_torch._torch_internals import next_sequence
 from amanda_driver_torch._windows import Window
 
 if TYPE_CHECKING:
@@ -49,7 +60,7 @@ __all__ = ["Taps", "asked"]
 
 
 def asked(context: OpContext) -> bool:
-    """Whether some routine wants a gradient of the op as a whole."""
+    """Return True if some routine wants a gradient of the op as a whole."""
     return bool(context.plan(IPoint.BEFORE_BACKWARD) or context.plan(IPoint.AFTER_BACKWARD))
 
 
@@ -80,6 +91,8 @@ class Taps:
         self._tapped: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._done = False
         self._edges: dict[Slot, Edge] = {}
+        #: Inputs whose edges, shapes and dtypes have not been read yet.
+        self._inputs: dict[Slot, torch.Tensor] = {}
         #: Shapes before the op ran: `squeeze_` and its like change that of their own input.
         self._shapes: dict[Slot, torch.Size] = {}
         self._dtypes: dict[Slot, torch.dtype] = {}
@@ -87,6 +100,8 @@ class Taps:
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
         #: Groups of inputs whose gradients are read at a node instead, and where.
         self._read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting]] = []
+        #: Whether observers see sums of what several nodes give, which are found each time.
+        self._summed = False
         #: Those groups, the plan that they run, and its token.
         self._groups: list[frozenset[int]] = []
         self._front: tuple[Plan, Token] | None = None
@@ -95,7 +110,8 @@ class Taps:
         plan = context.plan(IPoint.AFTER_BACKWARD)
         if plan and not run.called:
             positions = {position for position, _ in differentiable(run.values)}
-            self.readable = readable(run, context, _groups(plan, positions))
+            # For whoever only looks, no identity is put anywhere.
+            self.readable = not plan.edits or readable(run, context, _groups(plan, positions))
         #: Sequence number before the op itself ran.
         self.begin = 0
 
@@ -128,10 +144,9 @@ class Taps:
             or self._run.called
             # Or it is not needed, and would regroup sums of second-order gradients.
             or self.readable
+            or any(map(is_nested_strided, slots.values()))
         ):
             self._found(slots)
-            # To look at edges takes numbers.
-            self.begin = next_sequence()
             return values
         self._done = True
         if self._run.session.due(self._context, IPoint.AFTER_FORWARD):
@@ -139,20 +154,30 @@ class Taps:
         return self._tap_inputs(after, values, slots)
 
     def _found(self, slots: dict[Slot, torch.Tensor]) -> None:
-        self._edges = {slot: _edge(tensor) for slot, tensor in slots.items()}
-        # A nested tensor has no shape.
-        self._shapes = {
-            slot: torch.Size() if tensor.is_nested else tensor.shape
-            for slot, tensor in slots.items()
-        }
-        self._dtypes = {slot: tensor.dtype for slot, tensor in slots.items()}
+        self._inputs = slots
+        if self._run.mutated or not self._run.bound.bound:
+            # The op gives what it writes another node, and another shape where it is `squeeze_`.
+            self._read_inputs()
+
+    def _read_inputs(self) -> None:
+        """Read what gradients of inputs are known by, as late as possible.
+
+        To look at the node of a view whose base was written makes it.
+        """
+        given = differentiable(self._run.bound.values)
+        for slot, tensor in self._inputs.items():
+            if slot not in self._edges:
+                self._edges[slot] = edge_of(tensor, edited=given.get(slot) is not tensor)
+            self._shapes[slot] = shape_of(tensor)
+            self._dtypes[slot] = dtype_of(tensor)
+        self._inputs = {}
 
     def _tap_inputs(
         self, plan: Plan, values: list[Any], slots: dict[Slot, torch.Tensor]
     ) -> list[Any]:
         token = self._backward.keep(plan)
         self._front = plan, token
-        self._dtypes = {slot: tensor.dtype for slot, tensor in slots.items()}
+        self._dtypes = {slot: dtype_of(tensor) for slot, tensor in slots.items()}
         for group in _groups(plan, {position for position, _ in slots}):
             chosen = [slot for slot in slots if slot[0] in group]
             if not chosen:
@@ -163,7 +188,7 @@ class Taps:
             self._fronts.append((chosen, function))
             for slot, identity in zip(chosen, identities, strict=True):
                 self._tapped[id(identity)] = (identity, slots[slot])
-                self._edges[slot] = _edge(identity)
+                self._edges[slot] = edge_of(identity)
             values = placed(values, chosen, identities)
         self.begin = next_sequence()
         return values
@@ -174,6 +199,8 @@ class Taps:
         Args:
             returned: What the op returned.
         """
+        if self._summed:
+            return None
         nodes, _ = new_nodes([returned], self.begin)
         read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting | None]] = [*self._read]
         for chosen, function in self._fronts:
@@ -204,7 +231,7 @@ class Taps:
         if self._run.operator.aliases or self._run.mutated:
             return None
         slots = differentiable(values)
-        if any(index is not None for _, index in slots):
+        if any(index is not None or is_nested_strided(t) for (_, index), t in slots.items()):
             return None
         plan, found = self._context.plan(IPoint.AFTER_BACKWARD), []
         token = self._backward.keep(plan)
@@ -238,6 +265,7 @@ class Taps:
 
     def _join(self, plan: Plan, outputs: Sequence[Any], token: Token) -> None:
         """Let a routine that asks after the op join those that had identities put before it."""
+        self._read_inputs()
         groups = _groups(plan, {position for position, _ in self._edges})
         if all(group in self._groups for group in groups):
             self._backward.renew(token, plan)
@@ -251,12 +279,16 @@ class Taps:
 
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int) -> None:
         """Hook the one node whose results are the gradients wanted."""
+        self._read_inputs()
         token, count = self._backward.keep(plan), len(self._run.values)
         nodes, _ = new_nodes(self._run.made(outputs), start)
         window = self._window()
         base = nodes[-1] if window is not None and nodes and (0, None) in self._edges else None
         groups = _groups(plan, {position for position, _ in self._edges})
         for group, chosen, met in readings(nodes, self._edges, groups, base):
+            if met is None and not plan.edits:
+                self._observe_parts(plan, token, group, chosen, nodes)
+                continue
             if met is None:
                 raise UnsupportedError(
                     "The gradients of these inputs come from several backward ops of this op",
@@ -272,12 +304,42 @@ class Taps:
             met.node.register_hook(with_shapes(hook, shapes))
             self._read.append((chosen, function, met))
 
+    def _observe_parts(
+        self,
+        plan: Plan,
+        token: Token,
+        group: frozenset[int],
+        chosen: list[Slot],
+        nodes: Sequence[Any],
+    ) -> None:
+        """Let observers see gradients that several nodes give, or give parts of."""
+        self._summed = True
+        origins = contributors(nodes, {slot: self._edges[slot] for slot in chosen})
+        if origins is None:
+            self._run.attachment.note_unseen(
+                f"gradients of inputs {sorted(group)} of {self._context.name!r}",
+                "one tensor stands at several of these, and several backward ops give its gradient",
+            )
+            return
+        function = self._function(token, group, chosen, len(self._run.values), self._run.values)
+        for node, hook in summing_hooks(
+            function,
+            [origins[slot] for slot in chosen],
+            [self._shapes[slot] for slot in chosen],
+            [self._dtypes[slot] for slot in chosen],
+        ):
+            node.register_hook(hook)
+
     def _window(self) -> Window | None:
         """Where the op wrote a view in place, its place in the base."""
         view = self._run.values[0] if self._run.bound.signature.in_place else None
-        if isinstance(view, torch.Tensor) and view._base is not None and view._base.requires_grad:
-            return Window(view)
-        return None
+        if not (isinstance(view, torch.Tensor) and is_strided(view)):
+            return None
+        base = base_of(view)
+        if base is None or not is_strided(base):
+            return None
+        # Nothing was recorded where the base has no node.
+        return Window(view) if node_of(base) is not None else None
 
     # Gradients of outputs.
 
@@ -304,8 +366,9 @@ class Taps:
         if window is not None:
             function = self._function(token, frozenset({0}), [(0, None)], len(outputs), outputs)
             # The view's own node is made by who looks at it; what arrives comes by its base.
-            base = self._run.values[0]._base
-            base.grad_fn.register_prehook(window_prehook(function, window))
+            base = base_of(self._run.values[0])
+            assert base is not None
+            node_of(base).register_prehook(window_prehook(function, window))
             return outputs
         roots = {_root(t) for t in tensors_in(self._run.values)}
         slots = {
@@ -320,16 +383,27 @@ class Taps:
                 continue
             function = self._function(token, group, chosen, len(outputs), outputs)
             if len(chosen) == 1:
-                slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
+                node_of(slots[chosen[0]])  # Protects it, since `register_hook` looks at it, too.
+                with without_overrides():
+                    slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
             arriving = [slots[slot] for slot in chosen]
-            if len({t.grad_fn for t in arriving}) == 1:
+            made_by = {node_of(t) for t in arriving}
+            if len(made_by) == 1:
                 # An identity would regroup sums of second-order gradients; and behind it, views
                 # would be views no more, and could be written unnoticed.
-                node: Any = arriving[0].grad_fn
-                node.register_prehook(outputs_prehook(function, [t.output_nr for t in arriving]))
+                node: Any = made_by.pop()
+                numbers = [output_number(t) for t in arriving]
+                node.register_prehook(outputs_prehook(function, numbers))
                 continue
-            if any(t._base is not None and _root(t) in roots for t in arriving):
+            if not plan.edits:
+                self._run.attachment.note_unseen(
+                    f"gradients of outputs {sorted(group)} of {self._context.name!r}",
+                    "they go to several backward ops of this op, which an observer leaves as "
+                    "they are",
+                )
+                continue
+            if any(base_of(t) is not None and _root(t) in roots for t in arriving):
                 raise UnsupportedError(
                     "The gradients of these outputs go to several backward ops of this op",
                     where=f"insert_before_backward_op, {self._context.where}",
@@ -411,18 +485,6 @@ def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
 
 
 def _root(tensor: torch.Tensor) -> int:
-    """What a view is a view of, by id; of another tensor, itself."""
-    return id(tensor if tensor._base is None else tensor._base)
-
-
-def _edge(tensor: torch.Tensor) -> Edge:
-    if tensor.grad_fn is not None:
-        return (tensor.grad_fn, tensor.output_nr)
-    if tensor.layout == torch.strided:
-        # It looks at the node of a view, which it makes.
-        with unheard([tensor]):
-            return (get_gradient_edge(tensor).node, 0)
-    # Compressed sparse tensors have no views.
-    with torch.enable_grad():
-        node: Any = tensor.clone().grad_fn
-    return (node.next_functions[0][0], 0)
+    """Return what a view is a view of, by id; of another tensor, itself."""
+    base = base_of(tensor)
+    return id(tensor if base is None else base)

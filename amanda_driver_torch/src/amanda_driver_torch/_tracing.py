@@ -6,26 +6,21 @@ executions: no value could be given to a routine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-__all__ = ["MACHINERY", "STAND_INS", "reason_to_look_away"]
-
-# Modes of torch.utils._python_dispatch by name: importing them would load half of Inductor.
-_STAND_INS = frozenset(
-    {
-        "FakeTensorMode",
-        "ProxyTorchDispatchMode",
-        "FunctionalTensorMode",
-        "PreDispatchTorchFunctionMode",
-    }
+from amanda_driver_torch._torch_internals import (
+    STAND_IN_MODES,
+    STAND_IN_TENSORS,
+    dispatch_mode_at,
+    dispatch_mode_count,
+    functorch_active,
+    tracing_state,
 )
-_FAKE = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
 
-#: Modules whose own calls of operators are bookkeeping, such as making stand-ins for parameters.
-MACHINERY = ("torch._subclasses", "torch._dynamo", "torch._functorch", "torch.fx", "torch.export")
+__all__ = ["STAND_INS", "reason_to_look_away"]
 
 _FUNCTORCH = (
     "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their "
@@ -36,32 +31,50 @@ _FUNCTORCH = (
 #: Answers of these are something true whenever `reason_to_look_away` may have a reason that does
 #: not lie in the type of an argument.
 STAND_INS = (
-    torch._C._get_tracing_state,
-    torch._C._are_functorch_transforms_active,
-    torch._C._len_torch_dispatch_stack,
+    tracing_state,
+    functorch_active,
+    dispatch_mode_count,
 )
 
-_fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: False, tuple: False}
+_fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: False}
 
 
-def reason_to_look_away(args: Sequence[Any]) -> str | None:
+def reason_to_look_away(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Why an operator about to run is not to be instrumented.
+
+    Args:
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
 
     Returns:
         None where it is; an empty string where nobody expects it; else a notice for the user.
     """
-    if torch._C._get_tracing_state() is not None:
+    if tracing_state() is not None:
         return ""
-    if torch._C._are_functorch_transforms_active():
+    if functorch_active():
         return _FUNCTORCH
-    for index in range(torch._C._len_torch_dispatch_stack()):
-        if type(torch._C._get_dispatch_stack_at(index)).__name__ in _STAND_INS:
+    for index in range(dispatch_mode_count()):
+        if type(dispatch_mode_at(index)).__name__ in STAND_IN_MODES:
             return ""
-    for value in args:
+    if _hold_stand_in(args) or (kwargs and _hold_stand_in(kwargs.values())):
+        return ""
+    return None
+
+
+def _hold_stand_in(values: Iterable[Any]) -> bool:
+    """Return True if some value is a stand-in for a tensor, or holds one at any depth."""
+    for value in values:
         kind = type(value)
         fake = _fake.get(kind)
         if fake is None:
-            fake = _fake[kind] = kind.__name__ in _FAKE
+            if isinstance(value, (list, tuple)):
+                fake = _hold_stand_in(value)
+            elif isinstance(value, dict):
+                fake = _hold_stand_in(value.values())
+            elif isinstance(value, slice):
+                fake = _hold_stand_in((value.start, value.stop, value.step))
+            else:
+                fake = _fake[kind] = any(base.__name__ in STAND_IN_TENSORS for base in kind.__mro__)
         if fake:
-            return ""
-    return None
+            return True
+    return False

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from amanda_driver_torch._reading import base_of
+
 __all__ = ["Window"]
 
 
@@ -17,13 +19,13 @@ class Window:
     """Where a view lies in its base; holds neither of the two.
 
     Args:
-        view: A view, whose base is `view._base`.
+        view: A view, with a base.
     """
 
     __slots__ = ("_base_size", "_base_stride", "_offset", "_size", "_stride")
 
     def __init__(self, view: torch.Tensor) -> None:
-        base = view._base
+        base = base_of(view)
         assert base is not None
         self._base_size, self._base_stride = base.size(), base.stride()
         self._size, self._stride = view.size(), view.stride()

@@ -13,13 +13,17 @@ from typing import Any
 
 import torch
 
-from amanda_driver_torch._autograd import PLAIN
 from amanda_driver_torch._patches import PATCHES
+from amanda_driver_torch._reading import PLAIN
 from amanda_driver_torch._state import STATE
+from amanda_driver_torch._torch_internals import (
+    function_mode_at,
+    function_mode_count,
+    function_protocol_enabled,
+    no_override,
+)
 
 __all__ = ["has_override", "make_transparent", "transparent"]
-
-_DISABLED = torch._C._disabled_torch_function_impl
 
 
 @contextmanager
@@ -33,7 +37,7 @@ def transparent(wrapper: Any) -> Iterator[None]:
 
 
 def has_override(values: Any) -> bool:
-    """Whether some value is of a type that overrides torch's functions, modes aside."""
+    """Return True if some value is of a type that overrides torch's functions, modes aside."""
     for value in values:
         kind = type(value)
         if kind in PLAIN:
@@ -42,8 +46,8 @@ def has_override(values: Any) -> bool:
             if has_override(value):
                 return True
         elif (
-            getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED
-            and torch._C._is_torch_function_enabled()
+            getattr(kind, "__torch_function__", no_override) is not no_override
+            and function_protocol_enabled()
             and not issubclass(kind, torch.nn.Parameter)
         ):
             return True
@@ -74,13 +78,11 @@ class _Namespace:
 
 
 def _types_only() -> bool:
-    """Whether no mode but the interceptor's would be asked by this thread."""
+    """Return True if no mode but the interceptor's would be asked by this thread."""
     if STATE.transparent:
         return True
     return (
-        STATE.mode is not None
-        and torch._C._len_torch_function_stack() == 1
-        and torch._C._get_function_stack_at(0) is STATE.mode
+        STATE.mode is not None and function_mode_count() == 1 and function_mode_at(0) is STATE.mode
     )
 
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amanda_core import Blind
+from amanda_core.interceptors import NATIVE
 from amanda_driver_torch import _build
-from amanda_driver_torch._interceptor import NAMES, choice
+from amanda_driver_torch._interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._limits import LIMITS
 
 __all__ = ["Diagnosis", "diagnose"]
@@ -48,9 +49,9 @@ def diagnose() -> Diagnosis:
     Raises:
         UnsupportedError: `AMANDA_TORCH_INTERCEPTOR` asks for one that is not available.
     """
-    chosen = choice()
+    chosen = INTERCEPTORS.choice()
     missing = {}
     if _build.native is None:
-        missing[NAMES[0]] = _build.missing
+        missing[NATIVE] = _build.missing
     misplaced = _build.native.check() if _build.native is not None else []
     return Diagnosis(chosen.name, chosen.why, missing, LIMITS[chosen.name], misplaced)

@@ -8,17 +8,20 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from amanda_core import Attachment, DriverInfo, Finding, OpContext, hookimpl
+from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
+from amanda_driver_torch._interceptor_choice import INTERCEPTORS
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from amanda_core import Session
+    from amanda_driver_torch._attachment import TorchAttachment
 
 __all__ = [
     "amanda_attach",
     "amanda_driver_info",
+    "amanda_driver_status",
     "amanda_preflight",
     "amanda_prepare_context",
 ]
@@ -28,6 +31,7 @@ __all__ = [
 def amanda_driver_info() -> DriverInfo:
     """Describe the driver."""
     return DriverInfo(
+        api=2,
         name="pytorch",
         modules=("torch",),
         namespaces=("pytorch/*/eager",),
@@ -36,13 +40,17 @@ def amanda_driver_info() -> DriverInfo:
                 "eager",
                 "gradients",
                 "aligned_gradients",
+                "late_gradients",
                 "replace",
                 "replace_backward",
                 "autodiff",
+                "observers",
                 "steps",
+                "ordered",
                 "scopes",
                 "scope_events",
-                "recomputation",
+                "recomputed_edits",
+                "recomputed_flag",
             }
         ),
         vocabulary={**OP_TYPES, **BACKWARD_TYPES},
@@ -52,19 +60,18 @@ def amanda_driver_info() -> DriverInfo:
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
     """Look for what in this environment would make results wrong."""
-    import importlib_metadata
-
-    try:
-        version = importlib_metadata.version("torch")
-    except importlib_metadata.PackageNotFoundError:
-        return [Finding("error", "torch is not installed", "pip install torch")]
-    if tuple(int(part) for part in version.split(".")[:2]) < (2, 4):
-        return [Finding("error", f"torch {version} is older than 2.4", "pip install -U torch")]
+    findings = INTERCEPTORS.findings()
     if "torch.nn.modules.module" not in sys.modules:
-        return []
+        return findings
     from amanda_driver_torch._foreign import foreign
 
-    return foreign()
+    return [*findings, *foreign()]
+
+
+@hookimpl
+def amanda_driver_status() -> DriverStatus:
+    """Say which torch is installed and by which interceptor its operators are seen."""
+    return INTERCEPTORS.status()
 
 
 @hookimpl
@@ -72,15 +79,13 @@ def amanda_attach(session: Session) -> Attachment | None:
     """Start intercepting in the calling thread; None where torch is not loaded."""
     if "torch" not in sys.modules:
         return None
+    return INTERCEPTORS.attach(lambda: _attachment(session))
+
+
+def _attachment(session: Session) -> TorchAttachment:
     from amanda_driver_torch._attachment import TorchAttachment
 
-    attachment = TorchAttachment(session)
-    try:
-        attachment.attach()
-    except BaseException:
-        attachment.detach()
-        raise
-    return attachment
+    return TorchAttachment(session)
 
 
 @hookimpl

@@ -147,7 +147,7 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
 
 
 def _node_kind(name: str) -> str:
-    """What autograd calls the node of an ATen operator: `_fft_c2c` -> ``FftC2CBackward``."""
+    """Return what autograd calls the node of an ATen operator: `_fft_c2c` -> ``FftC2CBackward``."""
     return "".join(part.title() for part in name.split("_")) + "Backward"
 
 

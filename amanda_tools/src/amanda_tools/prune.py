@@ -189,7 +189,9 @@ def torch_mask(weight: Any, axes: list[int], count: int) -> Any:
 
     with torch.no_grad():
         ordered = weight.detach().permute(axes)
-        mask = torch.ones(ordered.numel(), dtype=weight.dtype, device=weight.device)
-        mask[ordered.abs().flatten().argsort(stable=True)[:count]] = 0
+        magnitudes = ordered.abs().flatten()
+        smallest = magnitudes.argsort(stable=True)[:count]
+        # Not by an index: a distributed tensor takes none that is another kind of tensor.
+        mask = torch.ones_like(magnitudes, dtype=weight.dtype).scatter(0, smallest, 0)
         back = sorted(range(len(axes)), key=axes.__getitem__)
         return mask.reshape(ordered.shape).permute(back)

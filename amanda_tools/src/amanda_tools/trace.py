@@ -132,7 +132,7 @@ class Trace(Tool):
                         outputs=described(context.get_outputs()),
                     )
                 )
-        context.insert_after_op(self.record, outputs=[], index=index)
+        context.insert_after_op(self.record, observe=True, outputs=[], index=index)
 
     def record(self, index: int) -> None:
         """Note one execution."""
@@ -144,7 +144,7 @@ class Trace(Tool):
                 self._left_out += 1
 
     def result(self) -> TraceResult:
-        """What was traced so far."""
+        """Return what was traced so far."""
         with self._lock:
             ops = [TracedOp(**asdict(op)) for op in self._ops]
             return TraceResult(

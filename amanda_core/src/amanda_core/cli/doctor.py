@@ -15,7 +15,13 @@ from amanda_core.cli.drivers import describe as describe_drivers
 from amanda_core.cli.tools import describe as describe_tools
 from amanda_core.driver import Finding
 from amanda_core.errors import AmandaError
-from amanda_core.installed import BLOCKING, blocked_names, unreadable
+from amanda_core.installed import (
+    BLOCKING,
+    PLUGIN_GROUP,
+    blocked_names,
+    installed,
+    unreadable,
+)
 from amanda_core.results import Table
 
 __all__ = ["doctor"]
@@ -39,7 +45,7 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
     """
     found = _import(modules)
     drivers, tools = describe_drivers(), describe_tools()
-    found += [*_of_process(), *_of_drivers(drivers), *_of_tools(tools)]
+    found += [*_of_process(), *_of_drivers(drivers), *_of_plugins(), *_of_tools(tools)]
     found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
     if as_json:
         show_json(
@@ -85,6 +91,11 @@ def _of_drivers(drivers: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
             findings = discovery.preflight(discovery.driver(name))
             found += [(name, finding) for finding in findings]
     return found
+
+
+def _of_plugins() -> list[tuple[str, Finding]]:
+    broken = discovery.broken_plugins()
+    return [(name, Finding("error", str(error))) for name, error in broken.items()]
 
 
 def _of_process() -> list[tuple[str, Finding]]:
@@ -140,6 +151,7 @@ def _of_distributions() -> list[tuple[str, Finding]]:
 
 def _of_blocking(plugins: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
     known = {plugin[key] for plugin in plugins for key in ("name", "distribution")}
+    known.update(name for p in installed(PLUGIN_GROUP) for name in (p.name, p.distribution))
     return [
         (BLOCKING, Finding("warning", f"{name!r} blocks nothing", "No plugin has this name"))
         for name in sorted(blocked_names() - known - {"*"})

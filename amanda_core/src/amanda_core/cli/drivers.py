@@ -10,6 +10,7 @@ import click
 
 from amanda_core import discovery
 from amanda_core.cli.drawing import show, show_json
+from amanda_core.driver import DriverInfo, DriverStatus
 from amanda_core.errors import AmandaError, AmandaWarning
 from amanda_core.installed import DRIVER_GROUP, Installed, installed
 from amanda_core.results import Table
@@ -35,18 +36,28 @@ def drivers(as_json: bool) -> None:
             driver["status"],
             f"{driver['distribution']} {driver['version']}",
             " ".join(driver["namespaces"]),
+            driver["framework_version"] or "",
+            " ".join(filter(None, (driver["interceptor"], driver["why"] and f"({driver['why']})"))),
             driver["error"] or ", ".join(driver["capabilities"]),
         )
         for driver in found
     ]
-    columns = ("driver", "status", "distribution", "namespaces", "capabilities")
+    columns = (
+        "driver",
+        "status",
+        "distribution",
+        "namespaces",
+        "version",
+        "interceptor",
+        "capabilities",
+    )
     show(Table("", columns, rows), sys.stdout)
     if not found:
         click.echo("No driver is installed: pip install amanda-driver-<framework>", err=True)
 
 
 def describe() -> list[dict[str, Any]]:
-    """What is known of each installed driver."""
+    """Return what is known of each installed driver."""
     with warnings.catch_warnings():
         # What it would say of broken ones stands in the list.
         warnings.simplefilter("ignore", AmandaWarning)
@@ -55,12 +66,13 @@ def describe() -> list[dict[str, Any]]:
 
 
 def _describe(found: Installed) -> dict[str, Any]:
-    status, error, info = "ok", None, None
+    status, error, info, now = "ok", None, None, None
     if found.blocked:
         status = "blocked"
     else:
         try:
-            info = discovery.driver(found.name).info
+            driver = discovery.driver(found.name)
+            info, now = driver.info, _status(driver)
         except AmandaError as broken:
             status, error = "broken", str(broken)
     return {
@@ -71,6 +83,27 @@ def _describe(found: Installed) -> dict[str, Any]:
         "framework": info.name if info else None,
         "modules": list(info.modules) if info else [],
         "namespaces": list(info.namespaces) if info else [],
-        "capabilities": sorted(info.capabilities) if info else [],
+        "capabilities": sorted(info.capabilities_in("")) if info else [],
+        "by_mode": _by_mode(info) if info else {},
+        "framework_version": now.version if now else None,
+        "interceptor": now.interceptor if now else None,
+        "why": now.why if now else None,
         "error": error,
     }
+
+
+def _by_mode(info: DriverInfo) -> dict[str, list[str]]:
+    """Return the capabilities of each mode."""
+    modes = {pattern.rpartition("/")[2] for pattern in info.namespaces}
+    if not isinstance(info.capabilities, frozenset):
+        modes = set(info.capabilities)
+    return {mode: sorted(info.capabilities_in(mode)) for mode in sorted(modes)}
+
+
+def _status(found: discovery.Driver) -> DriverStatus | None:
+    """Return what a driver would do at the next `apply`; None where it does not say."""
+    try:
+        said = found.call("amanda_driver_status")
+    except Exception as error:
+        return DriverStatus(None, "", f"It does not say: {type(error).__name__}: {error}")
+    return said if isinstance(said, DriverStatus) else None

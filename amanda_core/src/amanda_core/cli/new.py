@@ -18,7 +18,7 @@ from typing import Any
 import click
 import importlib_metadata
 
-from amanda_core import __version__
+from amanda_core import DRIVER_API, __version__
 from amanda_core.errors import ConfigError, OutputError
 from amanda_core.results import printable
 
@@ -84,7 +84,7 @@ def _make(kind: str, name: str, parent: Path) -> None:
 
 
 def _words(kind: str, name: str) -> dict[str, str]:
-    """What the placeholders stand for.
+    """Return what the placeholders stand for.
 
     Raises:
         ConfigError: No distribution and module can be called so.
@@ -109,6 +109,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
         "package": f"amanda_{kind}_{module}",
         "version": f"{major}.{minor}",
         "next_version": f"{major}.{int(minor) + 1}",
+        "driver_api": str(DRIVER_API),
     }
 
 

@@ -61,7 +61,7 @@ class Progress(Tool):
         self.add_inst_for_step(end=self.end_step)
 
     def analyse(self, context: OpContext) -> None:
-        """Have the executions of some operators counted."""
+        """Count the executions of some operators."""
         # In graphs a routine costs much; their runs are steps.
         if context.zone != "model" or not matches("*/*/eager", context.namespace):
             return

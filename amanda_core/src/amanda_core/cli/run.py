@@ -113,6 +113,11 @@ def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Progr
 @click.option("--steps", metavar="A:B", help="Only from step A up to and without B; also A:, ::N.")
 @click.option("--config", "file", metavar="FILE", help="Read [tool.amanda] of this file instead.")
 @click.option("--no-config", is_flag=True, help="Read no file.")
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Where a driver of Amanda itself fails at an operator, run that one plain and go on.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="No summary on stderr.")
 @click.option("-m", "_module", metavar="MODULE ...", help="Run a module, as python -m does.")
 @click.pass_context
@@ -127,6 +132,7 @@ def run(
     steps: str | None,
     file: str | None,
     no_config: bool,
+    keep_going: bool,
     quiet: bool,
     _module: str | None,
 ) -> Run | int:
@@ -175,7 +181,7 @@ def run(
         except AmandaError as error:
             raise type(error)(error.what, where=config.where, fix=error.fix) from error
     made = {settings.name: factories.make(settings) for settings in config.tools}
-    return Run(program, made, folder, quiet, brief=bool(rank))
+    return Run(program, made, folder, quiet, brief=bool(rank), keep_going=keep_going)
 
 
 def _numbered(folder: Path, names: Sequence[str], part: str, force: bool) -> Output:

@@ -42,6 +42,7 @@ class Run:
         output: Where results are written.
         quiet: Say nothing but errors.
         brief: Show no tables (of several processes, one shows them).
+        keep_going: Leave out operators at which a driver itself fails.
     """
 
     program: Program
@@ -49,6 +50,7 @@ class Run:
     output: Output
     quiet: bool = False
     brief: bool = False
+    keep_going: bool = False
     _handle: Any = field(default=None, init=False)
     _finished: bool = field(default=False, init=False)
     _process: int = field(default_factory=os.getpid, init=False)
@@ -60,7 +62,11 @@ class Run:
         try:
             told = not (self.quiet or self.brief)
             telling = [Progress(self._say, interval_for(sys.stderr))] if told else []
-            self._handle = amanda.attach(*self.tools.values(), *telling)
+            self._handle = amanda.attach(
+                *self.tools.values(),
+                *telling,
+                on_driver_error="skip" if self.keep_going else "raise",
+            )
         except AmandaError as error:
             self._say(f"error: {error}")
             return 2
@@ -150,7 +156,7 @@ class Run:
             return 0
         self._finished = True
         failed = False
-        idle = list(self._idle())
+        idle = [*self._idle(), *self._skipped()]
         try:
             self._handle.remove()
         except BaseException as error:  # Of a routine, which could not be raised where it arose.
@@ -177,7 +183,17 @@ class Run:
             forward = [c for c in session.contexts() if not c._backward] if session else []
             # Those of initialisation come first, and are rarely meant.
             ran = [c.name for c in sorted(forward, key=lambda c: c.zone != "model")]
-            if not frameworks:
+            declined = [
+                f"{driver.loaded[0]} (driver {driver.info.name})"
+                for driver in discovery.drivers()
+                if driver.loaded and driver.info.name not in frameworks
+            ]
+            if not frameworks and declined:
+                why = (
+                    f"{', '.join(declined)} was loaded, but its driver did not attach. `amanda "
+                    "doctor` may say why"
+                )
+            elif not frameworks:
                 why = "the program loaded no framework of those that `amanda drivers` lists"
             elif known.selection is None or not ran:
                 why = (
@@ -191,6 +207,13 @@ class Run:
                     "--modules, --steps or `select`"
                 )
             yield f"{name} was given no operator: {why}"
+
+    def _skipped(self) -> Iterator[str]:
+        """The operators that were left out since a driver failed there; asked before the end."""
+        session = self._handle.session
+        for framework in self._handle.coverage():
+            for left_out in session.failures.coverage(framework):
+                yield f"{left_out.what} was left out: {left_out.why}"
 
     def _warn(self, idle: Sequence[str]) -> None:
         """Say what makes results empty or wrong.
@@ -215,7 +238,7 @@ class Run:
                         self._say(f"{finding.severity}: {finding.message}{fix}")
 
     def _results(self) -> tuple[dict[str, Result], bool]:
-        """What the tools found, each with what others say of its operators; and if that is all."""
+        """Return the results, each with what other tools say of its operators; and if it is all."""
         found: dict[str, Result] = {}
         complete = True
         for name, tool in self.tools.items():

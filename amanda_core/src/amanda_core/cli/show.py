@@ -69,7 +69,7 @@ def _is_result(content: object) -> bool:
 
 
 def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
-    """What is single in one table, and one for each part that has several."""
+    """Return what is single in one table, and one for each part that has several."""
     shown = {name: value for name, value in content.items() if part in (None, name)}
     single = [
         (name, value)

@@ -43,7 +43,7 @@ def tools(name: str | None, as_json: bool) -> None:
 
 
 def describe() -> list[dict[str, Any]]:
-    """What is known of each installed tool without importing it."""
+    """Return what is known of each installed tool without importing it."""
     every = installed(TOOL_GROUP)
     names = Counter(found.name for found in every if not found.blocked)
     return [

@@ -32,7 +32,7 @@ class MismatchError(ValueError):
 
 
 def expected(annotation: Any) -> str:
-    """What an annotation asks for, in words; empty where it cannot be written as text."""
+    """Return what an annotation asks for, in words; empty where it cannot be written as text."""
     if annotation in (Any, None, type(None)):
         return "a value" if annotation is Any else "none"
     if isinstance(annotation, type) and issubclass(annotation, Enum):

@@ -79,7 +79,7 @@ class Document:
     def _has_by(
         self, count: int, keys: Sequence[str], budget: int, whole: bool = True
     ) -> tuple[bool | None, int]:
-        """Whether the beginning of `count` lines has the key, and the characters parsed for it;
+        """Return whether the first `count` lines have the key, and the number of characters parsed;
         None where that is too much. With `whole`, as many more lines as it needs to parse.
         """
         spent = 0

@@ -49,7 +49,7 @@ class Option:
 
 
 def factory(reference: str, where: str = "") -> Callable[..., Any]:
-    """What makes the tool: the factory of an installed one, or ``module:Class`` of one's own.
+    """Return what makes the tool: the factory of an installed one, or one's own ``module:Class``.
 
     Raises:
         UnknownToolError: There is none, or it is blocked.

@@ -131,7 +131,7 @@ class Backend(ABC):
         return function
 
     def build_recomputed(self, model: Model, values: Mapping[str, Value]) -> Program:
-        """Like `build`, of a program that backward runs again; capability ``recomputation``."""
+        """Like `build`, of a program that backward runs again; capability ``recomputed_edits``."""
         raise NotImplementedError(f"{type(self).__name__} has no build_recomputed()")
 
     def end_step(self, program: Program) -> None:
@@ -139,7 +139,7 @@ class Backend(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no end_step()")
 
     def found(self) -> Mapping[str, object]:
-        """What a driver may have changed and must restore, by name; compared by identity.
+        """Return what a driver may have changed and must restore, by name; compared by identity.
 
         Here all public attributes of the framework's modules.
         """
@@ -152,7 +152,7 @@ class Backend(ABC):
         }
 
     def versions(self) -> Mapping[str, str]:
-        """What is tested, for the report: the framework's version, and what else tells runs apart.
+        """Return what is tested: the framework's version, and what else tells runs apart.
 
         Here ``__version__`` of the framework's modules.
         """
@@ -181,5 +181,5 @@ class Backend(ABC):
         return next(d for d in discovery.drivers() if d.info.name == self.driver)
 
     def info(self) -> DriverInfo:
-        """What the driver says of itself, inside `registered`."""
+        """Return what the driver says of itself, inside `registered`."""
         return self.installed().info

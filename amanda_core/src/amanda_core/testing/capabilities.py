@@ -23,14 +23,18 @@ CAPABILITIES: Mapping[str, str] = {
     "graph": "operators are nodes of a graph that is built before it runs",
     "gradients": "backward ops have contexts, and raw actions on their gradients take effect",
     "aligned_gradients": "actions on the gradients of a forward op's own inputs and outputs",
+    "late_gradients": "those actions may also be asked for once the forward op has run",
     "replace": "replace_op runs a routine instead of an op",
     "replace_backward": "replace_backward_op runs a routine instead of an op's backward program",
     "autodiff": "routines inserted under autodiff_enabled are differentiated",
     "staged": "routines marked as staged may be embedded into a graph",
+    "observers": "a routine that only looks is added as a reader, and nothing else changes for it",
     "steps": "what ends a training step in the framework is told to tools",
     "scopes": "an op knows the path of the module of the framework that it runs in",
     "scope_events": "entering and leaving a module is told to tools",
-    "recomputation": "activation checkpointing reruns routines, flagged in the context",
+    "recomputed_edits": "edits hold where activation checkpointing runs an op again",
+    "recomputed_flag": "an op that runs again is the same op, and its context says so",
+    "ordered": "routines run in program order, at the time of their op",
 }
 
 #: What stands in reports for the tests that every driver has to pass.
@@ -74,7 +78,7 @@ def needs(*capabilities: str, words: tuple[str, ...] = ()) -> Callable[[F], F]:
 
 
 def needs_of(function: object) -> Needs:
-    """What a test asks for; nothing where it has no mark."""
+    """Return what a test asks for; nothing where it has no mark."""
     found = getattr(function, "__amanda_needs__", None)
     return found if isinstance(found, Needs) else Needs()
 
@@ -82,8 +86,10 @@ def needs_of(function: object) -> Needs:
 def reason_to_skip(needed: Needs, backend: Backend, info: DriverInfo) -> str:
     """Why a test cannot be asked of a backend, or an empty string."""
     for capability in needed.capabilities:
-        if capability not in info.capabilities:
+        if capability not in info.capabilities_in(""):
             return f"the driver {info.name!r} does not declare {capability!r}"
+        if capability not in info.capabilities_in(backend.mode):
+            return f"the driver {info.name!r} does not declare {capability!r} for {backend.mode!r}"
         if capability in backend.without:
             return f"{backend.title} has no {capability!r}: {backend.without[capability]}"
     missing = [word for word in needed.words if word not in backend.functions]

@@ -33,9 +33,10 @@ def rig_of(backend: Backend, request: pytest.FixtureRequest) -> Iterator[Rig]:
             backend.title,
             backend.driver,
             installed.distribution,
-            tuple(sorted(installed.info.capabilities)),
+            tuple(sorted(installed.info.capabilities_in(backend.mode))),
             dict(backend.without),
-            dict(backend.versions()),
+            # Plain strings: pytest-xdist cannot send a framework's subclass of str.
+            {name: str(version) for name, version in backend.versions().items()},
         )
         label: dict[str, Any] = {
             "test": _name(request),

@@ -67,7 +67,7 @@ def mapped(function: Callable[..., float], *values: Value) -> Value:
 
 
 def same(found: Any, expected: Any, tolerance: float = 0.0) -> bool:
-    """Whether values have one shape and no number differs by more than `tolerance`, relatively."""
+    """Return True if shapes agree and no number differs by more than `tolerance`, relatively."""
     if isinstance(found, (list, tuple)) and isinstance(expected, (list, tuple)):
         return len(found) == len(expected) and all(
             same(one, other, tolerance) for one, other in zip(found, expected, strict=True)

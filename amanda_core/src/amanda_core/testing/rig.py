@@ -52,7 +52,7 @@ class Built:
         return self.backend.gradients(self.program, self.inputs, self.seeds)
 
     def expected(self, edits: Edits | None = None, model: Model | None = None) -> Trace:
-        """What the oracle makes of it, edited or as another model."""
+        """Return what the oracle makes of it, edited or as another model."""
         return differentiate(model or self.model, self.values, self.seeds, edits)
 
 
@@ -92,7 +92,7 @@ class Rig:
     # Tools.
 
     def is_ours(self, context: OpContext, words: Sequence[str] | frozenset[str]) -> bool:
-        """Whether it is a forward op of the model, by its word: frameworks add ops of their own."""
+        """Return True for a forward op of the model, by its word: frameworks add their own ops."""
         if Namespace.parse(context.namespace).framework != self.backend.driver:
             return False
         if not context.is_forward() or context.zone != "model" or context["type"] not in words:
@@ -169,9 +169,9 @@ class Rig:
     # Comparison.
 
     def same(self, found: Any, expected: Any) -> bool:
-        """Whether numbers agree within the backend's tolerance."""
+        """Return True if numbers agree within the backend's tolerance."""
         return same(found, expected, self.backend.tolerance)
 
     def is_run(self, outputs: Any, built: Built, edits: Edits | None = None) -> bool:
-        """Whether these are the outputs of a model run with such edits."""
+        """Return True if these are the outputs of a model run with such edits."""
         return self.same(outputs, evaluate(built.model, built.values, edits).outputs)

@@ -68,7 +68,7 @@ _METHODS = {
 
 
 def is_named(context: OpContext, name: str | None) -> bool:
-    """Whether an op is one of those that a name stands for; None stands for all."""
+    """Return True if an op is one of those that a name stands for; None stands for all."""
     last = context.name.rpartition("/")[2]
     if context.recomputed:
         last = _NUMBER.sub("", last)  # In the same graph it has the first one's name and a number.
@@ -198,7 +198,7 @@ def watching() -> tuple[list[str], Tool]:
 
 
 def around() -> tuple[Counter[tuple[str, str]], Tool]:
-    """How often routines before and after the forward ops of each type ran, and the tool.
+    """Return how often routines before and after the forward ops of each type ran, and the tool.
 
     They are counted as (type, "before") and (type, "after").
     """

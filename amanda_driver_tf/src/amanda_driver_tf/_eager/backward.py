@@ -18,15 +18,15 @@ from amanda_driver_tf._eager.originals import ORIGINALS, PAIR
 from amanda_driver_tf._eager.places import Between, Place
 from amanda_driver_tf._eager.recompute import Recompute, first_run_of
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
 from amanda_driver_tf._eager.taped import LEFT, mark
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly, no_tape
 
 __all__ = ["CustomGradient", "differentiating", "gradient_function", "jvp", "record_operation"]
 
 
 def differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands for `imperative_grad`: one backward pass of a tape."""
+    """Return what stands for `imperative_grad`: one backward pass of a tape."""
 
     # As for layers, next to nothing stands in front of the call: see `keras_calls`.
     def imperative_grad(*args: Any, **kwargs: Any) -> Any:
@@ -81,12 +81,12 @@ def gradient_function(*call: Any) -> Any:
 
 
 def _is_settled(record: Record, skip: tuple[int, ...] | None, place: Place) -> bool:
-    """Whether nothing is to be done in the gradient of an op, and no tape sees it."""
+    """Return True if nothing is to be done in the gradient of an op, and no tape sees it."""
     return (
         record.settled == place.session.epoch
         and record.skip == skip
         and place.control.caching
-        and bool(pywrap_tfe.TFE_Py_TapeSetIsEmpty())
+        and no_tape()
     )
 
 
@@ -176,7 +176,7 @@ def record_operation(
     backward_function: Any,
     forward_function: Any = None,
 ) -> None:
-    """What is put on tapes by itself; of interest are functions with a gradient of their own."""
+    """Put on tapes what has a gradient of its own; calls of functions are of interest."""
     place = STATE.eager
     first = first_run_of(op_type)
     if first is not None:

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from amanda_driver_tf import _build
-from amanda_driver_tf._interceptor import choice
+from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 
 __all__ = ["CallSite", "Chain", "PythonCallSite", "call_site_class"]
 
@@ -29,7 +29,7 @@ class CallSite(Protocol):
     def __init__(self, chain: Chain, /) -> None: ...
 
     def here(self) -> bool:
-        """Whether the op is called from here; for `Forward.locate`."""
+        """Return True if the op is called from here; for `Forward.locate`."""
 
 
 class PythonCallSite:
@@ -41,7 +41,7 @@ class PythonCallSite:
         self._chain = tuple((depth + _BETWEEN, code, offset) for depth, code, offset in chain)
 
     def here(self, *, _frame: Any = sys._getframe) -> bool:
-        """Whether the op is called from here; for `Forward.locate`."""
+        """Return True if the op is called from here; for `Forward.locate`."""
         try:
             for depth, code, offset in self._chain:
                 frame = _frame(depth)
@@ -54,4 +54,4 @@ class PythonCallSite:
 
 def call_site_class() -> type[CallSite]:
     """The class of call sites that a new session uses."""
-    return _build.native.CallSite if choice().name == "native" else PythonCallSite
+    return _build.native.CallSite if INTERCEPTORS.choice().name == "native" else PythonCallSite

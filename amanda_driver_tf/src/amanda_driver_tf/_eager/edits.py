@@ -10,13 +10,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.python.framework import dtypes, indexed_slices
-from tensorflow.python.ops import gen_array_ops
-
 from amanda_core import Step
 from amanda_core.errors import EditError, UnsupportedError
-from amanda_driver_tf._eager.symbols import ops, pywrap_tfe, record
 from amanda_driver_tf._state import quietly
+from amanda_driver_tf._tensorflow_internals.modules import (
+    dtypes,
+    gen_array_ops,
+    indexed_slices,
+    ops,
+    record,
+)
+from amanda_driver_tf._tensorflow_internals.tapes import is_recorded, no_tape
 
 __all__ = [
     "call_step",
@@ -48,7 +52,7 @@ _TRAINABLE = frozenset(
 
 
 def is_trainable(tensor: Any) -> bool:
-    """Whether gradients flow through values of this kind."""
+    """Return True if gradients flow through values of this kind."""
     return tensor.dtype.as_datatype_enum in _TRAINABLE
 
 
@@ -63,17 +67,14 @@ def isolated(autodiff: bool = False) -> Iterator[None]:
 
 
 def call_step(step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
-    """What a step changes, its routine run on the tapes or off them, as it asked for."""
+    """Return what a step changes, its routine run on the tapes or off them, as it asked for."""
     with isolated(step.action.autodiff):
         return step(values)
 
 
 def records(value: Any) -> bool:
-    """Whether some tape of this thread records what is done with a tensor."""
-    return bool(
-        not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
-        and pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([value])
-    )
+    """Return True if some tape of this thread records what is done with a tensor."""
+    return bool(not no_tape() and is_recorded([value]))
 
 
 def _straight(*grads: Any) -> list[Any]:
@@ -82,7 +83,7 @@ def _straight(*grads: Any) -> list[Any]:
 
 def pass_straight(old: Any, new: Any) -> Any:
     """`new`, with the gradient going to `old` as if nothing had happened between them."""
-    if pywrap_tfe.TFE_Py_TapeSetIsEmpty() or old.dtype == dtypes.resource:
+    if no_tape() or old.dtype == dtypes.resource:
         return new
     # A tensor of its own: `new` may be known to the tapes already.
     with quietly(), record.stop_recording():
@@ -120,7 +121,7 @@ def tensor_of(old: Any, new: Any, step: Step) -> Any:
 
 
 def edited(old: Any, new: Any, step: Step) -> Any:
-    """What stands for `old` from now on: `new`, straight-through unless asked otherwise."""
+    """Return what stands for `old` from now on: `new`, straight-through unless asked otherwise."""
     if isinstance(old, list):
         if not isinstance(new, (list, tuple)) or len(new) != len(old):
             raise EditError(
@@ -164,7 +165,7 @@ def check_gradient(new: Any, shape: Any, where: str) -> None:
 
 
 def edited_gradient(old: Any, new: Any, step: Step) -> Any:
-    """What stands for the gradient `old` from now on.
+    """Return what stands for the gradient `old` from now on.
 
     Where the backward pass is itself recorded, gradients of gradients pass straight through.
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tensorflow.python.framework import dtypes
 
 from amanda_core import IPoint, OpContext, Plan, Session, Step
+from amanda_core.driver_failures import DriverFailures, OriginalCall
 from amanda_core.errors import AmandaError, RoutineResultError, is_annotated
 from amanda_core.threads import standing_for
 from amanda_driver_tf._eager.edits import call_step, edited, is_trainable, isolated
@@ -22,11 +22,13 @@ from amanda_driver_tf._eager.operator import Attributes, EagerOp
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._eager.symbols import ops, pywrap_tfe
 from amanda_driver_tf._eager.taped import Taped, record_on_tapes, skipped
 from amanda_driver_tf._eager.taps import tap_inputs, tap_outputs
 from amanda_driver_tf._signature import flattened, grouped, signature_of
 from amanda_driver_tf._state import STATE, quietly
+from amanda_driver_tf._tensorflow_internals.modules import dtypes, ops
+from amanda_driver_tf._tensorflow_internals.objects import keep_from_keras
+from amanda_driver_tf._tensorflow_internals.tapes import no_tape
 
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode
@@ -79,23 +81,54 @@ def run(
     Returns:
         Its outputs.
     """
+    failures = place.mode.session.failures
+    original = failures.original(call.run)
     try:
-        return _Run(place, record, call, plain, records).outputs()
+        return _Run(place, record, call, plain, records, original).outputs()
     except BaseException as error:
+        if isinstance(error, Exception) and failures.is_drivers(error, original):
+            return _without_instrumentation(error, failures, record, call, records, original)
         if isinstance(error, AmandaError) or is_annotated(error):
             # Or Keras would replace it by one that it makes of the message.
-            error._keras_call_info_injected = True  # type: ignore[attr-defined]
+            keep_from_keras(error)
             if record.swallows and isinstance(error, (TypeError, ValueError)):
                 place.mode.session.defer(error)
         raise
+    finally:
+        original.forget()
+
+
+def _without_instrumentation(
+    error: Exception,
+    failures: DriverFailures,
+    record: Record,
+    call: Call,
+    records: bool,
+    original: OriginalCall,
+) -> list[Any]:
+    """Return the outputs of an op at which the driver failed, if that is wanted; else raise."""
+    site = record.site
+    outputs: list[Any] = failures.recover(
+        error, site.namespace, site.name, original, (call.inputs,)
+    )
+    if records and outputs and not no_tape():
+        record_gradient(call.op_type, tuple(call.inputs), call.attrs, outputs)
+    return outputs
 
 
 class _Run:
     """The instrumented execution of one call; made anew for each."""
 
     def __init__(
-        self, place: Place, record: Record, call: Call, plain: Sequence[bool], records: bool
+        self,
+        place: Place,
+        record: Record,
+        call: Call,
+        plain: Sequence[bool],
+        records: bool,
+        original: OriginalCall,
     ) -> None:
+        self.original = original
         self.mode: EagerMode = place.mode
         self.session: Session = place.mode.session
         self.place, self.record, self.call = place, record, call
@@ -107,7 +140,7 @@ class _Run:
             if signature is not None
             else (None,) * len(call.inputs)
         )
-        self.recording = records and not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+        self.recording = records and not no_tape()
         #: What stood there before straight-through edits; the tapes are told of these.
         self.origins = grouped(call.inputs, self.lengths)
         _mark_constants(plain, self.origins)
@@ -153,9 +186,10 @@ class _Run:
             self._fill_inputs(context)
         if before.replacement is not None:
             outputs = self._replace(before.replacement, context)
+            self.original.keep(outputs)
         else:
             inputs = flattened(self.values, self.lengths)
-            outputs = self.call.run(inputs)
+            outputs = self.original(inputs)
             tag(record, inputs[0] if inputs else None, outputs[0] if outputs else None)
         self.op.ran(outputs)
         if backward:
@@ -174,6 +208,8 @@ class _Run:
                 record.idle = session.epoch
         elif not settled:
             record.planned = session.epoch
+            if before.edits or after.edits:
+                record.edited = session.epoch
         return outputs
 
     def _fill_inputs(self, context: OpContext) -> None:
@@ -230,7 +266,7 @@ class _Run:
         return outputs
 
     def _original(self, values: Sequence[Any]) -> Any:
-        """What the op gives for these inputs, told to the tapes."""
+        """Return what the op gives for these inputs, told to the tapes."""
         call, inputs = self.call, flattened(list(values), self.lengths)
         outputs = call.run(inputs)
         record_gradient(call.op_type, tuple(inputs), call.attrs, outputs)
@@ -291,7 +327,7 @@ _PLAIN_TYPES = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
 
 
 def aligned_plans(context: OpContext) -> tuple[Plan, Plan]:
-    """What is asked for the gradients of a forward op as a whole."""
+    """Return what is asked for the gradients of a forward op as a whole."""
     return context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)
 
 
@@ -326,7 +362,7 @@ def _mark_constants(plain: Sequence[bool], values: Sequence[Any]) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether an argument was written as a constant."""
+    """Return True if an argument was written as a constant."""
     if isinstance(value, (list, tuple)):
         return all(is_plain(item) for item in value)
     return isinstance(value, _PLAIN_TYPES)

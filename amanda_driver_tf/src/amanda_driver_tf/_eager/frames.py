@@ -13,6 +13,11 @@ from types import CodeType, FrameType
 import amanda_core
 from amanda_core.identity import call_offsets
 from amanda_driver_tf import _state
+from amanda_driver_tf._tensorflow_internals.names import (
+    MODULES_BESIDE_THE_MODEL,
+    MODULES_OF_INITIALIZERS,
+    MODULES_PASSED_THROUGH,
+)
 
 __all__ = [
     "BOUNDARY",
@@ -40,26 +45,14 @@ BOUNDARY: set[CodeType] = set()
 _OWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (amanda_core, _state))
 
 _LIBRARIES = frozenset({"tensorflow", "keras", "tf_keras"})
-# How an op is reached differs between its fast path and its fallback in these, or they are under
-# every op (dispatch, conversion, handlers of tracebacks).
 _PASSAGES = (
-    "tensorflow.python.eager.",
-    "tensorflow.python.framework.",
-    "tensorflow.python.ops.gen_",
-    "tensorflow.python.ops.resource_variable_ops",
-    "tensorflow.python.ops.weak_tensor_ops",
-    "tensorflow.python.profiler.",
-    "tensorflow.python.util.",
+    *MODULES_PASSED_THROUGH,
     "keras.src.ops.operation",
     "keras.src.utils.traceback_utils",
     "tf_keras.src.utils.traceback_utils",
 )
 _NOT_THE_MODEL = (
-    "tensorflow.python.checkpoint.",
-    "tensorflow.python.data.",
-    "tensorflow.python.saved_model.",
-    "tensorflow.python.training.saving.",
-    "tensorflow.python.training.saver",
+    *MODULES_BESIDE_THE_MODEL,
     "keras.src.trainers.data_adapters",
     "keras.src.saving.",
     "tf_keras.src.engine.data_adapter",
@@ -73,7 +66,7 @@ _OPTIMIZERS = (
 _INITIALIZERS = (
     "keras.src.initializers.",
     "tf_keras.src.initializers.",
-    "tensorflow.python.ops.init_ops",
+    *MODULES_OF_INITIALIZERS,
 )
 _LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
 
@@ -162,7 +155,7 @@ def zone_of(frame: FrameType | None) -> str:
 
 
 def is_swallowing(frame: FrameType | None) -> bool:
-    """Whether an overloaded operator calls, which tries the reflected one after a TypeError."""
+    """Return True if the caller is an overloaded operator, which tries the reflected one next."""
     while frame is not None and _kind(frame) not in (USER, STOP):
         if frame.f_code.co_name == "binary_op_wrapper":
             return True

@@ -24,30 +24,37 @@ from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation, Scope
-from amanda_driver_tf._eager.sites import handle_of
-from amanda_driver_tf._eager.symbols import (
-    CHECKED,
-    backprop,
-    core,
-    execute,
-    forwardprop,
-    imperative_grad,
-    ops,
-    problems,
-    pywrap_tfe,
-    record,
-    tape,
-)
-from amanda_driver_tf._interceptor import choice
+from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.eager_checks import CHECKED, problems
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    EXECUTE,
+    FAST_PATH,
+    GRADIENT_FUNCTION,
+    IMPERATIVE_GRAD,
+    JVP,
+    MUST_RECORD_GRADIENT,
+    RECORD_OPERATION,
+    STOP_RECORDING,
+    WATCH,
+)
+from amanda_driver_tf._tensorflow_internals.modules import (
+    execute,
+    ops,
+)
+from amanda_driver_tf._tensorflow_internals.objects import variable_handle
+from amanda_driver_tf._tensorflow_internals.tapes import (
+    FallbackException,
+    is_recorded,
+    no_tape,
+    register_gradient_function,
+    register_jvp_function,
+)
 
 __all__ = ["PATCHES"]
 
-_Fallback = core._FallbackException
 _SIMPLE = (bool, int, float, str, bytes, list, tuple)
 _EagerTensor = ops.EagerTensor
-_no_tape = pywrap_tfe.TFE_Py_TapeSetIsEmpty
-_recorded = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
 # How often an op is put on the tapes as one whose gradient is looked into.
 _WAITED = 2
 # Ops that fall back while their arguments are converted for others.
@@ -77,22 +84,18 @@ class _Patches(Patches):
         # The registered functions are put back after the attributes, so undone before them.
         self._afterwards(_register)
         fast, self.execute, gradient_function = _replacements()
-        for owner, name, replacement in (
-            (pywrap_tfe, "TFE_Py_FastPathExecute", fast),
-            (execute, "execute", self.execute),
-            (execute, "must_record_gradient", _must_record(execute.must_record_gradient)),
-            (backprop, "_gradient_function", gradient_function),
-            (forwardprop, "_jvp_dispatch", backward.jvp),
-            (record, "record_operation", backward.record_operation),
-            (record, "stop_recording", recompute.stop_recording),
-            (
-                imperative_grad,
-                "imperative_grad",
-                backward.differentiating(imperative_grad.imperative_grad),
-            ),
-            (tape, "watch", _watch(tape.watch)),
+        for entry_point, replacement in (
+            (FAST_PATH, fast),
+            (EXECUTE, self.execute),
+            (MUST_RECORD_GRADIENT, _must_record(MUST_RECORD_GRADIENT.current)),
+            (GRADIENT_FUNCTION, gradient_function),
+            (JVP, backward.jvp),
+            (RECORD_OPERATION, backward.record_operation),
+            (STOP_RECORDING, recompute.stop_recording),
+            (IMPERATIVE_GRAD, backward.differentiating(IMPERATIVE_GRAD.current)),
+            (WATCH, _watch(WATCH.current)),
         ):
-            self._replace(owner, name, replacement)
+            self._replace(*entry_point, replacement)
         _register()
         for undo in (*keras_calls.install(), *replicas.install()):
             self._afterwards(undo)
@@ -100,8 +103,8 @@ class _Patches(Patches):
 
 def _register() -> None:
     # What stands there now, ours or not: others may have replaced it after us.
-    pywrap_tfe.TFE_Py_RegisterGradientFunction(backprop._gradient_function)
-    pywrap_tfe.TFE_Py_RegisterJVPFunction(forwardprop._jvp_dispatch)
+    register_gradient_function(GRADIENT_FUNCTION.current)
+    register_jvp_function(JVP.current)
 
 
 PATCHES = _Patches()
@@ -111,11 +114,11 @@ PATCHES = _Patches()
 
 
 def _replacements() -> tuple[Any, Any, Any]:
-    """What stands for `TFE_Py_FastPathExecute`, `execute.execute` and the gradient of an op.
+    """Return what stands for `TFE_Py_FastPathExecute`, `execute.execute` and the gradient of an op.
 
     In C, or the two below and the one in `backward`.
     """
-    if choice().name != "native":
+    if INTERCEPTORS.choice().name != "native":
         return fast_path, execute_op, backward.gradient_function
     interceptor = _build.native.Interceptor(
         fast_path=ORIGINALS.fast_path,
@@ -125,13 +128,13 @@ def _replacements() -> tuple[Any, Any, Any]:
         gradient_function=ORIGINALS.gradient_function,
         slow_gradient_function=backward.gradient_function,
         fell_back=_fell_back,
-        fallback=_Fallback,
+        fallback=FallbackException,
         module=execute,
-        no_tape=_no_tape,
-        recorded=_recorded,
+        no_tape=no_tape,
+        recorded=is_recorded,
         pair=PAIR,
         op_type_of=op_type_of,
-        handle_of=handle_of,
+        handle_of=variable_handle,
         state=STATE,
         thread=THREAD,
         tensor=_EagerTensor,
@@ -161,7 +164,7 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
     if found.idle == epoch and place.control.caching:
         pair: tuple[Any, ...] = ()
         idle = not session.wants_backward
-        if not idle and (found.settled == epoch or not _no_tape()):
+        if not idle and (found.settled == epoch or not no_tape()):
             pair = (PAIR, found)
             idle = found.settled == epoch or _may_wait(op_type, found, args, epoch)
         else:
@@ -170,7 +173,7 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
         if idle and kind <= READ and not found.marks:
             try:
                 result = ORIGINALS.fast_path(ctx, op_name, name, *args, *pair)
-            except _Fallback:
+            except FallbackException:
                 _hand_over(op_type, sys._getframe(1), found, args, idle=True)
                 raise
             if kind == READ and not found.backward:
@@ -179,16 +182,16 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
         if idle and (kind != PASS or type(args[0]) is _EagerTensor):
             return _tagged(op_type, found, sys._getframe(1), ctx, name, args, pair)
     _hand_over(op_type, sys._getframe(1), found, args)
-    raise _Fallback("to be executed by execute.execute")
+    raise FallbackException("to be executed by execute.execute")
 
 
 def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -> bool:
-    """Whether an op with an unknown gradient needs no `Taped`: the gradient function will do.
+    """Return True if an op with an unknown gradient needs no `Taped`, but a gradient function.
 
     With it nothing is said where the tools are left before the gradient is computed, so not where
     something is planned, and not at first.
     """
-    if not _is_recorded(op_type, args):
+    if not _isis_recorded(op_type, args):
         return True
     found.waited += 1
     return found.waited > _WAITED and not any(
@@ -196,7 +199,7 @@ def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -
     )
 
 
-def _is_recorded(op_type: OpType, args: Sequence[Any]) -> bool:
+def _isis_recorded(op_type: OpType, args: Sequence[Any]) -> bool:
     tensors = []
     for value in args[: op_type.count]:
         if type(value) is _EagerTensor:
@@ -207,11 +210,11 @@ def _is_recorded(op_type: OpType, args: Sequence[Any]) -> bool:
                 return True
         elif _is_variable(value):
             return True
-    return bool(_recorded(tensors))
+    return bool(is_recorded(tensors))
 
 
 def _is_variable(value: Any) -> bool:
-    return not isinstance(value, _SIMPLE) and handle_of(value) is not None
+    return not isinstance(value, _SIMPLE) and variable_handle(value) is not None
 
 
 def _tagged(
@@ -228,7 +231,7 @@ def _tagged(
         if op_type.kind == OPAQUE:
             STATE.eager = None
         result = ORIGINALS.fast_path(ctx, op_type.name, name, *args, *pair)
-    except _Fallback:
+    except FallbackException:
         _hand_over(op_type, frame, found, args, idle=True)
         raise
     finally:
@@ -303,8 +306,8 @@ def execute_op(
         found, plain = located, ()
     session = place.session
     if found.idle == session.epoch and place.control.caching:
-        alone = not session.wants_backward or _no_tape()
-        idle = alone or found.settled == session.epoch or not _recorded(inputs)
+        alone = not session.wants_backward or no_tape()
+        idle = alone or found.settled == session.epoch or not is_recorded(inputs)
     else:
         alone = idle = False
     if idle:
@@ -323,7 +326,7 @@ def execute_op(
 
 
 def _asks(caller: FrameType) -> bool:
-    """Whether what executes an op asks afterwards whether to record it: else it is on no tape."""
+    """Return True if the executor of an op asks afterwards whether to record it."""
     return "must_record_gradient" in caller.f_code.co_names
 
 

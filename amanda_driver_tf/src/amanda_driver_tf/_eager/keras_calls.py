@@ -17,8 +17,9 @@ from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.replicas import Replica
 from amanda_driver_tf._eager.scopes import OPTIMIZER, Activation
-from amanda_driver_tf._eager.symbols import executes_eagerly, ops
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.modules import ops
+from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
 
 __all__ = ["install"]
 
@@ -140,7 +141,7 @@ _CONCRETE = frozenset({ops.EagerTensor, bool, int, float, str, type(None)})
 
 
 def _is_symbolic(value: Any) -> bool:
-    """Whether a model is being put together, and nothing computed."""
+    """Return True if a model is being put together, and nothing computed."""
     if type(value) in _CONCRETE:
         return False
     if isinstance(value, (list, tuple)):

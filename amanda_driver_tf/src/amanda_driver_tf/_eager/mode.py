@@ -18,9 +18,9 @@ from amanda_driver_tf._eager.places import Forward, InGradient
 from amanda_driver_tf._eager.records import Record, backward_site
 from amanda_driver_tf._eager.scopes import Activation, Labels, Scopes
 from amanda_driver_tf._eager.sites import Sites
-from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
 from amanda_driver_tf._eager.taped import LEFT, Applied, unsupported_in_graph
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly, no_tape
 
 if TYPE_CHECKING:
     from amanda_driver_tf._attachment import TensorFlowAttachment
@@ -51,6 +51,8 @@ class EagerMode:
         self._between_names: dict[str, int] = {}
         self._applied: Applied | None = None
         self._started = False
+        #: Gradients that became part of a graph -> why their observers did not run.
+        self._unseen: dict[str, str] = self.session.persistent("tensorflow.eager.unseen", dict)
 
     def start(self) -> None:
         """Start intercepting in this thread.
@@ -74,7 +76,7 @@ class EagerMode:
         PATCHES.release()
 
     def coverage(self) -> Sequence[Blind]:
-        """What is not seen, and why."""
+        """Return what is not seen, and why."""
         return [
             Blind("tf.data pipelines, checkpoints, SavedModels", "they are none of the model"),
             Blind("the Python body of tf.py_function", "it is one op"),
@@ -86,12 +88,13 @@ class EagerMode:
                 "ops that a gradient function calls for some shapes only",
                 "a gradient function that was found to need nothing is not looked into again",
             ),
+            *(Blind(what, why) for what, why in self._unseen.items()),
         ]
 
     # What is active.
 
     def gradients_wanted(self) -> bool:
-        """Whether gradient routines are to run now; warns once where the tools were left."""
+        """Return True if gradient routines are to run now; warns once where the tools were left."""
         if self.session.closed:
             self.session.warn_once(LEFT, user_stacklevel())
             return False
@@ -119,12 +122,12 @@ class EagerMode:
         session = self.session
         epoch, caching = session.epoch, session.caching
         if again is None:
-            again = not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+            again = not no_tape()
         settled = record.settled_again if again else record.settled
         loud = session.wants_backward and not (caching and settled == epoch and record.skip == skip)
         eager = executes_eagerly() if loud else False
         if loud and not eager:
-            self._refuse_in_graph(record)
+            self._check_in_graph(record)
         place = InGradient(self, record) if eager else None
         before, STATE.eager = STATE.eager, place
         try:
@@ -139,9 +142,19 @@ class EagerMode:
                 record.settled = record.settled_again = epoch
         return results
 
-    def _refuse_in_graph(self, record: Record) -> None:
-        if any(child.planned == self.session.epoch for child in record.children.values()):
+    def _check_in_graph(self, record: Record) -> None:
+        epoch, children = self.session.epoch, record.children.values()
+        if any(child.edited == epoch for child in children):
             raise unsupported_in_graph(f"op {record.site.name!r}, at {record.site.source}")
+        if any(child.planned == epoch for child in children):
+            self.note_graph(record)
+
+    def note_graph(self, record: Record) -> None:
+        """Note that observers of an op's gradient did not run, as it became part of a graph."""
+        self._unseen[f"a gradient of {record.site.name!r}"] = (
+            "it was computed while TensorFlow built a graph (jacobian, batch_jacobian, a function "
+            "around the tape)"
+        )
 
     def between(self, op_type: OpType, key: Any, frame: FrameType | None) -> Record:
         """The record of a backward op that belongs to no forward op."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 
-from tensorflow.python.framework import dtypes, op_def_registry
+from amanda_driver_tf._tensorflow_internals.modules import dtypes, op_def_registry
 
 __all__ = ["OPAQUE", "PASS", "PLAIN", "READ", "OpType", "op_type_of"]
 

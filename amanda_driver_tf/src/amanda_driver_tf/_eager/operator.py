@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda_core.errors import StaleContextError
-from amanda_driver_tf._eager.symbols import backprop
+from amanda_driver_tf._tensorflow_internals.modules import backprop
 
 __all__ = ["Attributes", "EagerOp"]
 

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda_driver_tf._eager.symbols import backprop, execute, forwardprop, pywrap_tfe, record
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    EXECUTE,
+    FAST_PATH,
+    GRADIENT_FUNCTION,
+    JVP,
+    RECORD_OPERATION,
+    STOP_RECORDING,
+)
+from amanda_driver_tf._tensorflow_internals.modules import (
+    execute,
+)
 
 __all__ = ["ORIGINALS", "PAIR", "record_gradient"]
 
@@ -24,12 +34,12 @@ class _Originals:
 
     def find(self) -> None:
         """Take what stands there now; to be called while nothing is replaced."""
-        self.fast_path: Any = pywrap_tfe.TFE_Py_FastPathExecute
-        self.execute: Any = execute.execute
-        self.gradient_function: Any = backprop._gradient_function
-        self.jvp: Any = forwardprop._jvp_dispatch
-        self.record_operation: Any = record.record_operation
-        self.stop_recording: Any = record.stop_recording
+        self.fast_path: Any = FAST_PATH.current
+        self.execute: Any = EXECUTE.current
+        self.gradient_function: Any = GRADIENT_FUNCTION.current
+        self.jvp: Any = JVP.current
+        self.record_operation: Any = RECORD_OPERATION.current
+        self.stop_recording: Any = STOP_RECORDING.current
 
 
 ORIGINALS = _Originals()

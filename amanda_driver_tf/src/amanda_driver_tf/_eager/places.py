@@ -16,7 +16,7 @@ from amanda_driver_tf._eager.op_types import READ, OpType
 from amanda_driver_tf._eager.records import Operands, Record, backward_site
 from amanda_driver_tf._eager.scopes import OUTSIDE, TOKENS, Activation
 from amanda_driver_tf._eager.sites import operands_of
-from amanda_driver_tf._eager.symbols import ops
+from amanda_driver_tf._tensorflow_internals.modules import ops
 
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from tensorflow.python.ops import custom_gradient
-
 from amanda_core import Tool
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._eager.frames import BOUNDARY
@@ -22,9 +20,11 @@ from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation
 from amanda_driver_tf._eager.sites import operands_of
-from amanda_driver_tf._eager.symbols import CALLERS, executes_eagerly
 from amanda_driver_tf._nested import nested_codes
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.modules import custom_gradient
+from amanda_driver_tf._tensorflow_internals.names import CALLERS_OF_RECOMPUTED
+from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
 
 __all__ = ["FirstRun", "Recompute", "first_run_of", "stop_recording"]
 
@@ -33,7 +33,7 @@ __all__ = ["FirstRun", "Recompute", "first_run_of", "stop_recording"]
 _CALLERS = {
     name: code
     for name, code in nested_codes(custom_gradient.recompute_grad).items()
-    if name in CALLERS
+    if name in CALLERS_OF_RECOMPUTED
 }
 # Whatever is inside a first run ends where a second run ends.
 BOUNDARY.update(_CALLERS.values())

@@ -43,7 +43,8 @@ class Record:
         idle: Epoch in which there is nothing to do when it executes; 0 for none.
         settled: Epoch in which there is nothing to do when its gradient is computed ...
         settled_again: ... and when that is itself differentiated.
-        planned: Epoch in which something was to be done.
+        planned: Epoch in which something was to be done ...
+        edited: ... that may change a value.
         reads: Records of the variable reads that its arguments imply.
         children: Its backward ops, by call site in the gradient function.
     """
@@ -53,6 +54,7 @@ class Record:
         "call_site",
         "children",
         "context",
+        "edited",
         "forward",
         "group",
         "idle",
@@ -91,7 +93,7 @@ class Record:
         self.context: OpContext | None = None
         #: Tells it apart from all others, in every process.
         self.number: int = stable_id((forward.number if forward is not None else 0, site.key))
-        self.idle = self.settled = self.settled_again = self.planned = 0
+        self.idle = self.settled = self.settled_again = self.planned = self.edited = 0
         self.reads: tuple[Record, ...] = ()
         #: How often it was on a tape without its gradient having been computed.
         self.waited = 0

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.python.distribute import mirrored_run
-from tensorflow.python.distribute.coordinator import cluster_coordinator
-
 from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patch
 from amanda_core.threads import THREAD
 from amanda_driver_tf._eager.places import Forward
-from amanda_driver_tf._eager.symbols import executes_eagerly
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    REPLICA_MERGE_CALL,
+    REPLICA_THREAD_RUN,
+    REPLICA_THREAD_START,
+    SCHEDULE,
+)
+from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
 
 __all__ = ["Replica", "install", "refuse_in_replica"]
 
@@ -28,15 +31,13 @@ _ATTRIBUTE = "_amanda_lender"
 
 def install() -> Sequence[Callable[[], None]]:
     """Replace what starts replicas and sends functions; gives what undoes it."""
-    thread, sent = mirrored_run._MirroredReplicaThread, cluster_coordinator.ClusterCoordinator
-    replica = mirrored_run._MirroredReplicaContext
     return [
-        Patch(owner, name, make(vars(owner)[name])).undo
-        for owner, name, make in (
-            (thread, "__init__", _started),
-            (thread, "run", _running),
-            (replica, "_merge_call", _merging),
-            (sent, "schedule", _sending),
+        Patch(*entry_point, make(vars(entry_point.owner)[entry_point.name])).undo
+        for entry_point, make in (
+            (REPLICA_THREAD_START, _started),
+            (REPLICA_THREAD_RUN, _running),
+            (REPLICA_MERGE_CALL, _merging),
+            (SCHEDULE, _sending),
         )
     ]
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
+from amanda_driver_tf._tensorflow_internals.objects import handle_in_layer
+
 __all__ = ["OPTIMIZER", "OUTSIDE", "TOKENS", "Activation", "Labels", "Scope", "Scopes"]
 
 
@@ -145,7 +147,7 @@ class Scopes:
 def _variables(layer: Any) -> Iterator[tuple[Any, str]]:
     """Handles of a layer's variables, with their paths."""
     for variable in layer.variables:
-        held = getattr(getattr(variable, "_value", variable), "_handle", None)
+        held = handle_in_layer(variable)
         if held is not None:
             # Of tf_keras they are TensorFlow's own.
             yield held, str(getattr(variable, "path", variable.name))

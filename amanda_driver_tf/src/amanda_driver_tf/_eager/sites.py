@@ -28,10 +28,12 @@ from amanda_driver_tf._eager.frames import (
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.records import Group, Operands, Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation, Labels, Scope, Scopes
-from amanda_driver_tf._eager.symbols import ops, resource_variable_ops
 from amanda_driver_tf._namespaces import EAGER
+from amanda_driver_tf._tensorflow_internals.modules import ops
+from amanda_driver_tf._tensorflow_internals.names import CUSTOM_GRADIENT
+from amanda_driver_tf._tensorflow_internals.objects import variable_handle
 
-__all__ = ["Sites", "handle_of", "operands_of"]
+__all__ = ["Sites", "operands_of"]
 
 # Frames of the user's that make up a call site within a layer's activation. Helper functions that
 # several lines call are told apart by it; three also bounds the walk.
@@ -162,7 +164,7 @@ class Sites:
     # Call sites.
 
     def ends_at(self, frame: FrameType | None, scope: Scope) -> tuple[bool, CodeType | None]:
-        """Whether a call site has frames that count, and the code at which it ends."""
+        """Return whether a call site has frames that count, and the code at which it ends."""
         found, chain = self._walk(frame, bool(scope.root), scope.call)
         return bool(found), chain[-1][1] if chain else None
 
@@ -245,7 +247,7 @@ class Sites:
             site,
             op_type,
             watched=not any(code.kind == UNWATCHED for code, _ in found or self._around(frame)),
-            marks=caller == "tensorflow.python.ops.custom_gradient",
+            marks=caller == CUSTOM_GRADIENT,
             swallows=is_swallowing(frame),
         )
         record.group, record.occurrence, record.operands = group, occurrence, operands
@@ -297,19 +299,12 @@ def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
         elif kind in _NO_VARIABLES:
             continue
         else:
-            handle = handle_of(value)
+            handle = variable_handle(value)
             if handle is None:
                 continue
             token = TOKENS.of(handle)
         found = (*found, (position, token))
     return found
-
-
-def handle_of(value: Any) -> Any:
-    """The handle of a variable of TensorFlow's or Keras', or None."""
-    if not isinstance(value, resource_variable_ops.BaseResourceVariable):
-        value = getattr(value, "_value", None)
-    return getattr(value, "_handle", None)
 
 
 # A value that an operand is in most calls, and that is no variable.

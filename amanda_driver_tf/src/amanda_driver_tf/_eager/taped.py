@@ -22,9 +22,9 @@ from amanda_driver_tf._eager.edits import (
 from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
 from amanda_driver_tf._eager.originals import ORIGINALS
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._eager.symbols import executes_eagerly, pywrap_tfe
 from amanda_driver_tf._signature import flattened, grouped
 from amanda_driver_tf._state import STATE, quietly
+from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly, is_recorded
 
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode
@@ -242,25 +242,31 @@ class Taped:
         )
 
     # While a graph is built (jacobians are vectorised): routines that may be part of one do run.
+    # Of the others, those that only look see nothing of it, and edits are refused.
 
     def _symbolic(self, out_grads: Sequence[Any]) -> list[Any]:
         steps = [*self._before.steps, *self._after.steps]
         if self._before.replacement is not None:
             steps.append(self._before.replacement)
-        if any(not step.action.staged for step in steps):
+        hosts = [step for step in steps if not step.action.staged]
+        if any(not step.action.observe for step in hosts):
             raise unsupported_in_graph(steps[0].where)
+        if hosts:
+            self._mode.note_graph(self._record)
         grads = list(out_grads)
         for step in self._before.steps:
-            for position, new in step(grads):
-                grads[position] = new
+            if step not in hosts:
+                for position, new in step(grads):
+                    grads[position] = new
         if self._before.replacement is not None:
             results = self._replaced(self._before.replacement, grads)
         else:
             results = self._mode.in_gradient(self._record, self._skip, lambda: self._compute(grads))
         values = grouped(results, self._lengths)
         for step in self._after.steps:
-            for position, new in step(values):
-                values[position] = new
+            if step not in hosts:
+                for position, new in step(values):
+                    values[position] = new
         return flattened(values, self._lengths)
 
 
@@ -288,7 +294,7 @@ def compute(
     out_grads: Sequence[Any],
     skip: tuple[int, ...] | None,
 ) -> list[Any]:
-    """What TensorFlow's own gradient function of an op gives, one for each input."""
+    """Return what TensorFlow's own gradient function of an op gives, one for each input."""
     results = ORIGINALS.gradient_function(
         name, attrs or (), len(inputs), inputs, outputs, tuple(out_grads), skip, None
     )
@@ -298,7 +304,7 @@ def compute(
 
 def skipped(inputs: Sequence[Any]) -> tuple[int, ...] | None:
     """Indices of the inputs that no tape asks about, as TensorFlow tells a gradient function."""
-    asked = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
+    asked = is_recorded
     return tuple(i for i, tensor in enumerate(inputs) if not asked([tensor])) or None
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.python.ops import gen_array_ops
-
 from amanda_core import Plan
 from amanda_driver_tf._eager.edits import call_step, edited_gradient, is_trainable
-from amanda_driver_tf._eager.symbols import executes_eagerly, record
 from amanda_driver_tf._state import quietly
+from amanda_driver_tf._tensorflow_internals.modules import gen_array_ops, record
+from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
 
 if TYPE_CHECKING:
     from amanda_driver_tf._eager.mode import EagerMode
@@ -25,12 +24,12 @@ _Slot = tuple[int, int | None]
 
 
 def tap_inputs(mode: EagerMode, plan: Plan, values: Sequence[Any]) -> list[Any]:
-    """What a replacement is to run on, so that `plan` meets the gradients of its inputs."""
+    """Return what a replacement is to run on, so that `plan` meets the gradients of its inputs."""
     return _tapped(mode, plan, values)
 
 
 def tap_outputs(mode: EagerMode, plan: Plan, outputs: Sequence[Any]) -> list[Any]:
-    """What a replacement gives, so that `plan` meets the gradients of its outputs."""
+    """Return what a replacement gives, so that `plan` meets the gradients of its outputs."""
     return _tapped(mode, plan, outputs)
 
 

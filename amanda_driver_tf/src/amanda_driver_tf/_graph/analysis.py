@@ -7,6 +7,7 @@ plans do to the graph, `weave` says.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -16,11 +17,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from tensorflow.python.framework import dtypes, op_def_registry, ops, tensor_util
-
 from amanda_core import IPoint, OpContext, Plan, Session, Site
 from amanda_driver_tf._graph.records import Record, Records
 from amanda_driver_tf._signature import grouped, signature_of
+from amanda_driver_tf._tensorflow_internals.modules import dtypes, op_def_registry, ops, tensor_util
+from amanda_driver_tf._tensorflow_internals.names import (
+    MODULES_OF_GRADIENTS,
+    MODULES_OF_OPTIMIZERS,
+    SIGNATURE_OPS,
+)
 
 __all__ = [
     "Analysis",
@@ -35,8 +40,9 @@ __all__ = [
 
 # They hold or name values and compute nothing; eager execution has no such ops.
 _SILENT = frozenset(
-    {"Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault", "_Arg", "_Retval"}
-    | {"VarHandleOp", "Variable", "VariableV2", "_DeviceArg", "_DeviceRetval", "ControlTrigger"}
+    {"Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
+    | {"VarHandleOp", "Variable", "VariableV2", "ControlTrigger"}
+    | SIGNATURE_OPS
 )
 # What steers execution. The functions inside are looked into; the old loops' ops are wiring.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "RemoteCall", "SymbolicGradient"})
@@ -48,12 +54,12 @@ _CONTROL = frozenset(
 
 
 def is_container(op_type: str) -> bool:
-    """Whether an op only runs a function, or steers which ops run."""
+    """Return True if an op only runs a function, or steers which ops run."""
     return op_type in _CALLS or op_type in _CONTROL
 
 
 def is_operator(op_type: str) -> bool:
-    """Whether tools are asked about ops of a type."""
+    """Return True if tools are asked about ops of a type."""
     return op_type not in _SILENT and not is_container(op_type)
 
 
@@ -62,7 +68,7 @@ _COUNTERS = re.compile(r"(^|/)[fb]_count(_\d+)?$")
 
 
 def counts_turns(op: Any) -> bool:
-    """Whether an op counts the turns of an old loop for its gradient: wiring of TensorFlow's."""
+    """Return True if an op counts the iterations of an old loop for its gradient."""
     if op.type not in ("Add", "AddV2", "Sub", "GreaterEqual") or op.inputs[0].dtype != dtypes.int32:
         return False
     source = op.inputs[0].op
@@ -74,7 +80,7 @@ def counts_turns(op: Any) -> bool:
 
 @functools.cache
 def runs_functions(op_type: str) -> bool:
-    """Whether ops of a type have functions among their attributes."""
+    """Return True if ops of a type have functions among their attributes."""
     definition = op_def_registry.get(op_type)
     return definition is not None and any(
         attribute.type in ("func", "list(func)") for attribute in definition.attr
@@ -185,7 +191,7 @@ class Analysis:
         self._plans.clear()
 
     def forward_plans(self, aligned: bool) -> dict[tuple[str, str], OpPlans]:
-        """What happens at the forward ops that were looked at, by label and name.
+        """Return what happens at the forward ops that were looked at, by label and name.
 
         Args:
             aligned: Whether their routines at gradients run.
@@ -199,9 +205,14 @@ class Analysis:
         return found
 
     def is_aligned(self) -> bool:
-        """Whether there are routines at gradients of the forward ops that were looked at."""
+        """Return True if gradients of the forward ops that were looked at are edited."""
         found = (plans for _, plans in self._plans.values() if plans is not None)
-        return any(plans.aligned_before or plans.aligned_after for plans in found)
+        return any(plans.aligned_before.edits or plans.aligned_after.edits for plans in found)
+
+    def is_edited(self) -> bool:
+        """Return True if anything is edited at the ops that were looked at."""
+        found = (plans for _, plans in self._plans.values() if plans is not None)
+        return any(plan.edits for plans in found for plan in plans[1:])
 
     def label(self, graph: Any) -> str:
         """The label of a graph."""
@@ -248,7 +259,7 @@ class Analysis:
         return found.owner(op) if found is not None else None
 
     def is_backward(self, op: Any) -> bool:
-        """Whether an op belongs to the backward program."""
+        """Return True if an op belongs to the backward program."""
         found = Records.of(op.graph)
         if found is None:
             return False
@@ -324,7 +335,7 @@ class Analysis:
 
 
 def is_accumulation(op: Any, records: Records | None) -> bool:
-    """Whether an op that no gradient function made adds up gradients."""
+    """Return True if an op that no gradient function made adds up gradients."""
     if records is None or op.type not in ("AddN", "AccumulateNV2"):
         return False
     return any(records.is_gradient(tensor) for tensor in op.inputs)
@@ -337,8 +348,9 @@ def _attributes(op: Any) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for attribute in definition.attr:
         if attribute.type not in ("func", "list(func)", "tensor", "list(tensor)"):
-            value = op.get_attr(attribute.name)
-            found[attribute.name] = value
+            # Attributes that have a default may have been taken from an op.
+            with contextlib.suppress(ValueError):
+                found[attribute.name] = op.get_attr(attribute.name)
     return found
 
 
@@ -347,9 +359,8 @@ _PACKAGES = ("tensorflow", "keras", "tf_keras", "amanda", "amanda_core", "amanda
 _OPTIMIZERS = (
     "keras.src.optimizers.",
     "tf_keras.src.optimizers.",
-    "tensorflow.python.training.",
+    *MODULES_OF_OPTIMIZERS,
 )
-_GRADIENTS = ("tensorflow.python.ops.gradients", "tensorflow.python.eager.backprop")
 _UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
 
 
@@ -382,7 +393,7 @@ def _origin(op: Any) -> tuple[str | None, str]:
         if module is None:
             return f"{os.path.basename(frame.filename)}:{frame.lineno}", zone
         # Gradients are the model's, also where an optimizer asks for them.
-        differentiated = differentiated or module.startswith(_GRADIENTS)
+        differentiated = differentiated or module.startswith(MODULES_OF_GRADIENTS)
         if module.startswith(_OPTIMIZERS) and not differentiated:
             zone = "optimizer"
     return None, zone

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tensorflow.python.framework import function_def_to_graph, op_def_registry
-
 from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._tensorflow_internals.modules import function_def_to_graph, op_def_registry
+from amanda_driver_tf._tensorflow_internals.objects import output_types
 
 __all__ = ["BACK", "Body", "Node", "Value", "is_ref", "outputs_of"]
 
@@ -20,7 +20,7 @@ _REF = 100  # DT_FLOAT_REF is DT_FLOAT + 100, and so on.
 
 
 def is_ref(dtype: int) -> bool:
-    """Whether a DataType is that of a reference."""
+    """Return True if a DataType is that of a reference."""
     return dtype > _REF
 
 
@@ -93,6 +93,7 @@ class Body:
         control_results: Names of nodes that run though nothing depends on them.
         fdef: The FunctionDef; None for a session's graph.
         fed: Nodes that stand for tensors that are fed, by name of the op and index.
+        running: Ids of the nodes that run, as TensorFlow has wired them.
     """
 
     def __init__(self, graph: Any, fdef: Any = None) -> None:
@@ -103,6 +104,7 @@ class Body:
         self.results: dict[str, Value] = {}
         self.control_results: dict[str, str] = {}
         self.fed: dict[tuple[str, int], Node] = {}
+        self.running: set[int] = set()
         self._by_op: dict[int, Node] = {}
 
     def node_of(self, op: Any) -> Node | None:
@@ -118,7 +120,7 @@ class Body:
         return Value(node, tensor.value_index) if node is not None else None
 
     def roots(self) -> list[Any]:
-        """What a function is run for: nodes of its results, and those that run by themselves."""
+        """Return what a function is run for: nodes of its results, and stateful nodes."""
         by_themselves = set(self.control_results.values())
         return [
             *(value.node for value in self.results.values()),
@@ -200,7 +202,7 @@ class Body:
         """
         body = cls(graph)
         for op in operations:
-            body._add(Node(op.name, op.type, op, op._output_types))
+            body._add(Node(op.name, op.type, op, output_types(op)))
         for node in body.nodes:
             for tensor in node.op.inputs:
                 node.inputs.append(body._source(tensor, fed))
@@ -216,7 +218,7 @@ class Body:
             return source
         node = self.fed.get(key)
         if node is None:
-            node = Node(tensor.op.name, "Placeholder", tensor.op, tensor.op._output_types)
+            node = Node(tensor.op.name, "Placeholder", tensor.op, output_types(tensor.op))
             node.is_argument = True
             self.fed[key] = node
         return Value(node, tensor.value_index)

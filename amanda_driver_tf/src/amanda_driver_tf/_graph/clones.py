@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorflow.core.framework import graph_pb2, node_def_pb2
-from tensorflow.python.framework import importer
 
 from amanda_core import Session
 from amanda_core.errors import UnsupportedError
@@ -26,6 +25,13 @@ from amanda_driver_tf._graph.hosts import HostFunction
 from amanda_driver_tf._graph.kernels import keeps_state, kept_as_they_are, refuse_second
 from amanda_driver_tf._graph.nodes import Inlined, New
 from amanda_driver_tf._graph.write import Names, Written, name_of, node_defs
+from amanda_driver_tf._tensorflow_internals.modules import importer
+from amanda_driver_tf._tensorflow_internals.names import COLOCATION
+from amanda_driver_tf._tensorflow_internals.objects import (
+    add_control_inputs,
+    control_flow_context,
+    operation_by_name,
+)
 
 __all__ = ["Cloned", "clone", "dirty_nodes"]
 
@@ -53,12 +59,21 @@ class Cloned:
         self.owner: weakref.ref[Any] | None = None
 
 
-def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
-    """The nodes that depend on one of `changed`, with these, in the order of the body."""
+def dirty_nodes(body: Body, changed: Sequence[Node], edited: bool = True) -> list[Node]:
+    """The nodes that depend on one of `changed`, with these, in the order of the body.
+
+    Args:
+        body: The body.
+        changed: The nodes.
+        edited: Whether values differ from the graph's own. If not, an op whose kernel keeps a
+            state stays, and reads these, where computing them a second time has no effect.
+    """
     readers: dict[Any, list[Node]] = {}
     followers: dict[Any, list[Node]] = {}
     by_name = {node.name: node for node in body.nodes}
     for node in body.nodes:
+        if not edited and keeps_state(node.op_type) and not _has_effects(node):
+            continue
         for value in node.inputs:
             readers.setdefault(id(value.node), []).append(node)
         for control in node.controls:
@@ -91,6 +106,19 @@ def dirty_nodes(body: Body, changed: Sequence[Node]) -> list[Node]:
     for node in found:
         refuse_second(node)
     return found
+
+
+def _has_effects(node: Node) -> bool:
+    """Return True if running what a node reads a second time might have an effect."""
+    waiting, met = list(node.op.inputs), set()
+    while waiting:
+        op = waiting.pop().op
+        if op.name not in met:
+            met.add(op.name)
+            if op.op_def.is_stateful:
+                return True
+            waiting += op.inputs
+    return control_flow_context(node.op) is not None
 
 
 def clone(
@@ -200,14 +228,14 @@ def _definition(
 
 def _keep_colocation(definition: Any, names: set[str]) -> None:
     """Drop wishes to stand beside nodes that are not cloned; the device is theirs already."""
-    if "_class" in definition.attr:
-        listed = definition.attr["_class"].list.s
+    if COLOCATION in definition.attr:
+        listed = definition.attr[COLOCATION].list.s
         kept = [s for s in listed if not s.startswith(b"loc:@") or s[5:].decode() in names]
         del listed[:]
         if kept:
             listed.extend(kept)
         else:
-            del definition.attr["_class"]
+            del definition.attr[COLOCATION]
 
 
 def _import(
@@ -237,23 +265,24 @@ def _import(
                 "values are then unknown when the graph is built",
             ) from error
         for node in dirty:
-            op = graph._get_operation_by_name(f"{prefix}/{node.name}")
+            op = operation_by_name(graph, f"{prefix}/{node.name}")
             cloned.operations[node.name] = op
             for index, tensor in enumerate(op.outputs):
                 cloned.tensors[node.name, index] = tensor
-            op._add_control_inputs(
-                [graph._get_operation_by_name(c) for c in node.controls if c in clean]
+            add_control_inputs(
+                op, [operation_by_name(graph, c) for c in node.controls if c in clean]
             )
         for addition in new:
-            op = graph._get_operation_by_name(f"{prefix}/{addition.name}")
+            op = operation_by_name(graph, f"{prefix}/{addition.name}")
             for index, tensor in enumerate(op.outputs):
                 cloned.tensors[addition.name, index] = tensor
-            op._add_control_inputs(
+            add_control_inputs(
+                op,
                 [
-                    cloned.operations.get(c) or graph._get_operation_by_name(c)
+                    cloned.operations.get(c) or operation_by_name(graph, c)
                     for c in addition.controls
                     if isinstance(c, str)
-                ]
+                ],
             )
-        cloned.kept = [graph._get_operation_by_name(f"{prefix}/{k.name}") for k in kept]
+        cloned.kept = [operation_by_name(graph, f"{prefix}/{k.name}") for k in kept]
     return cloned

@@ -19,7 +19,7 @@ _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual", "Equal
 
 
 def operands(node: Node, inputs: list[Value], add: Callable[[New], Sequence[Value]]) -> list[Value]:
-    """What an op reads instead of some inputs, where it may be the condition of a loop.
+    """Return what an op reads instead of some inputs, where it may be the condition of a loop.
 
     Args:
         node: The op.

@@ -1,19 +1,18 @@
-"""Concrete values behind symbolic tensors of functions: those of the variables that they read.
+"""Concrete values behind symbolic tensors: those of the variables that they read.
 
-Owns the way from a tensor through reads and captures to a variable's handle. Keeps none of them
-beyond one analysis.
+Owns the way from a tensor of a function through reads and captures to a variable's handle, and the
+run that reads a variable of a session. Keeps no value beyond one analysis.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import gen_resource_variable_ops
-
 from amanda_driver_tf._state import quietly
+from amanda_driver_tf._tensorflow_internals.modules import errors, gen_resource_variable_ops, ops
+from amanda_driver_tf._tensorflow_internals.objects import c_output, extend_graph, run_session
 
-__all__ = ["Constants"]
+__all__ = ["Constants", "SessionConstants"]
 
 
 class Constants:
@@ -27,7 +26,7 @@ class Constants:
         self.handles: dict[int, Any] = {}
 
     def read(self, tensor: Any) -> Any:
-        """The value of a tensor that is a variable's, or None."""
+        """Return the value of a tensor that is a variable's, or None."""
         op = tensor.op
         while op.type == "Identity":
             op = op.inputs[0].op
@@ -51,3 +50,29 @@ class Constants:
             else:
                 return None
         return tensor
+
+
+class SessionConstants:
+    """Values of variables that a graph reads, each got by a run of its own."""
+
+    def __init__(self) -> None:
+        self._owner: Any = None
+
+    def bind(self, owner: Any) -> None:
+        """Read through `owner` from now on; None ends it."""
+        self._owner = owner
+
+    def read(self, tensor: Any) -> Any:
+        """Return the value of a tensor that is a variable's, or None."""
+        op = tensor.op
+        while op.type == "Identity":
+            op = op.inputs[0].op
+        if self._owner is None or op.type not in ("ReadVariableOp", "VariableV2", "Variable"):
+            return None
+        if op.type == "ReadVariableOp" and op.inputs[0].op.type != "VarHandleOp":
+            return None
+        try:
+            extend_graph(self._owner)
+            return run_session(self._owner, [c_output(op.outputs[0])])[0]
+        except errors.FailedPreconditionError:
+            return None  # It has no value yet.

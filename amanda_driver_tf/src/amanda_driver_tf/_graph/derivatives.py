@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf._graph.body import Value
+from amanda_driver_tf._graph.body import Node, Value
 from amanda_driver_tf._graph.jacobians import vector_jacobian
-from amanda_driver_tf._graph.nodes import Host, Inlined
+from amanda_driver_tf._graph.nodes import Host, Inlined, New
 from amanda_driver_tf._graph.records import Record, components
 from amanda_driver_tf._graph.routines import (
     Flat,
@@ -34,6 +34,18 @@ if TYPE_CHECKING:
     from amanda_driver_tf._graph.weave import Weaver
 
 __all__ = ["Derivatives"]
+
+
+def _indices(lengths: Sequence[int | None], positions: Sequence[int] | None) -> set[int]:
+    """Indices of the flat gradients that are at some positions; None means all."""
+    found: set[int] = set()
+    start = 0
+    for position, length in enumerate(lengths):
+        stop = start + (1 if length is None else length)
+        if positions is None or position in positions:
+            found.update(range(start, stop))
+        start = stop
+    return found
 
 
 class Derivatives:
@@ -55,10 +67,26 @@ class Derivatives:
         gradients: list[list[Value] | None],
         where: str,
         hide: frozenset[int],
-    ) -> list[list[Value] | None]:
-        """Gradients as steps of the aligned view leave them, but those that are hidden from it."""
+        observers: list[New],
+    ) -> tuple[list[list[Value] | None], list[New]]:
+        """Insert steps of the aligned view.
+
+        Args:
+            owner: The gradient.
+            steps: The steps.
+            gradients: The gradients that they are for.
+            where: ``grad_outputs`` or ``grad_inputs``.
+            hide: Indices of gradients that are hidden from them.
+            observers: What they have to wait for.
+
+        Returns:
+            The gradients as the steps leave them, and what their readers have to wait for.
+        """
         for step in steps:
             lengths = _gradient_lengths(owner, where)
+            if step.action.observe:
+                observers = self._observe(owner, step, lengths, gradients, where, hide, observers)
+                continue
             shown = [None if i in hide else parts for i, parts in enumerate(gradients)]
             layout, flat_values, places = _gradient_layout(lengths, shown, owner, where)
             positions = step.action.positions
@@ -73,20 +101,59 @@ class Derivatives:
             flat = fold([step], layout, dtypes, [False] * len(dtypes))
             whole = [len(gradients[index] or ()) == 1 for index, _ in places]
             flat = of_gradients(flat, step, [at for at, alone in enumerate(whole) if alone])
-            made = self._weaver.insert(
+            made = self._weaver.insertions.insert(
                 f"{owner.forward.name}/{where}", flat, flat_values, dtypes, step
             )
+            made[0].node.controls += observers
+            observers = []
             gradients = [list(parts) if parts is not None else None for parts in gradients]
             for (index, part), value in zip(places, made, strict=True):
                 parts = gradients[index]
                 assert parts is not None
                 parts[part] = value
-        return gradients
+        return gradients, observers
+
+    def _observe(
+        self,
+        owner: Record,
+        step: Step,
+        lengths: Sequence[int | None],
+        gradients: list[list[Value] | None],
+        where: str,
+        hide: frozenset[int],
+        observers: list[New],
+    ) -> list[New]:
+        """Insert an observer of gradients; those that nothing needs it does not see.
+
+        Returns:
+            What readers of the gradients have to wait for.
+        """
+        chosen = _indices(lengths, step.action.positions)
+        shown = [
+            parts if i in chosen and i not in hide and self._is_running(parts) else None
+            for i, parts in enumerate(gradients)
+        ]
+        layout, values, _ = _gradient_layout(lengths, shown, owner, where)
+        if not values:
+            return observers
+        made = self._weaver.observers.insert(
+            f"{owner.forward.name}/{where}", [step], layout, values
+        )
+        made.controls += observers
+        self._weaver.kept.add_behind(made, values[0].node)
+        return [made]
+
+    def _is_running(self, parts: Sequence[Value] | None) -> bool:
+        """Return True if a gradient is computed anyway; one that was edited is."""
+        running = self._body.running
+        return parts is not None and all(
+            not isinstance(part.node, Node) or id(part.node) in running for part in parts
+        )
 
     def replaced(
         self, owner: Record, step: Step, arrived: list[list[Value] | None], lost: Sequence[int]
     ) -> list[list[Value] | None]:
-        """What replaces the whole gradient of an op.
+        """Return what replaces the whole gradient of an op.
 
         Args:
             owner: The gradient.
@@ -116,12 +183,14 @@ class Derivatives:
         if rows:
             flat = _of_same_rows(flat, len(values), [places.index((i, 0)) for i in rows], step)
         values = [*values, *rows.values()]
-        made = self._weaver.insert(f"{owner.forward.name}/backward", flat, values, dtypes, step)
+        made = self._weaver.insertions.insert(
+            f"{owner.forward.name}/backward", flat, values, dtypes, step
+        )
         return _placed(len(owner.in_grads), places, made)
 
     def _rows(self, owner: Record, indices: Value) -> Value:
         self._weaver.visit(indices.node)
-        return self._weaver.read_in_gradient(indices, owner)
+        return self._weaver.reading.in_gradient(indices, owner)
 
     def _dense(self, gradient: Any) -> list[Value] | None:
         parts = [self._body.value_of(tensor) for tensor in components(gradient)]
@@ -173,7 +242,7 @@ class Derivatives:
         function = trace_gradient(name, owner.forward, ahead, wanted, values)
         dtypes = [inputs[index].dtype for index in wanted]
         made = self._weaver.add(Inlined(name, function, values, dtypes))
-        self._weaver.note_anew(owner)
+        self._weaver.reading.note_anew(owner)
         result: list[list[Value] | None] = [None] * len(owner.in_grads)
         for index, value in zip(wanted, made, strict=True):
             result[index] = [value]

@@ -15,10 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.python.eager import context, forwardprop_util, record
-from tensorflow.python.eager.polymorphic_function import concrete_function
-from tensorflow.python.framework import dtypes, errors, ops
-
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patches
@@ -32,6 +28,21 @@ from amanda_driver_tf._graph.shapes import refusal
 from amanda_driver_tf._graph.twins import UNKNOWN, Gradients, Twin, Twins, remove
 from amanda_driver_tf._namespaces import FUNCTION
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    CALL_FUNCTION,
+    RECORD_BACKPROP_ONLY,
+    RECORD_OPERATION,
+    SELECT_FUNCTIONS,
+)
+from amanda_driver_tf._tensorflow_internals.modules import (
+    context,
+    dtypes,
+    errors,
+    forwardprop_util,
+    ops,
+    record,
+)
+from amanda_driver_tf._tensorflow_internals.objects import graph_of_function
 
 __all__ = ["FunctionMode"]
 
@@ -51,7 +62,7 @@ class _Bare(Analysis):
         self._whole, self._aligned = analysis, aligned
 
     def is_backward(self, op: Any) -> bool:
-        """Whether an op belongs to the backward program."""
+        """Return True if an op belongs to the backward program."""
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
@@ -76,7 +87,7 @@ class _Kept(Analysis):
         self._whole, self._kept = analysis, plans
 
     def is_backward(self, op: Any) -> bool:
-        """Whether an op belongs to the backward program."""
+        """Return True if an op belongs to the backward program."""
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
@@ -126,7 +137,7 @@ class _Carried:
 
 
 def _spread(error: BaseException) -> UnsupportedError | None:
-    """What to raise where DTensor, which runs a function on several devices, met a routine."""
+    """Return the error for a routine in a function that DTensor runs on several devices."""
     if "'tf.EagerPyFunc' op does not implement layout propagation" not in str(error):
         return None
     return UnsupportedError(
@@ -136,7 +147,7 @@ def _spread(error: BaseException) -> UnsupportedError | None:
 
 
 def _is_vectorised() -> bool:
-    """Whether what is being built is the body of a loop for pfor, which makes its ops anew."""
+    """Return True if the body of a loop for pfor is being built, which makes its ops again."""
     graph = ops.get_default_graph()
     while graph is not None:
         if "loop_body" in (graph.get_name_scope() or "").split("/"):
@@ -159,7 +170,7 @@ class FunctionMode(Mode):
         self._twins = session.persistent("tensorflow.twins", Twins)
 
     def coverage(self) -> Sequence[Blind]:
-        """What is not seen inside functions."""
+        """Return what is not seen inside functions."""
         return [
             Blind("tf.data functions", "they run in TensorFlow's input pipeline"),
             Blind(
@@ -187,7 +198,15 @@ class FunctionMode(Mode):
             carried = None
         if not session.enabled and carried is None:
             return call(name, inputs, count)
-        twin = self._twin(function, inputs, carried)
+        try:
+            twin = self._twin(function, inputs, carried)
+        except Exception as error:
+            if not session.failures.is_drivers(error):
+                raise
+            # The gradient of an instrumented function needs what that carries.
+            where, plain = f"the function {function!r}", carried is None
+            session.failures.note(error, "tensorflow", where, can_go_on=plain)
+            twin = None
         outermost = STATE.running == 0 and "__forward_" not in function
         outermost = outermost and "__backward_" not in function
         waits = twin is not None and context.is_async()
@@ -235,7 +254,7 @@ class FunctionMode(Mode):
             assert carried is not None
             chosen = carried.twin.gradients[GRAPHS[function]]
             inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
-        elif _is_followed(function) and twin.name.decode() != function:
+        elif _is_followed(function) and twin.is_edited:
             raise UnsupportedError(
                 f"The function {function!r} runs under a tf.autodiff.ForwardAccumulator, and ops "
                 "in it were edited",
@@ -320,6 +339,7 @@ class FunctionMode(Mode):
                 gradients,
                 takes=bool(woven.demands),
                 watched=watched,
+                is_edited=woven.is_edited(),
                 is_aligned=not silent and self._analysis.is_aligned(),
                 definition=definition if gradients else None,
                 plans=self._analysis.forward_plans(aligned=not silent) if gradients else None,
@@ -332,7 +352,7 @@ class FunctionMode(Mode):
             self._analysis.forget()
 
     def _is_watched(self, woven: Woven) -> bool:
-        """Whether routines are to run when the gradient of a function is computed."""
+        """Return True if routines are to run when the gradient of a function is computed."""
         if "__forward_" not in woven.name:
             return False
         return self.session.wants_backward or any(
@@ -341,14 +361,16 @@ class FunctionMode(Mode):
         )
 
     def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
-        """What the twin that carried values was made of, woven again."""
+        """Return what the twin that carried values was made of, woven again."""
         earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
         kept = _Kept(self._analysis, carried.twin.plans)
         return rewriter.weave(carried.function, earlier, analysis=kept)
 
     def _lead_out(self, rewriter: Rewriter, woven: Woven, definitions: _Definitions) -> Gradients:
-        """Have a forward function return what the functions of its gradients will ask for."""
+        """Let a forward function return what the functions of its gradients will ask for."""
         found: Gradients = weakref.WeakKeyDictionary()
+        if not (woven.is_edited() or self._analysis.is_edited()):
+            return found  # Its gradients read what TensorFlow leads to them.
         for child in children_of(woven.body.graph):
             gradient = name_of(child)
             if not definitions.knows(gradient):
@@ -384,7 +406,7 @@ class _Definitions:
             carried = carried.earlier
 
     def knows(self, name: str) -> bool:
-        """Whether there is such a function; if so it is kept, as other threads may let go of it."""
+        """Return True if there is such a function; then keep it, as other threads may remove it."""
         try:
             self._kept[name] = self(name)
         except errors.NotFoundError:
@@ -410,14 +432,13 @@ class _Patches(Patches):
     """The functions of TensorFlow's that are replaced while any thread is attached."""
 
     def _install(self) -> None:
-        select = "_select_forward_and_backward_functions"
-        for owner, name, make in (
-            (context.Context, "call_function", _calling),
-            (concrete_function.ConcreteFunction, select, _differentiating),
-            (record, "record_operation", _carrying),
-            (record, "record_operation_backprop_only", _carrying),
+        for entry_point, make in (
+            (CALL_FUNCTION, _calling),
+            (SELECT_FUNCTIONS, _differentiating),
+            (RECORD_OPERATION, _carrying),
+            (RECORD_BACKPROP_ONLY, _carrying),
         ):
-            self._replace(owner, name, make(getattr(owner, name)))
+            self._replace(*entry_point, make(entry_point.current))
 
 
 _PATCHES = _Patches()
@@ -438,7 +459,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
         function = name.decode()
         if function not in GRAPHS:
             # Traced before the recorder listened; the caller is the AtomicFunction.
-            graph = getattr(sys._getframe(1).f_locals.get("self"), "_cached_graph", None)
+            graph = graph_of_function(sys._getframe(1).f_locals.get("self"))
             if graph is not None:
                 GRAPHS[function] = graph
 
@@ -456,18 +477,18 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _select_forward_and_backward_functions(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def select(self: Any, *args: Any, **kwargs: Any) -> Any:
         records.differentiate_anew(self)
         functions = original(self, *args, **kwargs)
         if context.executing_eagerly():
             STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)
         return functions
 
-    return _select_forward_and_backward_functions
+    return select
 
 
 def _is_followed(function: str) -> bool:
-    """Whether a forward accumulator follows the call of a function."""
+    """Return True if a forward accumulator follows the call of a function."""
     # What was noted last is of an earlier call where nothing is differentiated in this one.
     return STATE.tangents and function.startswith("__forward_")
 

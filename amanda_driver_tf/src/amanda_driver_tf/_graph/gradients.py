@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import custom_gradient
-
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.analysis import OpPlans, is_container, is_operator
 from amanda_driver_tf._graph.body import Node, Value
 from amanda_driver_tf._graph.derivatives import Derivatives
 from amanda_driver_tf._graph.lost import lost_inputs, refuse_unread
+from amanda_driver_tf._graph.nodes import New
 from amanda_driver_tf._graph.records import (
     Record,
     Records,
@@ -28,8 +26,10 @@ from amanda_driver_tf._graph.records import (
     components,
     is_symbolic,
 )
-from amanda_driver_tf._graph.symbols import ENDS_OF_RECOMPUTATION
 from amanda_driver_tf._graph.versions import Differentiated, Key, Seen, arguments_of, key_of
+from amanda_driver_tf._tensorflow_internals.modules import custom_gradient, ops
+from amanda_driver_tf._tensorflow_internals.names import ENDS_OF_RECOMPUTATION
+from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.weave import Weaver
@@ -44,8 +44,15 @@ class Reader(NamedTuple):
     slot: int
 
     def turn(self, value: Value) -> int:
-        """How many of the inputs ahead of this one are a tensor."""
+        """Return how many of the inputs ahead of this one are a tensor."""
         return self.node.inputs[: self.slot].count(value)
+
+
+class Read(NamedTuple):
+    """Gradients as they are read, and what their readers wait for."""
+
+    gradients: list[list[Value] | None]
+    observers: list[New]
 
 
 class Gradients:
@@ -69,8 +76,8 @@ class Gradients:
             for outer, inner in getattr(weaver.body.graph, "captures", ())
             if is_symbolic(outer)
         }
-        self._out: dict[int, list[list[Value] | None]] = {}
-        self._in: dict[int, list[list[Value] | None]] = {}
+        self._out: dict[int, Read] = {}
+        self._in: dict[int, Read] = {}
         #: Gradients that are the result of a differentiation -> the tensors that it was asked for.
         self._results: dict[Value, list[Key]] = {}
         #: These, and gradients that are given to gradient functions.
@@ -78,7 +85,7 @@ class Gradients:
         self._find_targets()
 
     def read(self, value: Value, reader: Node | None = None) -> Value | None:
-        """What an ordinary reader of a gradient gets; None for what is no gradient to it.
+        """Return what an ordinary reader of a gradient gets; None for what is no gradient to it.
 
         Args:
             value: The tensor.
@@ -90,16 +97,18 @@ class Gradients:
         return self._agreed(value, found)
 
     def _is_forward(self, value: Value, owner: Record, reader: Node | None) -> bool:
-        """Whether a reader means a tensor of the forward program and not the gradient that it is.
+        """Return True if `reader` uses this tensor as a forward value rather than as a gradient.
 
         A gradient function may return a tensor of the forward program: a custom gradient does, and
         one that passes on what a differentiation was begun with. What is read of it before the
         differentiation is the tensor; after one that returned it, the gradient.
         """
         begun = owner.run.start if owner.run is not None else owner.start
-        if owner.is_named or value.node.op._id >= begun:
+        if owner.is_named or operation_number(value.node.op) >= begun:
             return False
-        return value not in self._results or (reader is not None and reader.op._id < begun)
+        return value not in self._results or (
+            reader is not None and operation_number(reader.op) < begun
+        )
 
     def anew(self) -> list[tuple[Record, Step]]:
         """The gradients that other ops compute than those TensorFlow made, and why."""
@@ -124,20 +133,20 @@ class Gradients:
         steps: list[Step | None] = []
         if plans is not None:
             steps.append(plans.aligned_before.replacement)
-            if id(owner) in self._weaver.ambiguous:
-                steps += plans.before.steps
+            if id(owner) in self._weaver.reading.ambiguous:
+                steps += [step for step in plans.before.steps if not step.action.observe]
         if seen is not None:
             inserted = (*seen.before, *seen.after, seen.replacement)
             steps += [each.step for each in inserted if each is not None]
         return [step for step in steps if step is not None]
 
     def _is_elsewhere(self, owner: Record) -> bool:
-        """Whether the op of a gradient is one of this graph that the body does without."""
+        """Return True if the op of a gradient is one of this graph that the body does without."""
         forward = owner.forward
         return forward.graph is self._body.graph and self._body.node_of(forward) is None
 
     def in_function(self, value: Value, owner: Record, reader: Reader | None) -> Value | None:
-        """What a gradient function reads or returns for a tensor; None for what is no gradient.
+        """Return what a gradient function reads or returns for a tensor; None if no gradient.
 
         That is a gradient that it was given, or one that it asked for itself.
 
@@ -152,7 +161,7 @@ class Gradients:
         within = self._contributors_within(value, owner)
         if given is not None and reader is not None:
             # What was asked for after the reader was made is not what it reads.
-            within = [each for each in within if each[0].stop <= reader.node.op._id]
+            within = [each for each in within if each[0].stop <= operation_number(reader.node.op)]
         if given is None or not within:
             return given or self._within(value, owner)
         # An op that was differentiated in there passes on what arrives.
@@ -172,8 +181,10 @@ class Gradients:
         raise _is_both(owner)
 
     def is_summed_within(self, node: Node, owner: Record) -> bool:
-        """Whether an op of a gradient function was made by a differentiation that it asked for."""
-        return any(run.start <= node.op._id < run.stop for run in self._runs_of(owner))
+        """Return True if a differentiation that a gradient function asked for made this op."""
+        return any(
+            run.start <= operation_number(node.op) < run.stop for run in self._runs_of(owner)
+        )
 
     def _is_unread(self, node: Node) -> bool:
         if self._body.fdef is None:
@@ -216,7 +227,7 @@ class Gradients:
         )
 
     def _here(self, tensor: Any) -> Any:
-        """What a gradient is in this body, which a custom gradient may return as it captured it."""
+        """Return a gradient as this body has it; custom gradients may return what they captured."""
         return self._arguments.get(ops.tensor_id(tensor), tensor)
 
     def _contributors_within(self, value: Value, owner: Record) -> list[tuple[Record, int]]:
@@ -248,7 +259,7 @@ class Gradients:
         return found
 
     def _is_dense(self, tensor: Any, reader: Any) -> bool:
-        """Whether a tensor that an op reads or makes is a gradient, and not one of slices."""
+        """Return True if a tensor that an op reads or makes is a gradient that is not of slices."""
         if self._records is None:
             return False
         contributions = self._records.contributions().get(key_of(tensor), ())
@@ -279,7 +290,7 @@ class Gradients:
                 targets.setdefault(value, []).append(key)
 
     def _key(self, tensor: Any) -> Key | None:
-        """What tells the tensors of the forward program apart; None for what is no tensor."""
+        """Return the key of a tensor of the forward program; None for what is not a tensor."""
         if isinstance(tensor, ops.EagerTensor):
             return self._captured.get(ops.tensor_id(tensor))
         return key_of(tensor) if hasattr(tensor, "value_index") else None
@@ -337,8 +348,14 @@ class Gradients:
     def arriving(self, owner: Record) -> list[list[Value] | None]:
         """The gradients that an op's gradient function gets, those inserted ahead of it done."""
         known = self._out.get(id(owner))
-        if known is not None:
-            return known
+        if known is None:
+            with self._weaver.observers.collecting() as before:
+                arrived = self._arriving(owner)
+            known = self._out[id(owner)] = self._at_arriving(owner, arrived, before)
+        self._weaver.observers.collect(known.observers)
+        return known.gradients
+
+    def _arriving(self, owner: Record) -> list[list[Value] | None]:
         arrived: list[list[Value] | None] = []
         for position, gradient in enumerate(owner.out_grads):
             values = [self._body.value_of(self._here(tensor)) for tensor in components(gradient)]
@@ -356,19 +373,24 @@ class Gradients:
                 part = self._agreed(value, found) if found else self._begun(value, owner)
                 parts.append(part if part is not None else self._weaver.visible(value))
             arrived.append(parts)
+        return arrived
+
+    def _at_arriving(
+        self, owner: Record, arrived: list[list[Value] | None], observers: list[New]
+    ) -> Read:
+        """The gradients that arrive, with what is inserted at them."""
         plans = self._plans_of(owner)
         if plans is not None:
-            arrived = self._derivatives.insert(
-                owner, plans.aligned_before.steps, arrived, "grad_outputs", hide=owner.missing
+            arrived, observers = self._derivatives.insert(
+                owner, plans.aligned_before.steps, arrived, "grad_outputs", owner.missing, observers
             )
             seen = self._seen_of(owner)
             for each in reversed(seen.after if seen is not None else []):
                 arrived = self._derivatives.of_step(owner, each, arrived)
-        self._out[id(owner)] = arrived
-        return arrived
+        return Read(arrived, observers)
 
     def _begun(self, value: Value, owner: Record) -> Value | None:
-        """What a differentiation was begun with, as whoever asked for it reads that."""
+        """Return what a differentiation was begun with, as whoever asked for it reads that."""
         if owner.run is None or self._records is None:
             return None
         asking: Record | None = None
@@ -390,13 +412,36 @@ class Gradients:
         return version if given is None else given
 
     def _contributions(self, owner: Record) -> list[list[Value] | None]:
-        """What an op contributes to its inputs' gradients, those inserted behind it done."""
+        """Return what an op contributes to its inputs' gradients, those inserted behind it done."""
         known = self._in.get(id(owner))
-        if known is not None:
-            return known
+        if known is None:
+            known = self._in[id(owner)] = self._find_contributions(owner)
+        self._weaver.observers.collect(known.observers)
+        return known.gradients
+
+    def _find_contributions(self, owner: Record) -> Read:
         plans = self._plans_of(owner)
         seen = self._seen_of(owner)
-        arrived = self.arriving(owner)
+        with self._weaver.observers.collecting():
+            arrived = self.arriving(owner)  # What is made of it waits for observers already.
+        with self._weaver.observers.collecting() as observers:
+            made = self._made_of(owner, plans, seen, arrived)
+        for each in reversed(seen.before if seen is not None else []):
+            made = self._derivatives.of_step(owner, each, made)
+        if plans is not None:
+            made, observers = self._derivatives.insert(
+                owner, plans.aligned_after.steps, made, "grad_inputs", frozenset(), observers
+            )
+        return Read(made, observers)
+
+    def _made_of(
+        self,
+        owner: Record,
+        plans: OpPlans | None,
+        seen: Seen | None,
+        arrived: list[list[Value] | None],
+    ) -> list[list[Value] | None]:
+        """Return what an op, or its replacement, contributes to its inputs' gradients."""
         replacement = plans.aligned_before.replacement if plans is not None else None
         made: list[list[Value] | None]
         if replacement is not None:
@@ -406,15 +451,8 @@ class Gradients:
             made = self._derivatives.through(owner, seen.replacement, arrived, lost)
         else:
             made = [self._returned(owner, gradient) for gradient in owner.in_grads]
-            if id(owner) in self._weaver.ambiguous and seen is not None:
+            if id(owner) in self._weaver.reading.ambiguous and seen is not None:
                 made = self._derivatives.of_op(owner, seen, arrived)
-        for each in reversed(seen.before if seen is not None else []):
-            made = self._derivatives.of_step(owner, each, made)
-        if plans is not None:
-            made = self._derivatives.insert(
-                owner, plans.aligned_after.steps, made, "grad_inputs", hide=frozenset()
-            )
-        self._in[id(owner)] = made
         return made
 
     def _returned(self, owner: Record, gradient: Any) -> list[Value] | None:
@@ -424,7 +462,7 @@ class Gradients:
             if value is None:
                 return None
             self._weaver.visit(value.node)
-            parts.append(self._weaver.read_in_gradient(value, owner))
+            parts.append(self._weaver.reading.in_gradient(value, owner))
         return parts or None
 
     def _plans_of(self, owner: Record) -> OpPlans | None:
@@ -435,7 +473,7 @@ class Gradients:
         return plans if plans is not None and plans.context.is_forward() else None
 
     def _seen_there(self, owner: Record) -> Seen | None:
-        """What the op of a gradient saw and made, as values of the body that it stands in."""
+        """Return what a gradient's op saw and made, as values of the body that it is in."""
         if owner.forward.graph is self._body.graph:
             self._weaver.visit(self._body.node_of(owner.forward))
             return self._weaver.seen(owner.forward)
@@ -468,13 +506,13 @@ def _is_both(owner: Record) -> UnsupportedError:
 
 
 def _count(value: Value, gradients: Iterable[Any]) -> int:
-    """How many of some gradients are this tensor, or have it among their slices' tensors."""
+    """Return how many of some gradients are this tensor, or have it among their slices' tensors."""
     key = (id(value.node.op), value.slot)
     return sum(key_of(part) == key for each in gradients for part in components(each))
 
 
 def _ends_recomputation(node: Node) -> bool:
-    """Whether an op is that with which the gradient of `tf.recompute_grad` ends."""
+    """Return True if an op is that with which the gradient of `tf.recompute_grad` ends."""
     return node.op_type == "IdentityN" and any(
         frame.name in ENDS_OF_RECOMPUTATION
         for frame in node.op.traceback or ()
@@ -483,5 +521,5 @@ def _ends_recomputation(node: Node) -> bool:
 
 
 def _in_order(op_type: str) -> bool:
-    """Whether the gradient of ops of a type has an op that reads what arrives in that order."""
+    """Return True if the gradient of an op type has an op that reads what arrives in order."""
     return is_container(op_type) or op_type in ("Split", "SplitV", "Unpack")

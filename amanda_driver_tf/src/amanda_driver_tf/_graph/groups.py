@@ -16,16 +16,17 @@ def runs_of(steps: Sequence[Step]) -> list[list[Step]]:
     """Neighbouring steps that can share a node."""
     groups: list[list[Step]] = []
     for step in steps:
-        alone = step.action.staged or step.action.autodiff
-        if (
-            groups
-            and not alone
-            and not (groups[-1][-1].action.staged or groups[-1][-1].action.autodiff)
-        ):
+        if groups and _kind(step) is not None and _kind(step) == _kind(groups[-1][-1]):
             groups[-1].append(step)
         else:
             groups.append([step])
     return groups
+
+
+def _kind(step: Step) -> bool | None:
+    """Return whether a step observes; None for one that has a node of its own."""
+    action = step.action
+    return None if action.staged or action.autodiff else action.observe
 
 
 def selected_by(steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool) -> list[int]:

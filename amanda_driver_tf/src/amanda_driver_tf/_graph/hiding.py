@@ -13,7 +13,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.python.framework import ops
+from amanda_driver_tf._tensorflow_internals.modules import ops
+from amanda_driver_tf._tensorflow_internals.objects import (
+    AS_GRAPH_DEF,
+    NAME_STACK,
+    OPERATION_BY_NAME,
+    SCOPE_MAPS,
+    as_graph_def,
+    collections_of,
+    control_flow_context,
+    functions_of,
+    lock_of,
+    names_in_use,
+    operation_by_name,
+    reopen,
+    set_control_flow_context,
+)
 
 __all__ = ["Hidden", "all_hidden", "hide_consumers", "hiding", "prepare"]
 
@@ -26,13 +41,13 @@ class Hidden:
 
     Attributes:
         names: Names of the ops.
-        functions: Names of functions in its library.
+        functions: Functions in its library, by name.
         open: More than 0 while the driver looks at the whole.
     """
 
     def __init__(self, graph: ops.Graph) -> None:
         self.names: set[str] = set()
-        self.functions: set[str] = set()
+        self.functions: dict[str, Any] = {}
         #: Names of its functions, in their order before hidden ones came between them.
         self.order = [f.signature.name for f in graph.as_graph_def().library.function]
         self.open = 0
@@ -41,12 +56,12 @@ class Hidden:
 
     @classmethod
     def of(cls, graph: Any) -> Hidden | None:
-        """What a graph hides, or None."""
+        """Return what a graph hides, or None."""
         return getattr(graph, _ATTRIBUTE, None)
 
 
 def all_hidden() -> list[Hidden]:
-    """What the graphs that are alive hide."""
+    """Return what the graphs that are alive hide."""
     return [hidden for graph in list(_GRAPHS) if (hidden := Hidden.of(graph)) is not None]
 
 
@@ -54,50 +69,39 @@ class _Hiding:
     """Answers of a graph with hidden ops. Mixed into the graph's own class."""
 
     _amanda_hidden: Hidden
-    _lock: Any
 
     def get_operations(self) -> list[Any]:
         hidden = self._amanda_hidden
-        with self._lock:
+        with lock_of(self):
             found: list[Any] = super().get_operations()  # type: ignore[misc]
             return found if hidden.open else [op for op in found if op.name not in hidden.names]
 
     def num_operations(self) -> int:
-        with self._lock:
+        with lock_of(self):
             count = int(super().num_operations())  # type: ignore[misc]
             return count if self._amanda_hidden.open else count - len(self._amanda_hidden.names)
 
     @property
     def version(self) -> int:
-        with self._lock:
+        with lock_of(self):
             number = int(super().version)  # type: ignore[misc]
             return number if self._amanda_hidden.open else number - len(self._amanda_hidden.names)
 
-    def _get_operation_by_name(self, name: str) -> Any:
+    def _found_by_name(self, name: str) -> Any:
         hidden = self._amanda_hidden
-        with self._lock:
+        with lock_of(self):
             if name in hidden.names and not hidden.open:
                 raise KeyError(f"The name '{name}' refers to an Operation not in the graph.")
-            return super()._get_operation_by_name(name)  # type: ignore[misc]
+            return operation_by_name(super(), name)
 
-    def _is_function(self, name: str) -> bool:
-        hidden = self._amanda_hidden
-        with self._lock:
-            if name in hidden.functions and not hidden.open:
-                return False
-            return bool(super()._is_function(name))  # type: ignore[misc]
-
-    def _as_graph_def(self, *args: Any, **kwargs: Any) -> tuple[Any, int]:
-        with self._lock:
+    def _definition(self, *args: Any, **kwargs: Any) -> tuple[Any, int]:
+        with lock_of(self):
             return self._shown(*args, **kwargs)
 
     def _shown(self, *args: Any, **kwargs: Any) -> tuple[Any, int]:
         hidden = self._amanda_hidden
-        hidden.open += 1
-        try:
-            whole, _ = super()._as_graph_def(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            hidden.open -= 1
+        with _functions_shown(self, hidden):
+            whole, _ = as_graph_def(super(), *args, **kwargs)
         # In place: what stays keeps its bytes.
         _delete(whole.node, [node.name in hidden.names for node in whole.node])
         functions = whole.library.function
@@ -126,17 +130,22 @@ _CLASSES: dict[type, type] = {}
 
 def _hiding_class(kind: type) -> type:
     if kind not in _CLASSES:
-        _CLASSES[kind] = type(kind.__name__, (_Hiding, kind), {"__module__": kind.__module__})
+        members = {
+            "__module__": kind.__module__,
+            OPERATION_BY_NAME: _Hiding._found_by_name,
+            AS_GRAPH_DEF: _Hiding._definition,
+        }
+        _CLASSES[kind] = type(kind.__name__, (_Hiding, kind), members)
     return _CLASSES[kind]
 
 
 def prepare(graph: Any) -> Hidden:
-    """Have a graph answer for what it will hide; what it hides.
+    """Make a graph able to hide operations; return what it hides.
 
     Some time before something is added: who asked the graph as it was, and waits for its lock, is
     answered before that.
     """
-    with graph._lock:
+    with lock_of(graph):
         hidden = Hidden.of(graph)
         if hidden is None:
             hidden = Hidden(graph)
@@ -149,7 +158,7 @@ def prepare(graph: Any) -> Hidden:
 @contextmanager
 def hiding(graph: Any) -> Iterator[Hidden]:
     """Extent in which what is added to a graph is hidden, and a finalized one accepts it."""
-    with graph._lock:
+    with lock_of(graph):
         hidden = prepare(graph)
         with _adding(graph, hidden):
             yield hidden
@@ -157,42 +166,59 @@ def hiding(graph: Any) -> Iterator[Hidden]:
 
 @contextmanager
 def _adding(graph: Any, hidden: Hidden) -> Iterator[None]:
-    names, functions = dict(graph._names_in_use), dict(graph._functions)
-    collections = {name: list(graph._collections[name]) for name in graph._collections}
+    names, listed = dict(names_in_use(graph)), collections_of(graph)
+    collections = {name: list(items) for name, items in listed.items()}
     count = ops.Graph.num_operations(graph)
     finalized = graph.finalized
     if finalized:
-        graph._unsafe_unfinalize()
-    hidden.open += 1
+        reopen(graph)
     try:
-        with _outside_scopes(graph):
+        with _functions_shown(graph, hidden), _outside_scopes(graph):
             yield
     finally:
-        hidden.open -= 1
         if finalized:
             graph.finalize()
         for op in _all_operations(graph)[count:]:
             hidden.names.add(op.name)
-        hidden.functions.update(set(graph._functions) - set(functions))
-        graph._names_in_use.clear()
-        graph._names_in_use.update(names)
-        for name in list(graph._collections):
+        names_in_use(graph).clear()
+        names_in_use(graph).update(names)
+        for name in list(listed):
             if name in collections:
-                graph._collections[name][:] = collections[name]
+                listed[name][:] = collections[name]
             else:
-                del graph._collections[name]
+                del listed[name]
+
+
+@contextmanager
+def _functions_shown(graph: Any, hidden: Hidden) -> Iterator[None]:
+    """Extent in which a graph has its hidden ops and functions; functions added there are hidden.
+
+    Its list of functions is a dictionary that anybody may read, and so does not hold them else.
+    """
+    outermost = not hidden.open
+    shown = list(functions_of(graph))
+    if outermost:
+        functions_of(graph).update(hidden.functions)
+    hidden.open += 1
+    try:
+        yield
+    finally:
+        hidden.open -= 1
+        if outermost:
+            functions = functions_of(graph)
+            for name in set(functions).difference(shown):
+                hidden.functions[name] = functions.pop(name)
 
 
 @contextmanager
 def _outside_scopes(graph: Any) -> Iterator[None]:
     """Extent in which no scope that is open in the user's program touches new ops."""
-    state = ("_attr_scope_map", "_op_to_kernel_label_map", "_gradient_override_map")
-    before = {name: getattr(graph, name) for name in state}
-    stack, flow = graph._name_stack, graph._get_control_flow_context()
-    for name in state:
+    before = {name: getattr(graph, name) for name in (*SCOPE_MAPS, NAME_STACK)}
+    flow = control_flow_context(graph)
+    for name in SCOPE_MAPS:
         setattr(graph, name, {})
-    graph._name_stack = ""
-    graph._set_control_flow_context(None)
+    setattr(graph, NAME_STACK, "")
+    set_control_flow_context(graph, None)
     try:
         with (
             graph.as_default(),
@@ -202,8 +228,7 @@ def _outside_scopes(graph: Any) -> Iterator[None]:
         ):
             yield
     finally:
-        graph._set_control_flow_context(flow)
-        graph._name_stack = stack
+        set_control_flow_context(graph, flow)
         for name, value in before.items():
             setattr(graph, name, value)
 
@@ -213,13 +238,13 @@ def _all_operations(graph: Any) -> list[Any]:
 
 
 def hide_consumers(tensor: Any, hidden: Hidden) -> None:
-    """Have a tensor that hidden ops read name only its other readers."""
+    """Remove hidden operations from the consumers of a tensor."""
     if "consumers" in tensor.__dict__:
         return
     original = type(tensor).consumers
 
     def consumers() -> list[Any]:
-        with tensor.graph._lock:
+        with lock_of(tensor.graph):
             found = original(tensor)
             return [op for op in found if hidden.open or op.name not in hidden.names]
 

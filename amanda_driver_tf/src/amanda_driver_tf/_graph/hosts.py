@@ -11,12 +11,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tensorflow.python.eager import context, record
-from tensorflow.python.ops import script_ops
-
 from amanda_core import Session
 from amanda_driver_tf._graph.routines import Flat
 from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.modules import context, record, script_ops
+from amanda_driver_tf._tensorflow_internals.objects import host_functions, put_host_function
 
 __all__ = ["HostFunction", "Listener", "register"]
 
@@ -67,7 +66,7 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
     def stand_as(self, token: str) -> None:
         """Stand in the registry under a token, in the place of who stood there."""
         self.token = token
-        script_ops._py_funcs._funcs[token] = self
+        put_host_function(token, self)
 
     def __call__(self, device: Any, token: Any, args: Any) -> Any:
         STATE.quiet += 1
@@ -88,5 +87,5 @@ def register(function: Flat, session: Session, dtypes: Sequence[int]) -> HostFun
         What must be kept alive for as long as a node with its token may run.
     """
     host = HostFunction(function, Listener.of(session), dtypes)
-    host.token = script_ops._py_funcs.insert(host)
+    host.token = host_functions.insert(host)
     return host

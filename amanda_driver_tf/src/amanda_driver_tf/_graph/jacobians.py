@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf import _pywrap
+from amanda_driver_tf._tensorflow_internals import tapes
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.routines import Flat
@@ -88,11 +88,11 @@ def no_gradient(flat: Flat, inputs: Sequence[int], step: Step) -> Flat:
 @contextmanager
 def _recording() -> Iterator[None]:
     # Nodes run inside the call of their function, which stops the tapes of its thread.
-    stopped = _pywrap.tapes_stopped()
+    stopped = tapes.tapes_stopped()
     if stopped:
-        _pywrap.restart_tapes()
+        tapes.restart_tapes()
     try:
         yield
     finally:
         if stopped:
-            _pywrap.stop_tapes()
+            tapes.stop_tapes()

@@ -30,7 +30,7 @@ class Kept:
         self.nodes: list[New | Node] = []
         self._body = body
         #: New nodes behind an op, and that op's, which run as soon as something reads them.
-        self._behind: list[tuple[New, Node]] = []
+        self._behind: list[tuple[New, Any]] = []
         self._running: Collection[int] = ()
 
     def add(self, made: New) -> None:
@@ -38,8 +38,8 @@ class Kept:
         if made not in self.nodes:
             self.nodes.append(made)
 
-    def add_behind(self, made: New, node: Node) -> None:
-        """Note a new node behind an op; it is kept if the op runs and nothing reads it."""
+    def add_behind(self, made: New, node: Any) -> None:
+        """Note a new node behind another one; it is kept if that runs and nothing reads it."""
         self._behind.append((made, node))
 
     def settle(self, running: Collection[int], roots: Iterable[Any]) -> None:

@@ -11,10 +11,10 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from tensorflow.python.framework import op_def_registry
-
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.body import Body, Node
+from amanda_driver_tf._tensorflow_internals.modules import op_def_registry
+from amanda_driver_tf._tensorflow_internals.objects import control_flow_context, is_reference
 
 __all__ = ["draws", "keeps_state", "kept_as_they_are", "refuse_second"]
 
@@ -31,7 +31,7 @@ def _attributes(op_type: str) -> frozenset[str]:
 
 
 def draws(op_type: str) -> bool:
-    """Whether ops of a type draw random numbers from a sequence of their own."""
+    """Return True if ops of a type draw random numbers from a sequence of their own."""
     return {"seed", "seed2"} <= _attributes(op_type)
 
 
@@ -40,7 +40,7 @@ def _owns_resource(op_type: str) -> bool:
 
 
 def keeps_state(op_type: str) -> bool:
-    """Whether the kernels of ops of a type keep something that no edge of the graph shows."""
+    """Return True if the kernels of an op type keep something that no edge of the graph shows."""
     return draws(op_type) or _owns_resource(op_type)
 
 
@@ -54,7 +54,7 @@ def kept_as_they_are(body: Body, nodes: Sequence[Node], dirty: set[int]) -> list
     return [
         node
         for node in nodes
-        if node.op._get_control_flow_context() is None and not _has_effects_ahead(node, ops)
+        if control_flow_context(node.op) is None and not _has_effects_ahead(node, ops)
     ]
 
 
@@ -73,9 +73,9 @@ def _has_effects_ahead(node: Node, dirty: set[int]) -> bool:
 
 
 def _has_effect(op: Any) -> bool:
-    if any(tensor.dtype._is_ref_dtype for tensor in op.inputs):
+    if any(map(is_reference, op.inputs)):
         return True  # It may write what is referred to; such ops do not count as stateful.
-    if op._get_control_flow_context() is not None:
+    if control_flow_context(op) is not None:
         return True  # Whether it runs is said by what it is ordered behind.
     return bool(op.op_def.is_stateful) and not (op.type in _REPEATABLE or keeps_state(op.type))
 
@@ -86,7 +86,7 @@ def refuse_second(node: Node) -> None:
     Raises:
         UnsupportedError: What the op makes is found by the name of its node.
     """
-    if _owns_resource(node.op_type) and not node.op.get_attr("shared_name"):
+    if _owns_resource(node.op_type) and not node.op.node_def.attr["shared_name"].s:
         raise UnsupportedError(
             "An edit would make a resource a second time, apart from the session's own",
             where=f"{node.op_type} {node.name!r}",

@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import attr_value_pb2, tensor_pb2, types_pb2
-from tensorflow.python.framework import ops
 
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.nodes import Argument, Plain
 from amanda_driver_tf._graph.records import Records
 from amanda_driver_tf._graph.versions import Foreign, Seen
 from amanda_driver_tf._graph.write import attr_type
+from amanda_driver_tf._tensorflow_internals.modules import ops
+from amanda_driver_tf._tensorflow_internals.objects import indirect_captures
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.rewrite import Woven
@@ -45,12 +46,12 @@ class Link(Foreign):
         return self._sources.get((id(value.node.op), value.slot))
 
     def seen(self, op: Any) -> Seen | None:
-        """What an op of the forward body saw and made."""
+        """Return what an op of the forward body saw and made."""
         return self._forward.weaver.seen(op)
 
     def carries(self, tensor: Any, wanted: Value) -> bool:
-        """Whether TensorFlow's own path carries the wanted version."""
-        return self._forward.weaver.carries(tensor, wanted)
+        """Return True if TensorFlow's own path carries the wanted version."""
+        return self._forward.weaver.reading.carries(tensor, wanted)
 
     def refuse_second(self, body: Any) -> None:
         """Refuse that `body` differentiates gradients of it that other ops compute by now."""
@@ -92,11 +93,7 @@ def _captures(backward: Any, forward: Any) -> dict[tuple[int, int], Any]:
         for inner, outer in (noted.captured if noted is not None else {}).items()
         if getattr(outer, "graph", None) is forward
     }
-    # Loops and branches keep numbers of tensors instead of the tensors, and copy constants.
-    indirect = {
-        **getattr(backward, "_indirect_captures", {}),
-        **getattr(backward, "_captured_constants", {}),
-    }
+    indirect = indirect_captures(backward)
     if indirect:
         for op in forward.get_operations():
             for tensor in op.outputs:

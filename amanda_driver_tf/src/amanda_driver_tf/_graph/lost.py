@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import ops
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
@@ -18,6 +17,7 @@ from amanda_driver_tf._graph.body import Body
 from amanda_driver_tf._graph.jacobians import NO_PLACE
 from amanda_driver_tf._graph.records import Record, Records, children_of, components, is_symbolic
 from amanda_driver_tf._graph.versions import Key, arguments_of, behind, is_discrete, key_of
+from amanda_driver_tf._tensorflow_internals.modules import ops
 
 __all__ = ["lost_inputs", "refuse_unread", "unread_of"]
 
@@ -28,7 +28,7 @@ def lost_inputs(owner: Record) -> list[int]:
 
 
 def _is_unread(owner: Record, body: Body) -> bool:
-    """Whether a gradient is asked for in a body, and nothing reads what an op contributes to it."""
+    """Return True if a gradient is asked for in a body, but nothing reads this contribution."""
     leading = _leading(owner)
     if not leading or any(owner.in_grads[index] is not None for index in leading):
         return False

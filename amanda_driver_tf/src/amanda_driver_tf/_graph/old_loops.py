@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tensorflow.core.framework import types_pb2
-from tensorflow.python.ops import control_flow_util
 
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.body import Node, Value
@@ -23,6 +22,8 @@ from amanda_driver_tf._graph.links import any_size
 from amanda_driver_tf._graph.nodes import Host, Inlined, New, Plain
 from amanda_driver_tf._graph.records import Record, components
 from amanda_driver_tf._graph.write import attr_bool, attr_int, attr_text, attr_type
+from amanda_driver_tf._tensorflow_internals.modules import control_flow_util
+from amanda_driver_tf._tensorflow_internals.objects import control_flow_context
 
 if TYPE_CHECKING:
     from amanda_driver_tf._graph.weave import Weaver
@@ -59,7 +60,7 @@ class OldLoops:
         self._entered: dict[tuple[Value, int], Value] = {}
 
     def is_in_frame(self, node: Node) -> bool:
-        """Whether a node runs in a loop."""
+        """Return True if a node runs in a loop."""
         return self._frames is not None and bool(self._frames.of(node))
 
     def note(self, node: Node, inputs: Sequence[Value]) -> None:
@@ -70,11 +71,11 @@ class OldLoops:
     # What gradients read.
 
     def read(self, value: Value, owner: Record) -> Value | None:
-        """What a gradient's op reads for a value that was led to it; None for any other."""
+        """Return what a gradient's op reads for a value that was led to it; None for any other."""
         if not self._exist or value.node.is_argument:
             return None
         for tensor, carried in self._levels(value):
-            wanted = self._weaver.version(tensor, owner)
+            wanted = self._weaver.reading.version(tensor, owner)
             if wanted is None:
                 continue
             if carried is not None and self._origin(carried) == self._origin(wanted):
@@ -84,7 +85,7 @@ class OldLoops:
         return None
 
     def bring(self, value: Value, owner: Record) -> Value:
-        """What an op of the forward program saw as a value for its gradient."""
+        """Return what an op of the forward program saw as a value for its gradient."""
         return self._bring(value, owner, _place_of(owner)) if self._exist else value
 
     def _levels(self, value: Value) -> Iterator[tuple[Any, Value | None]]:
@@ -107,7 +108,7 @@ class OldLoops:
 
     def _history(self, op: Any, slot: int) -> Any:
         """The tensor of a loop that a tensor of its gradient stands for, or None."""
-        flow = op._get_control_flow_context()
+        flow = control_flow_context(op)
         flow = flow.GetWhileContext() if flow is not None else None
         state = flow.grad_state if flow is not None else None
         if state is None:
@@ -122,7 +123,7 @@ class OldLoops:
         return node.op.outputs[int(index)] if node is not None else None
 
     def _popped(self, op: Any, tensor: Any) -> Value | None:
-        """What arrives where a tensor of a loop was led to."""
+        """Return what arrives where a tensor of a loop was led to."""
         if _is_way_in(op):
             node = self._body.node_of(op)
             return node.inputs[0] if node is not None else None
@@ -136,20 +137,20 @@ class OldLoops:
         return self._pushed.get(id(push.op))
 
     def _origin(self, value: Value) -> Value:
-        """What a value was led in from, if it is as it was there."""
-        value = self._weaver.plain(value)
+        """Return what a value was led in from, if it is as it was there."""
+        value = self._weaver.reading.plain(value)
         while (
             isinstance(value.node, Node)
             and _is_way_in(value.node.op)
             and self._weaver.visible(value) == value
         ):
-            value = self._weaver.plain(value.node.inputs[0])
+            value = self._weaver.reading.plain(value.node.inputs[0])
         return value
 
     # Ways for values.
 
     def _bring(self, value: Value, owner: Record, place: Any) -> Value:
-        source = owner.forward._get_control_flow_context()
+        source = control_flow_context(owner.forward)
         if place is source:
             return value
         known = self._brought.get((value, id(place)))
@@ -236,7 +237,7 @@ class OldLoops:
         return self._add("stack", "StackV2", [Value(limit, 0)], [types_pb2.DT_RESOURCE], attrs)
 
     def _before_next(self, made: New, counter: Any) -> None:
-        """Have a counter's next turn wait for a node, be it dead or alive."""
+        """Make the next iteration of a counter wait for a node, be it dead or alive."""
         trigger = Plain("version/sync", "ControlTrigger", [], [], {}, [])
         trigger.controls.append(made)
         self._weaver.add(trigger)
@@ -260,7 +261,7 @@ class OldLoops:
     # Frames.
 
     def settle(self, beside: dict[int, Node]) -> None:
-        """Have all new nodes run in the frame that they stand in, as often as their ops.
+        """Make all new nodes run in the frame that they stand in, as often as their ops.
 
         Args:
             beside: The nodes that new nodes stand at, by the ids of these.
@@ -282,10 +283,10 @@ class OldLoops:
         self._weaver.new[:] = settled
 
     def _wait(self, made: New, node: Node | None) -> list[New]:
-        """Have a node that reads nothing but invariants run when its op does."""
+        """Make a node that reads nothing but invariants run when its op does."""
         if node is None:
             # At a gradient, of which the records say where it is computed.
-            flow = made.inputs[0].node.op._get_control_flow_context()
+            flow = control_flow_context(made.inputs[0].node.op)
             made.controls.append(flow.GetControlPivot().op.name)
             return []
         for tensor in node.op.inputs:
@@ -315,14 +316,14 @@ def _is_invariant(value: Value) -> bool:
     return (
         isinstance(value.node, Node)
         and value.node.op_type in ENTERS
-        and bool(value.node.op.get_attr("is_constant"))
+        and bool(value.node.op.node_def.attr["is_constant"].b)
     )
 
 
 def _is_way_in(op: Any) -> bool:
-    """Whether an op leads a value of a context into one inside it."""
+    """Return True if an op leads a value of a context into one inside it."""
     if op.type in ENTERS:
-        return bool(op.get_attr("is_constant"))
+        return bool(op.node_def.attr["is_constant"].b)
     return op.type in _SWITCHES and not control_flow_util.IsLoopSwitch(op)
 
 
@@ -335,7 +336,7 @@ def _stack_of(op: Any) -> Any:
 
 def _place_of(owner: Record) -> Any:
     """The context that an op's gradient is computed in."""
-    loop = _loop_of(owner.forward._get_control_flow_context())
+    loop = _loop_of(control_flow_context(owner.forward))
     found = [
         control_flow_util.GetOutputContext(tensor.op)
         for gradient in (*owner.in_grads, *owner.out_grads)
@@ -346,7 +347,7 @@ def _place_of(owner: Record) -> Any:
         state = gradient.grad_state if gradient is not None else None
         if state is not None and state.forward_context is loop:
             return gradient
-    return found[0] if found else owner.forward._get_control_flow_context()
+    return found[0] if found else control_flow_context(owner.forward)
 
 
 def _loop_of(place: Any) -> Any:
@@ -354,7 +355,7 @@ def _loop_of(place: Any) -> Any:
 
 
 def _is_around(loop: Any, inner: Any) -> bool:
-    """Whether a loop, or None for what is in no loop, is around another one."""
+    """Return True if a loop, or None for what is in no loop, is around another one."""
     while inner is not None:
         inner = _loop_of(inner.outer_context)
         if inner is loop:

@@ -12,16 +12,27 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorflow.python.eager import backprop, context, execute, imperative_grad, record
-from tensorflow.python.eager.polymorphic_function import atomic_function
-from tensorflow.python.framework import ops
-from tensorflow.python.framework import tensor as tensor_lib
-from tensorflow.python.ops import gradients_util
-
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf import _pywrap
 from amanda_driver_tf._graph.records import Record, Records, Run, is_symbolic, name_graph, next_id
-from amanda_driver_tf._graph.symbols import problems
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    AGGREGATED_GRADIENTS,
+    GRADIENT_FUNCTION,
+    GRADIENTS_HELPER,
+    IMPERATIVE_GRAD,
+    LOG_OP_GRADIENTS,
+    MAYBE_COMPILE,
+    NEW_ATOMIC_FUNCTION,
+    RECORD_GRADIENT,
+    RECORD_OPERATION,
+)
+from amanda_driver_tf._tensorflow_internals.graph_checks import problems
+from amanda_driver_tf._tensorflow_internals.modules import (
+    context,
+    ops,
+)
+from amanda_driver_tf._tensorflow_internals.modules import tensor as tensor_lib
+from amanda_driver_tf._tensorflow_internals.objects import tensor_of_source
+from amanda_driver_tf._tensorflow_internals.tapes import register_gradient_function
 
 __all__ = ["WRAPPED", "install", "is_installed"]
 
@@ -31,7 +42,7 @@ _MARK = "_amanda_op"
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        #: The gradients collected last by `_AggregatedGrads`: op, list, copy of it.
+        #: The gradients collected last when gradients were aggregated: op, list, copy of it.
         self.collected: tuple[Any, list[Any], list[Any]] | None = None
 
 
@@ -41,7 +52,7 @@ WRAPPED: list[str] = []
 
 
 def is_installed() -> bool:
-    """Whether the recorder listens."""
+    """Return True if the recorder listens."""
     return bool(WRAPPED)
 
 
@@ -54,20 +65,20 @@ def install() -> None:
         raise UnsupportedError(
             f"This TensorFlow is not known: {'; '.join(missing)}", fix="Use TensorFlow 2.21"
         )
-    for owner, name, wrap in (
-        (gradients_util, "_GradientsHelper", _run_of_gradients),
-        (gradients_util, "_AggregatedGrads", _collecting),
-        (gradients_util, "_MaybeCompile", _recording),
-        (gradients_util, "_LogOpGradients", _completing),
-        (imperative_grad, "imperative_grad", _run_of_tape),
-        (execute, "record_gradient", _marking),
-        (backprop, "_gradient_function", _of_tape),
-        (record, "record_operation", _wrapping),
-        (atomic_function, "from_func_graph", _naming),
+    for entry_point, wrap in (
+        (GRADIENTS_HELPER, _run_of_gradients),
+        (AGGREGATED_GRADIENTS, _collecting),
+        (MAYBE_COMPILE, _recording),
+        (LOG_OP_GRADIENTS, _completing),
+        (IMPERATIVE_GRAD, _run_of_tape),
+        (RECORD_GRADIENT, _marking),
+        (GRADIENT_FUNCTION, _of_tape),
+        (RECORD_OPERATION, _wrapping),
+        (NEW_ATOMIC_FUNCTION, _naming),
     ):
-        setattr(owner, name, wrap(getattr(owner, name)))
-        WRAPPED.append(name)
-    _pywrap.register_gradient_function(backprop._gradient_function)
+        setattr(*entry_point, wrap(entry_point.current))
+        WRAPPED.append(entry_point.name)
+    register_gradient_function(GRADIENT_FUNCTION.current)
 
 
 def _flat(values: Any) -> list[Any]:
@@ -98,18 +109,11 @@ def _note(
 
 def _run_of_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _GradientsHelper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
-        sources = [_tensor_of(x) for x in _flat(xs)]
+    def gradients(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        sources = [tensor_of_source(x) for x in _flat(xs)]
         return _in_run(_flat(ys), sources, lambda: original(ys, xs, *args, **kwargs))
 
-    return _GradientsHelper
-
-
-def _tensor_of(source: Any) -> Any:
-    """What stands in the graph for something that is differentiated for."""
-    if hasattr(source, "handle"):
-        return source.handle
-    return source._ref() if hasattr(source, "_ref") else source
+    return gradients
 
 
 def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[], Any]) -> Any:
@@ -135,14 +139,14 @@ def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[]
 
 def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _AggregatedGrads(grads: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    def aggregated(grads: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         _note_unfollowed()
         collected = original(grads, op, *args, **kwargs)
         # The caller fills this very list with zeros.
         _THREAD.collected = (op, collected, list(collected))
         return collected
 
-    return _AggregatedGrads
+    return aggregated
 
 
 def _note_unfollowed() -> None:
@@ -170,7 +174,7 @@ def _has_gradient(op: Any) -> bool:
 
 def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _MaybeCompile(scope: Any, op: Any, func: Any, grad_fn: Any) -> Any:
+    def differentiate(scope: Any, op: Any, func: Any, grad_fn: Any) -> Any:
         collected = _THREAD.collected
         if collected is None or collected[0] is not op:
             return original(scope, op, func, grad_fn)
@@ -186,21 +190,21 @@ def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
             lambda: original(scope, op, func, grad_fn),
         )
 
-    return _MaybeCompile
+    return differentiate
 
 
 def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
     """Of gated gradients: what is passed on is another tensor than the gradient function made."""
 
     @functools.wraps(original)
-    def _LogOpGradients(op: Any, out_grads: Any, in_grads: Any) -> Any:
+    def log(op: Any, out_grads: Any, in_grads: Any) -> Any:
         found = Records.made(ops.get_default_graph()).records
         if found and found[-1].forward is op:
             found[-1].in_grads = tuple(in_grads)
             found[-1].stop = next_id(ops.get_default_graph())
         return original(op, out_grads, in_grads)
 
-    return _LogOpGradients
+    return log
 
 
 def _is_missing(gradient: Any) -> bool:
@@ -236,7 +240,7 @@ def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _gradient_function(op_name: Any, attrs: Any, *call: Any) -> Any:
+    def gradient_function(op_name: Any, attrs: Any, *call: Any) -> Any:
         if not attrs or len(attrs) < 2 or attrs[-2] != _MARK:
             return original(op_name, attrs, *call)
         op = attrs[-1]
@@ -245,7 +249,7 @@ def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
         compute = lambda: original(op_name, attrs[:-2], *call)  # noqa: E731
         return _note(op, op.inputs, op.outputs, out_grads, missing, compute)
 
-    return _gradient_function
+    return gradient_function
 
 
 def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,9 +15,16 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from tensorflow.python.framework import func_graph as func_graph_module
-from tensorflow.python.framework import indexed_slices, ops
-from tensorflow.python.framework import tensor as tensor_lib
+from amanda_driver_tf._tensorflow_internals.modules import func_graph as func_graph_module
+from amanda_driver_tf._tensorflow_internals.modules import indexed_slices, ops
+from amanda_driver_tf._tensorflow_internals.modules import tensor as tensor_lib
+from amanda_driver_tf._tensorflow_internals.objects import (
+    forget_gradients,
+    functions_of,
+    graph_of_concrete,
+    graph_of_function,
+    operation_number,
+)
 
 __all__ = [
     "GRAPHS",
@@ -85,7 +92,7 @@ class Run:
         self.start = self.stop = 0
 
     def is_asked_by(self, owner: Record) -> bool:
-        """Whether the gradient function of `owner` asked for this one."""
+        """Return True if the gradient function of `owner` asked for this one."""
         return (
             owner.run is not None
             and owner.run.number in self.around
@@ -94,7 +101,7 @@ class Run:
         )
 
     def is_after(self, made: Record) -> bool:
-        """Whether a gradient was there when this one began."""
+        """Return True if a gradient was there when this one began."""
         return made.run is not None and made.run.number < self.number and made.stop <= self.start
 
 
@@ -147,7 +154,7 @@ class Record:
         self.run = run
 
     def is_within(self, other: Record) -> bool:
-        """Whether the gradient function of `other` asked for this one."""
+        """Return True if the gradient function of `other` asked for this one."""
         return (
             self.run is not None
             and other.run is not None
@@ -220,7 +227,9 @@ class Records:
             inner = getattr(inner, "outer_graph", None)
         if inner is source and source is not self._reference():
             # Numbers, and not the graph: what was made of it may outlive it.
-            setattr(source, _INSIDE, {*getattr(source, _INSIDE, ()), made.forward._id})
+            setattr(
+                source, _INSIDE, {*getattr(source, _INSIDE, ()), operation_number(made.forward)}
+            )
 
     def contributions(self) -> dict[tuple[int, int], list[tuple[Record, int]]]:
         """Tensor (its op's id and its index) -> the gradients that it is, with their positions."""
@@ -249,7 +258,7 @@ class Records:
         return self._by_forward.get(id(op), [])
 
     def is_gradient(self, tensor: Any) -> bool:
-        """Whether a tensor is what some gradient function returned."""
+        """Return True if a tensor is what some gradient function returned."""
         return (id(tensor.op), tensor.value_index) in self.contributions()
 
     def owner(self, op: Any) -> Record | None:
@@ -258,7 +267,7 @@ class Records:
             self._sorted = sorted(self.records, key=lambda r: (r.start, -r.stop))
             self._starts = [found.start for found in self._sorted]
             self._around = _enclosing(self._sorted)
-        number = op._id
+        number = operation_number(op)
         index = bisect.bisect_right(self._starts, number) - 1
         # Extents nest; an inner one that ended before does not hold the op, one around it may.
         while index >= 0:
@@ -269,11 +278,11 @@ class Records:
         return self._named_owner(op)
 
     def is_recomputed(self, op: Any, owner: Record) -> bool:
-        """Whether a gradient runs a forward op again, for what it differentiates itself."""
-        return op._id in self._rerun_by(owner)
+        """Return True if a gradient runs a forward op again, for what it differentiates itself."""
+        return operation_number(op) in self._rerun_by(owner)
 
     def recomputes(self) -> bool:
-        """Whether some gradient runs forward ops again."""
+        """Return True if some gradient runs forward ops again."""
         return any(map(self._rerun_by, self.records))
 
     def _rerun_by(self, owner: Record) -> set[int]:
@@ -295,7 +304,7 @@ class Records:
             waiting = [tensor for tensor in run.targets if is_symbolic(tensor)]
             while waiting:
                 tensor = waiting.pop()
-                number = tensor.op._id
+                number = operation_number(tensor.op)
                 if (
                     number not in found
                     and owner.start <= number < run.start
@@ -307,7 +316,7 @@ class Records:
         return found
 
     def has_unpaired(self) -> bool:
-        """Whether there are gradients' ops of which nobody knows what they are the gradient of."""
+        """Return True if there are ops of gradients whose forward op is not known."""
         graph: Any = self._reference()
         count = ops.Graph.num_operations(graph)
         if self._read_until != count:
@@ -346,7 +355,7 @@ class Records:
                 forward = op.graph.get_operation_by_name(name)
             except (KeyError, ValueError):
                 return None
-            if forward._id >= op._id:
+            if operation_number(forward) >= operation_number(op):
                 return None
             none: tuple[Any, ...] = ()
             self._named[name] = Record(
@@ -356,7 +365,7 @@ class Records:
 
 
 def _is_of_tape(op: Any) -> bool:
-    """Whether an op's name, or that of the function it calls, says that it is a gradient."""
+    """Return True if an op's name, or that of the function it calls, says that it is a gradient."""
     if op.type == "Placeholder":
         return False  # What a branch captures is called after it.
     if _OF_TAPES.search(op.name) or _is_tangent(op):
@@ -367,7 +376,7 @@ def _is_of_tape(op: Any) -> bool:
 
 
 def _is_heard(op: Any) -> bool:
-    """Whether the recorder listened when an op was made, of which it then noted what there is.
+    """Return True if `op` was created after the recorder was installed: its records are complete.
 
     The condition of a loop that runs backwards is named like a gradient, and so is what a loop
     keeps for it; they are none.
@@ -376,7 +385,7 @@ def _is_heard(op: Any) -> bool:
 
 
 def _is_tangent(op: Any) -> bool:
-    """Whether an op computes what a forward accumulator follows another op by."""
+    """Return True if an op computes what a forward accumulator follows another op by."""
     if not op.type.endswith("PartitionedCall"):
         return False
     return _OF_ACCUMULATORS.search(op.get_attr("f").name) is not None
@@ -440,8 +449,7 @@ def graph_of(name: str, outer: Any = None) -> Any:
     """
     graph = GRAPHS.get(name)
     while graph is None and outer is not None:
-        function = outer._functions.get(name) if hasattr(outer, "_functions") else None
-        graph = getattr(function, "_cached_graph", None)
+        graph = graph_of_function(functions_of(outer).get(name))
         if graph is not None:
             GRAPHS[name] = graph
         outer = getattr(outer, "outer_graph", None)
@@ -449,16 +457,14 @@ def graph_of(name: str, outer: Any = None) -> Any:
 
 
 def differentiate_anew(function: Any) -> None:
-    """Have a ConcreteFunction's gradients built again, if they were built without the recorder."""
-    graph = function._func_graph
+    """Drop a ConcreteFunction's gradients if they were built without the recorder."""
+    graph = graph_of_concrete(function)
     if getattr(graph, _HEARD, False):
         return
     setattr(graph, _HEARD, True)
     if any(Records.of(child) is not None for child in children_of(graph)):
         return
-    function._first_order_tape_functions.clear()
-    function._higher_order_tape_functions.clear()
-    function._delayed_rewrite_functions._cached_function_pairs.clear()
+    forget_gradients(function)
 
 
 def name_graph(name: str, graph: Any) -> None:
@@ -485,5 +491,5 @@ def next_id(graph: Any) -> int:
 
 
 def is_symbolic(tensor: Any) -> bool:
-    """Whether a value is a tensor of a graph."""
+    """Return True if a value is a tensor of a graph."""
     return isinstance(tensor, tensor_lib.Tensor) and not isinstance(tensor, ops.EagerTensor)

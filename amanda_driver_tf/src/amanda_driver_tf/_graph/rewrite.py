@@ -17,19 +17,24 @@ from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.analysis import Analysis, runs_functions
 from amanda_driver_tf._graph.body import Body, Node, Value
 from amanda_driver_tf._graph.links import Link, dummy, empty_list, pushed
-from amanda_driver_tf._graph.nodes import Argument
+from amanda_driver_tf._graph.nodes import Argument, Host
 from amanda_driver_tf._graph.records import Record, Records, differentiated_inside, graph_of
 from amanda_driver_tf._graph.weave import Weaver
 from amanda_driver_tf._graph.write import (
-    JITTED,
     Written,
     add_function,
-    attr_bool,
     attr_func,
     attr_types,
-    unjit,
     write_function,
 )
+from amanda_driver_tf._graph.xla import (
+    compile_alone,
+    compiled_call,
+    is_compiled,
+    needs_xla,
+    release,
+)
+from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
 __all__ = ["Rewriter", "Woven"]
 
@@ -81,18 +86,33 @@ class Woven:
         self.calls: dict[int, tuple[Node, list[Woven | None]]] = {}
         #: Value -> its index among the outputs of the node that runs the function.
         self.led_out: dict[Value, int] = {}
-        self.has_hosts = False
 
     def functions_of(self, op: Any) -> list[Woven | None]:
         """The woven functions that an op of this body runs."""
         found = self.calls.get(id(op))
         return found[1] if found is not None else []
 
+    def runs_python(self) -> bool:
+        """Return True if a routine runs as Python in it or in what it runs."""
+        inner = (function for _, functions in self.calls.values() for function in functions)
+        return any(isinstance(node, Host) for node in self.weaver.new) or any(
+            function.runs_python() for function in inner if function is not None
+        )
+
     def has_new_gradients(self) -> bool:
-        """Whether in it or what it runs other ops compute gradients than those TensorFlow made."""
+        """Return True if it, or what it runs, has gradients that TensorFlow did not make."""
         inner = (function for _, functions in self.calls.values() for function in functions)
         return self.weaver.has_new_gradients() or any(
             function.has_new_gradients() for function in inner if function is not None
+        )
+
+    def is_edited(self) -> bool:
+        """Return True if what was inserted, here or in what it runs, may change a value."""
+        inner = (function for _, functions in self.calls.values() for function in functions)
+        return (
+            self.weaver.edited
+            or bool(self.arguments)
+            or any(function.is_edited() for function in inner if function is not None)
         )
 
 
@@ -195,7 +215,9 @@ class Rewriter:
                 waiting.append(graph)
                 records = Records.of(graph)
                 made = records.records if records is not None else ()
-                found.update(each.forward._id for each in made if each.forward.graph is outer)
+                found.update(
+                    operation_number(each.forward) for each in made if each.forward.graph is outer
+                )
         return found
 
     # Nodes that run functions.
@@ -324,15 +346,31 @@ class Rewriter:
 
     # Writing.
 
-    def write(self, woven: Woven) -> str | None:
-        """Make a woven function known to TensorFlow; its name, or None if nothing was changed."""
-        self.write_calls(woven)
+    def write(self, woven: Woven, released: bool = False) -> str | None:
+        """Make a woven function known to TensorFlow.
+
+        Args:
+            woven: The function.
+            released: Whether XLA was to compile it, and cannot, since Python runs in the function
+                or beside it.
+
+        Returns:
+            The function's name; None if nothing was changed.
+        """
+        runs_python = woven.runs_python()
+        released = released or (runs_python and is_compiled(woven.body.fdef.attr))
+        if released:
+            self._say_released()
+        self.write_calls(woven, released)
+        alone = []
+        if released or runs_python:
+            alone = [node for node in woven.body.nodes if needs_xla(node, released)]
         weaver = woven.weaver
-        if not (weaver.changed or woven.arguments or woven.results):
+        if not (weaver.changed or woven.arguments or woven.results or alone):
             return None
         weaver.kept.settle_handed_on(woven.results)
         name = f"amanda_{next(_NUMBERS)}_{woven.name.strip('_')}"
-        hosts_before, self.written.has_hosts = self.written.has_hosts, False
+        self.written.has_hosts = False
         fdef = write_function(
             woven.body,
             name,
@@ -343,32 +381,42 @@ class Rewriter:
             self.session,
             self.written,
         )
-        woven.has_hosts = self.written.has_hosts or any(
-            function is not None and function.has_hosts
-            for _, functions in woven.calls.values()
-            for function in functions
-        )
-        self.written.has_hosts = hosts_before or woven.has_hosts
-        if woven.has_hosts:
-            self._unjit(fdef.attr)
-            for definition in fdef.node_def:
-                self._unjit(definition.attr)
+        if released:
+            release(fdef.attr)
+        for function in compile_alone(fdef, alone):
+            self.add(function)
+            self.written.names.append(function.signature.name)
         self.add(fdef)
         self.written.names.append(name)
         return name
 
-    def write_calls(self, woven: Woven) -> None:
-        """Write the functions that a woven body calls, and name them in it."""
+    def write_calls(self, woven: Woven, released: bool = False) -> None:
+        """Write the functions that a woven body calls, and name them in it.
+
+        Args:
+            woven: The body.
+            released: Whether XLA was to compile the body, and cannot.
+        """
         for place in (woven.weaver, woven.weaver.foreign):
             place.refuse_second(woven.body)
         for node, functions in woven.calls.values():
-            written = [self.write(f) if f is not None else None for f in functions]
+            attributes = self._attr_of(woven, node)
+            run = [f for f in functions if f is not None]
+            runs_python = any(f.runs_python() for f in run)
+            is_call = node.op_type.endswith("Call")
+            compiled = released
+            if is_call:
+                compiled = released or is_compiled(attributes)
+                if compiled and (released or runs_python):
+                    node.attrs.update(compiled_call(not runs_python))
+                    woven.weaver.changed = True
+            inner = compiled and (runs_python or not is_call)
+            written = [self.write(f, inner) if f is not None else None for f in functions]
             if not any(written):
                 continue
             woven.weaver.changed = True
-            if any(f is not None and f.weaver.kept.nodes for f in functions):
+            if any(f.weaver.kept.nodes for f in run):
                 woven.weaver.kept.settle_call(node)
-            attributes = self._attr_of(woven, node)
             names = _FUNCTIONS[node.op_type]
             old = _function_names(attributes, names)
             new = [name or kept for name, kept in zip(written, old, strict=True)]
@@ -381,20 +429,14 @@ class Rewriter:
                 for attribute, name in zip(names, new, strict=True):
                     node.attrs[attribute] = attr_func(name)
             self._retype(node)
-            if any(f is not None and f.has_hosts for f in functions):
+            if runs_python:
                 node.op_type = _STATEFUL.get(node.op_type, node.op_type)
-                if woven.body.fdef is None and self._unjit(attributes):
-                    node.attrs[JITTED] = attr_bool(False)
 
-    def _unjit(self, attributes: Any) -> bool:
-        # XLA cannot call Python.
-        was = unjit(attributes)
-        if was:
-            self.session.warn_once(
-                "Functions that were to be compiled by XLA run without it while a routine of "
-                "a tool runs in them; @amanda.staged routines leave it to XLA."
-            )
-        return was
+    def _say_released(self) -> None:
+        self.session.warn_once(
+            "Functions that were to be compiled by XLA run without it while a routine of a tool "
+            "runs in them; @amanda.staged routines leave it to XLA."
+        )
 
     def _retype(self, node: Node) -> None:
         if node.op_type in _OVER_DATA:

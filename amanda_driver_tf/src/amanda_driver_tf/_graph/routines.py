@@ -11,18 +11,19 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import dtypes
 
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.jacobians import lost
 from amanda_driver_tf._graph.shapes import fitting, of_same_rows, of_same_shape
 from amanda_driver_tf._signature import flattened
+from amanda_driver_tf._tensorflow_internals.modules import dtypes
 
 __all__ = [
     "Flat",
     "Layout",
     "fold",
+    "observed",
     "of_gradients",
     "of_shape",
     "only_watching",
@@ -144,6 +145,18 @@ def fold(
                             fix="Edit the outputs of the op, or another op's inputs",
                         )
         return list(new)
+
+    return run
+
+
+def observed(steps: Sequence[Step], layout: Layout) -> Flat:
+    """The calls of `steps`, which only look: nothing comes of them."""
+
+    def run(flat: list[Any]) -> list[Any]:
+        values = layout.group(flat)
+        for step in steps:
+            step(values)
+        return []
 
     return run
 

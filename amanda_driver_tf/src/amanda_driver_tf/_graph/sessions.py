@@ -1,49 +1,79 @@
 """`GraphMode`: graphs that a `tf.compat.v1.Session` runs, instrumented at each run.
 
-Owns the interception of runs and the translation of what is fetched, fed and run into clones that
+Owns the translation of what is fetched, fed and run into clones that
 stand hidden in the same graph, so that variables, queues and iterators are the session's own.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-from tensorflow.python.client import session as session_module
-from tensorflow.python.framework import errors
 
 from amanda_core import Blind, Session
 from amanda_core.errors import UnsupportedError
-from amanda_core.patching import Patches
 from amanda_driver_tf._graph import hiding, records
 from amanda_driver_tf._graph.analysis import Analysis
 from amanda_driver_tf._graph.body import Body, Node, Value
-from amanda_driver_tf._graph.clones import Cloned, clone, dirty_nodes
+from amanda_driver_tf._graph.clones import clone, dirty_nodes
+from amanda_driver_tf._graph.constants import SessionConstants
 from amanda_driver_tf._graph.kernels import draws
 from amanda_driver_tf._graph.mode import Mode
 from amanda_driver_tf._graph.rewrite import Rewriter, Woven
+from amanda_driver_tf._graph.session_calls import PATCHES
 from amanda_driver_tf._graph.shapes import refusal
 from amanda_driver_tf._graph.write import Written
 from amanda_driver_tf._namespaces import GRAPH
 from amanda_driver_tf._state import STATE, quietly
+from amanda_driver_tf._tensorflow_internals.objects import (
+    c_operation,
+    c_output,
+    extend_graph,
+    function_in,
+    operation_number,
+    operation_of,
+)
 
 __all__ = ["GraphMode"]
 
 _BUILDING = threading.RLock()
 # How many different runs of one graph are kept translated.
 _RUNS_KEPT = 64
+_ATTRIBUTE = "_amanda_runs"
+_PARTIAL = "_amanda_partial_runs"
 
 
 class _Translation:
-    """What is run in the place of one combination of fetches, feeds and targets."""
+    """What is run in the place of one combination of fetches, feeds and targets.
 
-    def __init__(self, fetches: list[Any], targets: list[Any], written: Written | None) -> None:
-        self.fetches, self.targets = fetches, targets
-        # Host functions live as long as this does.
+    It outlives the graph, and TensorFlow's handle of an op keeps the graph alive. So the ops are
+    the graph's own, where this is the key.
+
+    Args:
+        graph: The graph.
+        written: What must live as long as this does; None where the run stays as it is.
+        fetches: The tensors that are fetched instead.
+        targets: The ops that are run instead.
+    """
+
+    def __init__(
+        self, graph: Any, written: Written | None, fetches: list[Any], targets: list[Any]
+    ) -> None:
         self.written = written
+        if written is not None:
+            known = getattr(graph, _ATTRIBUTE, None)
+            if known is None:
+                known = weakref.WeakKeyDictionary()
+                setattr(graph, _ATTRIBUTE, known)
+            known[self] = fetches, targets
+
+    def run(self, graph: Any, fetches: list[Any], targets: list[Any]) -> tuple[list[Any], ...]:
+        """Return the outputs and ops of the C API to run instead of these."""
+        if self.written is None:
+            return fetches, targets
+        tensors, operations = getattr(graph, _ATTRIBUTE)[self]
+        return [c_output(tensor) for tensor in tensors], [c_operation(op) for op in operations]
 
 
 class _Translations:
@@ -74,15 +104,18 @@ class GraphMode(Mode):
     """
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session, _PATCHES, "graph")
-        self._reader = _Reader()
+        super().__init__(session, PATCHES, "graph")
+        self._reader = SessionConstants()
         self._analysis = Analysis(session, GRAPH, self._reader.read)
         self._translations = session.persistent("tensorflow.translations", _Translations)
 
     def coverage(self) -> Sequence[Blind]:
-        """What is not seen in graphs of sessions."""
+        """Return what is not seen in graphs of sessions."""
         return [
-            Blind("partial runs", "they are refused while tools are applied"),
+            Blind(
+                "partial runs that were set up before the tools were applied",
+                "they run as they were set up, and are refused where something would be inserted",
+            ),
             Blind(
                 "CallableOptions",
                 "what Session._make_callable_from_options made runs without Python",
@@ -102,15 +135,32 @@ class GraphMode(Mode):
         metadata: Any,
     ) -> Any:
         """A run of a session, given by outputs and ops of the C API."""
+        failures = self.session.failures
+        try:
+            translation = self._translation(owner, feeds, fetches, targets)
+        except Exception as error:
+            if not failures.is_drivers(error):
+                raise
+            named = ", ".join(_op(owner.graph, output.oper).name for output in fetches[:3])
+            failures.note(error, "tensorflow", f"a run of a session for {named}")
+            return call(owner, options, feeds, fetches, targets, metadata)
+        outputs, operations = translation.run(owner.graph, fetches, targets)
+
+        def run() -> Any:
+            extend_graph(owner)
+            return call(owner, options, feeds, outputs, operations, metadata)
+
+        return self._execute(run)
+
+    def _execute(self, call: Callable[[], Any], ends_step: bool = True) -> Any:
+        """Run something with routines in it, and raise the errors of these."""
         session = self.session
-        translation = self._translation(call, owner, feeds, fetches, targets)
         self._listener.listen(session)
         outermost = STATE.running == 0
         STATE.running += 1
         STATE.quiet += 1
         try:
-            owner._extend_graph()
-            result = call(owner, options, feeds, translation.fetches, translation.targets, metadata)
+            result = call()
         except BaseException as error:
             session.raised(error)
             session.raise_pending()
@@ -122,14 +172,70 @@ class GraphMode(Mode):
             STATE.running -= 1
             STATE.quiet -= 1
         session.raise_pending()
-        if outermost:
+        if outermost and ends_step:
             session.end_step()
         return result
+
+    # Partial runs.
+
+    def set_up(
+        self, call: Any, owner: Any, feeds: list[Any], fetches: list[Any], targets: list[Any]
+    ) -> Any:
+        """Set up a partial run; its handle.
+
+        Args:
+            call: Sets up a run of feeds, fetches and targets.
+            owner: The session that runs it.
+            feeds: What will be fed.
+            fetches: What can be fetched.
+            targets: What runs besides.
+        """
+        translation = self._translation(owner, feeds, fetches, targets)
+        outputs, operations = translation.run(owner.graph, fetches, targets)
+        # What needs nothing that is fed runs from now on.
+        handle = self._execute(lambda: call(feeds, outputs, operations), ends_step=False)
+        pending = getattr(owner, _PARTIAL, None)
+        if pending is None:
+            pending = {}
+            setattr(owner, _PARTIAL, pending)
+        instead = dict(zip(_keys(owner.graph, fetches), outputs, strict=True))
+        pending[handle] = translation, instead, set(instead)
+        return handle
+
+    def run_partially(
+        self, call: Any, owner: Any, handle: Any, feeds: dict[Any, Any], fetches: list[Any]
+    ) -> Any:
+        """Continue a partial run.
+
+        Raises:
+            UnsupportedError: It was set up before the tools were applied, which insert something.
+        """
+        _, instead, waiting = getattr(owner, _PARTIAL, {}).get(handle, (None, None, None))
+        if instead is None or waiting is None:
+            if self.session.enabled and self._translation(owner, feeds, fetches, []).written:
+                raise UnsupportedError(
+                    "A partial run was set up before the tools were applied",
+                    fix="Call Session.partial_run_setup inside amanda.apply, too",
+                )
+            return call(owner, handle, feeds, fetches)
+        keys = _keys(owner.graph, fetches)
+        outputs = [instead.get(key, old) for key, old in zip(keys, fetches, strict=True)]
+        waiting.difference_update(keys)
+        if not waiting:
+            self._finished(getattr(owner, _PARTIAL), handle)
+        return self._execute(lambda: call(owner, handle, feeds, outputs), not waiting)
+
+    def _finished(self, pending: dict[Any, Any], handle: Any) -> None:
+        """Note that a partial run ends; to use its handle again is an error of TensorFlow's."""
+        pending[handle] = None, {}, set()
+        done = [each for each, (translation, _, _) in pending.items() if translation is None]
+        for each in done[:-_RUNS_KEPT]:
+            del pending[each]
 
     # Translation.
 
     def _translation(
-        self, call: Any, owner: Any, feeds: dict[Any, Any], fetches: list[Any], targets: list[Any]
+        self, owner: Any, feeds: Iterable[Any], fetches: list[Any], targets: list[Any]
     ) -> _Translation:
         graph, session = owner.graph, self.session
         fetched = [(_op(graph, output.oper), output.index) for output in fetches]
@@ -148,11 +254,11 @@ class GraphMode(Mode):
                 return known
         with _BUILDING, quietly():
             self._analysis.sweep()
-            self._reader.bind(owner, call)
+            self._reader.bind(owner)
             try:
-                found = self._translate(graph, fetched, set(fed), run, fetches, targets)
+                found = self._translate(graph, fetched, set(fed), run)
             finally:
-                self._reader.bind(None, None)
+                self._reader.bind(None)
                 self._analysis.forget()
         if session.caching:
             self._translations.put(graph, key, found)
@@ -164,8 +270,6 @@ class GraphMode(Mode):
         fetched: list[tuple[Any, int]],
         fed: set[tuple[str, int]],
         run: list[Any],
-        fetches: list[Any],
-        targets: list[Any],
     ) -> _Translation:
         asked = [op for op, _ in fetched] + run
         runs = _needed(asked, fed)
@@ -176,11 +280,12 @@ class GraphMode(Mode):
         library: list[Any] = []
         rewriter.add = library.append
         wired = {id(node): (list(node.inputs), len(node.controls)) for node in body.nodes}
+        body.running = {id(body.node_of(op)) for op in runs}
         rewriter.weave_body(woven)
         weaver = woven.weaver
         seen = [weaver.final(_value(body, op, index, fed)) for op, index in fetched]
         roots = [*(value.node for value in seen), *map(body.node_of, run)]
-        weaver.kept.settle({id(body.node_of(op)) for op in runs}, roots)
+        weaver.kept.settle(body.running, roots)
         rewriter.write_calls(woven)
         names = {op.name for op in runs}
         kept = [
@@ -197,9 +302,10 @@ class GraphMode(Mode):
         ]
         new = [node for node in weaver.new if id(node) in live]
         if not changed and not new:
-            return _Translation(fetches, targets, None)
+            return _Translation(graph, None, [], [])
         hiding.prepare(graph)
-        dirty = [node for node in dirty_nodes(body, changed) if id(node) in live]
+        edited = woven.is_edited()
+        dirty = [node for node in dirty_nodes(body, changed, edited) if id(node) in live]
         for node in dirty:
             if draws(node.op_type):
                 self._note_blind(
@@ -208,28 +314,29 @@ class GraphMode(Mode):
                 )
         written = rewriter.written
         cloned = clone(body, dirty, new, kept, library, self.session, written)
-        new_fetches = [
-            _output(cloned, value, old) for value, old in zip(seen, fetches, strict=True)
+        tensors = [
+            cloned.tensors.get((value.node.name, value.slot), op.outputs[index])
+            for value, (op, index) in zip(seen, fetched, strict=True)
         ]
-        new_targets = [(cloned.operations.get(op.name) or op)._c_op for op in run]
-        return _Translation(new_fetches, new_targets + [op._c_op for op in cloned.kept], written)
+        operations = [cloned.operations.get(op.name, op) for op in run]
+        return _Translation(graph, written, tensors, operations + cloned.kept)
 
     def _note_blind(self, what: str, why: str) -> None:
         self._blind[what] = why
 
 
 def _op(graph: Any, c_op: Any) -> Any:
-    return graph._get_operation_by_tf_operation(c_op)
+    return operation_of(graph, c_op)
 
 
-def _output(cloned: Cloned, value: Value, original: Any) -> Any:
-    tensor = cloned.tensors.get((value.node.name, value.slot))
-    return tensor._as_tf_output() if tensor is not None else original
+def _keys(graph: Any, outputs: Sequence[Any]) -> list[tuple[str, int]]:
+    """Return the names of ops and the indices that outputs of the C API are."""
+    return [(_op(graph, output.oper).name, output.index) for output in outputs]
 
 
 def _definition_in(graph: Any) -> Any:
     def definition(name: str) -> Any:
-        function = graph._get_function(name)
+        function = function_in(graph, name)
         if function is None:
             raise UnsupportedError(f"The function {name!r} is not in the graph's library")
         return function.cached_definition
@@ -252,9 +359,9 @@ def _needed(
     found = records.Records.of(roots[0].graph) if roots and with_forward else None
     while waiting:
         op = waiting.pop()
-        if op._id in needed:
+        if operation_number(op) in needed:
             continue
-        needed[op._id] = op
+        needed[operation_number(op)] = op
         waiting += op.control_inputs
         waiting += [t.op for t in op.inputs if (t.op.name, t.value_index) not in fed]
         if found is not None:
@@ -275,80 +382,3 @@ def _value(body: Body, op: Any, index: int, fed: set[tuple[str, int]]) -> Value:
     node = body.fed.get((op.name, index)) or body.node_of(op)
     assert isinstance(node, Node)
     return Value(node, index)
-
-
-class _Reader:
-    """Values of variables, read by a run of their own."""
-
-    def __init__(self) -> None:
-        self._owner: Any = None
-        self._call: Any = None
-
-    def bind(self, owner: Any, call: Any) -> None:
-        """Read through `owner` from now on; None ends it."""
-        self._owner, self._call = owner, call
-
-    def read(self, tensor: Any) -> Any:
-        """The value of a tensor that is a variable's, or None."""
-        op = tensor.op
-        while op.type == "Identity":
-            op = op.inputs[0].op
-        if self._owner is None or op.type not in ("ReadVariableOp", "VariableV2", "Variable"):
-            return None
-        if op.type == "ReadVariableOp" and op.inputs[0].op.type != "VarHandleOp":
-            return None
-        try:
-            self._owner._extend_graph()
-            output = op.outputs[0]._as_tf_output()
-            return self._call(self._owner, None, {}, [output], [], None)[0]
-        except errors.FailedPreconditionError:
-            return None  # It has no value yet.
-
-
-class _Patches(Patches):
-    """The methods of sessions that are replaced while any thread is attached."""
-
-    def _install(self) -> None:
-        owner = session_module.BaseSession
-        for name, make in (
-            ("_call_tf_sessionrun", _running),
-            ("_call_tf_sessionprun", _running_partially),
-        ):
-            self._replace(owner, name, make(getattr(owner, name)))
-
-
-_PATCHES = _Patches()
-
-
-def _running(original: Any) -> Any:
-    @functools.wraps(original)
-    def _call_tf_sessionrun(
-        self: Any,
-        options: Any,
-        feed_dict: Any,
-        fetch_list: Any,
-        target_list: Any,
-        run_metadata: Any,
-    ) -> Any:
-        attachment = STATE.attachment
-        if attachment is None or STATE.quiet or not attachment.session.enabled:
-            return original(self, options, feed_dict, fetch_list, target_list, run_metadata)
-        return attachment.graphs.run(
-            original, self, options, feed_dict, fetch_list, target_list, run_metadata
-        )
-
-    return _call_tf_sessionrun
-
-
-def _running_partially(original: Any) -> Any:
-    @functools.wraps(original)
-    def _call_tf_sessionprun(self: Any, handle: Any, feed_dict: Any, fetch_list: Any) -> Any:
-        attachment = STATE.attachment
-        if attachment is not None and not STATE.quiet and attachment.session.enabled:
-            raise UnsupportedError(
-                "A partial run was continued while tools are applied",
-                fix="Call Session.run, or run it inside amanda.disabled()",
-            )
-        return original(self, handle, feed_dict, fetch_list)
-
-    return _call_tf_sessionprun

@@ -13,10 +13,10 @@ import weakref
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import dtypes, ops
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
+from amanda_driver_tf._tensorflow_internals.modules import dtypes, ops
 
 __all__ = ["fitting", "of_same_rows", "of_same_shape", "refusal"]
 
@@ -144,7 +144,7 @@ def _check(step: Step, fix: str) -> str:
 
 
 def refusal(error: BaseException) -> UnsupportedError | None:
-    """What to raise for an error of TensorFlow's that an operation which checks has raised."""
+    """Return the error to raise for an error of TensorFlow's that a checking operation raised."""
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return None
     found = _NAME.search(str(error))

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import atomic_function
-from tensorflow.python.framework import dtypes, func_graph, ops
 
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.body import Value, is_ref
 from amanda_driver_tf._graph.routines import Flat
 from amanda_driver_tf._state import quietly
+from amanda_driver_tf._tensorflow_internals.modules import atomic_function, dtypes, func_graph, ops
+from amanda_driver_tf._tensorflow_internals.objects import create_operation
 
 __all__ = ["static_shape", "trace", "trace_gradient"]
 
@@ -64,8 +64,12 @@ def trace_gradient(
         # Each position a tensor of its own, even where the op reads one tensor twice.
         inputs = [tf.identity(tensor) for tensor in tensors[:count]]
         attributes = {key: value for key, value in op.node_def.attr.items() if key[0] != "_"}
-        again = ops.get_default_graph()._create_op_internal(
-            op.type, inputs, attrs=attributes, dtypes=[t.dtype for t in op.outputs]
+        again = create_operation(
+            ops.get_default_graph(),
+            op.type,
+            inputs,
+            attrs=attributes,
+            dtypes=[t.dtype for t in op.outputs],
         )
         found = tf.gradients(
             [again.outputs[index] for index in ahead],
@@ -78,7 +82,7 @@ def trace_gradient(
 
 
 def static_shape(value: Value) -> Any:
-    """What a graph knows of a value's shape when it is built; None for new values."""
+    """Return what a graph knows of a value's shape when it is built; None for new values."""
     op = getattr(value.node, "op", None)
     if op is None or value.slot >= len(op.outputs):
         return None

@@ -11,11 +11,10 @@ import itertools
 import weakref
 from typing import Any
 
-from tensorflow.python.eager import context
-
 from amanda_driver_tf._graph.analysis import OpPlans
 from amanda_driver_tf._graph.records import GRAPHS
 from amanda_driver_tf._graph.write import Written
+from amanda_driver_tf._tensorflow_internals.modules import context
 
 __all__ = ["UNKNOWN", "Gradients", "Twin", "Twins", "remove"]
 
@@ -40,7 +39,8 @@ class Twin:
         gradients: Graph of a function of gradients -> which of these results that one takes.
         takes: Whether it takes results of the forward function's twin as arguments.
         watched: Whether routines are to run when its gradient is computed.
-        is_aligned: Whether these change, or look at, the gradients of forward ops.
+        is_edited: Whether what was inserted may change a value; otherwise it only looks.
+        is_aligned: Whether gradients of forward ops are edited.
         number: Tells twins apart.
         plans: What happens at its forward ops; tools may be changed before its gradients.
         definition: FunctionDef of the function it stands for, which may die before its gradients.
@@ -54,6 +54,7 @@ class Twin:
         gradients: Gradients | None = None,
         takes: bool = False,
         watched: bool = False,
+        is_edited: bool = False,
         is_aligned: bool = False,
         definition: Any = None,
         plans: dict[tuple[str, str], OpPlans] | None = None,
@@ -62,7 +63,8 @@ class Twin:
         self.name = name
         self.results = results
         self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
-        self.takes, self.watched, self.is_aligned = takes, watched, is_aligned
+        self.takes, self.watched = takes, watched
+        self.is_edited, self.is_aligned = is_edited, is_aligned
         self.definition = definition
         self.plans = plans or {}
         self._written = written
@@ -71,7 +73,7 @@ class Twin:
 
 
 def remove(names: tuple[str, ...]) -> None:
-    """Have TensorFlow forget functions that were written."""
+    """Remove functions that were written from TensorFlow."""
     for name in names:
         with contextlib.suppress(Exception):  # The runtime may have been reset meanwhile.
             context.context().remove_function(name)

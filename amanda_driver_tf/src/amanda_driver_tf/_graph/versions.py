@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from tensorflow.python.framework import ops
-
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.body import Value
 from amanda_driver_tf._graph.records import is_symbolic
 from amanda_driver_tf._graph.routines import Flat
+from amanda_driver_tf._tensorflow_internals.modules import ops
 
 __all__ = [
     "Differentiated",
@@ -32,7 +31,7 @@ Key = tuple[int, int]
 
 
 def key_of(tensor: Any) -> Key:
-    """What tells the tensors of graphs apart."""
+    """Return what tells the tensors of graphs apart."""
     return id(tensor.op), tensor.value_index
 
 
@@ -55,7 +54,7 @@ def behind(tensors: Iterable[Any]) -> set[Key]:
 
 
 def is_discrete(dtype: Any) -> bool:
-    """Whether tensors of a dtype have no gradients; handles of variables have some."""
+    """Return True if tensors of a dtype have no gradients; handles of variables have some."""
     return bool(dtype.is_integer or dtype.is_bool or dtype.name == "string")
 
 
@@ -110,11 +109,11 @@ class Foreign:
         return None
 
     def seen(self, op: Any) -> Seen | None:
-        """What an op of the forward body saw and made, or None if it is not there."""
+        """Return what an op of the forward body saw and made, or None if it is not there."""
         return None
 
     def carries(self, tensor: Any, wanted: Value) -> bool:
-        """Whether the version of a forward tensor that this body is given is the wanted one."""
+        """Return True if the wanted version of a forward tensor is the one this body is given."""
         return True
 
     def refuse_second(self, body: Any) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
-from tensorflow.python.eager import context
 
 from amanda_core import Session
 from amanda_driver_tf._graph.body import Body, Node, Value, outputs_of
 from amanda_driver_tf._graph.hosts import register
 from amanda_driver_tf._graph.nodes import Argument, Host, Inlined, New, Plain
+from amanda_driver_tf._tensorflow_internals.modules import context
+from amanda_driver_tf._tensorflow_internals.names import INPUT_SHAPES
 
 __all__ = [
-    "JITTED",
     "Names",
     "Written",
     "attr_bool",
@@ -30,12 +30,9 @@ __all__ = [
     "attr_types",
     "name_of",
     "node_defs",
-    "unjit",
     "write_function",
 ]
 
-#: Attribute of a function or call that XLA is to compile.
-JITTED = "_XlaMustCompile"
 _PREFIX = "amanda__"
 
 
@@ -158,21 +155,12 @@ def _call_of_routine(node: Inlined, definition: Any, names: Names) -> list[Any]:
         constants.append(constant)
         dtypes.append(captured.dtype.as_datatype_enum)
     node.constants = [constant.name for constant in constants]
-    definition.op = "PartitionedCall"
+    # What nothing comes of would be pruned.
+    definition.op = "PartitionedCall" if node.dtypes else "StatefulPartitionedCall"
     definition.attr["f"].CopyFrom(attr_func(node.function.name.decode()))
     definition.attr["Tin"].CopyFrom(attr_types(dtypes))
     definition.attr["Tout"].CopyFrom(attr_types(node.dtypes))
     return constants
-
-
-def unjit(attributes: Any) -> bool:
-    """Take the wish to be compiled by XLA out of attributes; whether it was there."""
-    was = False
-    for name in (JITTED, "_noinline"):
-        if name in attributes:
-            was = was or (name == JITTED and attributes[name].b)
-            del attributes[name]
-    return was
 
 
 def write_function(
@@ -207,8 +195,8 @@ def write_function(
         argument.name = names.take(argument.name)
         definition = fdef.signature.input_arg.add()
         definition.name, definition.type = argument.name, argument.dtypes[0]
-    if "_input_shapes" in fdef.attr and arguments:
-        del fdef.attr["_input_shapes"]
+    if INPUT_SHAPES in fdef.attr and arguments:
+        del fdef.attr[INPUT_SHAPES]
     by_name = {definition.name: definition for definition in fdef.node_def}
     texts = _Texts(by_name)
     additions = node_defs(new, names, session, written)

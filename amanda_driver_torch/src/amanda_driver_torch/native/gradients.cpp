@@ -3,6 +3,7 @@
 
 #include "thread.h"
 #include "torch_symbols.h"
+#include "unwinding.h"
 #include "watch.h"
 
 namespace amanda {
@@ -297,7 +298,7 @@ bool hook_tensor(PyObject* tensor, PyObject* hook) {
     }
     Owned node(PyObject_GetAttr(tensor, grad_fn));
     if (!node || node.get() == Py_None) return bool(node);
-    return bool(Owned(PyObject_CallMethodOneArg(node.get(), register_hook_dict, tensor)));
+    return protect(node.get()) && bool(Owned(PyObject_CallMethodOneArg(node.get(), register_hook_dict, tensor)));
 }
 
 bool hook_node(PyObject* node, PyObject* hook, Seen seen) {
@@ -310,10 +311,10 @@ int add_gradients(PyObject* module) {
         PyObject** name;
         const char* text;
     };
-    for (const Name& name : {Name{&backward_hooks, "_backward_hooks"}, Name{&grad_fn, "grad_fn"},
+    for (const Name& name : {Name{&backward_hooks, kBackwardHooks}, Name{&grad_fn, "grad_fn"},
                              Name{&register_hook, "register_hook"},
                              Name{&register_prehook, "register_prehook"},
-                             Name{&register_hook_dict, "_register_hook_dict"},
+                             Name{&register_hook_dict, kRegisterHookDict},
                              Name{&reshape, "reshape"}, Name{&transpose, "t"},
                              Name{&shape_name, "shape"}, Name{&sum_to_size, "sum_to_size"},
                              Name{&released, "_released"}, Name{&op_name, "_op"},

@@ -47,6 +47,23 @@ bool is_true(PyObject* object, const char* name) {
     return value && PyObject_IsTrue(value.get()) == 1;
 }
 
+PyObject *requires_grad, *is_leaf, *base_name;
+
+bool is_set(PyObject* tensor, PyObject* name) {
+    Owned value(PyObject_GetAttr(tensor, name));
+    return value.get() == Py_True;
+}
+
+// As `_reading.is_weight`, for a plain tensor. False, perhaps with an exception.
+bool is_plain_weight(PyObject* tensor) {
+    if (!is_set(tensor, requires_grad)) return false;
+    Owned base(PyObject_GetAttr(tensor, base_name));
+    if (!base) return false;
+    // To ask a view whether it is a leaf rebuilds its node, if its base was written, or raises.
+    if (base.get() != Py_None && is_set(base.get(), requires_grad)) return false;
+    return PyErr_Occurred() == nullptr && is_set(tensor, is_leaf);
+}
+
 }  // namespace
 
 uint64_t generation = 1;
@@ -142,7 +159,7 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, u
             Owned answer(PyObject_CallOneArg(is_weight.get(), value));
             counts = answer.get() == Py_True;
         } else {
-            counts = is_true(value, "requires_grad") && is_true(value, "is_leaf");
+            counts = is_plain_weight(value);
         }
         if (PyErr_Occurred()) return false;
     } else if (!counts) {
@@ -224,7 +241,8 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
     }
     bool inside = progress != nullptr && progress->info->inside;
     const void* bound = progress != nullptr ? progress->bound : nullptr;
-    uint64_t hash = uint64_t(type.number) + 1;
+    // Mixed, not only added: the offset of the call, a small number like this, comes next.
+    uint64_t hash = mix(uint64_t(type.number) + 1, 0);
     if (!hash_site(thread, bound, inside, &hash, look_away) || *look_away) return nullptr;
     if (!hash_operands(operands, inside, &hash)) return nullptr;
 
@@ -332,9 +350,13 @@ void Identity::forget() {
     ++generation;
 }
 
-int add_identity(PyObject*) {
+int add_identity(PyObject* module) {
+    requires_grad = PyUnicode_InternFromString("requires_grad");
+    is_leaf = PyUnicode_InternFromString("is_leaf");
+    base_name = PyUnicode_InternFromString(kBase);
     if (died == nullptr) died = PyCFunction_New(&parameter_died_definition, nullptr);
-    return died == nullptr ? -1 : 0;
+    if (died == nullptr || base_name == nullptr) return -1;
+    return PyModule_AddObjectRef(module, "parameter_died", died);
 }
 
 }  // namespace amanda

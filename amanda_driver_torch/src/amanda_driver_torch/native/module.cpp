@@ -1,4 +1,5 @@
 // The extension module `amanda_driver_torch._native`.
+#include "class_method.h"
 #include "frames.h"
 #include "gradients.h"
 #include "identity.h"
@@ -7,6 +8,7 @@
 #include "program.h"
 #include "redirect.h"
 #include "thread.h"
+#include "unwinding.h"
 #include "watch.h"
 
 #if defined(Py_GIL_DISABLED)
@@ -31,7 +33,8 @@ int execute(PyObject* module) {
     if (amanda::add_thread(module) < 0 || amanda::add_identity(module) < 0 ||
         amanda::add_activation(module) < 0 ||
         amanda::add_watch(module) < 0 || amanda::add_redirect(module) < 0 ||
-        amanda::add_gradients(module) < 0 || amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 || amanda::add_modules(module) < 0) {
+        amanda::add_gradients(module) < 0 || amanda::add_nodes(module) < 0 || amanda::add_program(module) < 0 || amanda::add_modules(module) < 0 ||
+        amanda::add_class_method(module) < 0 || amanda::add_unwinding(module) < 0) {
         return -1;
     }
     loaded = true;

@@ -4,6 +4,7 @@
 #include "frames.h"
 #include "identity.h"
 #include "thread.h"
+#include "torch_symbols.h"
 #include "watch.h"
 
 namespace amanda {
@@ -264,7 +265,7 @@ PyMethodDef functions[] = {
 }  // namespace
 
 int add_modules(PyObject* module) {
-    modules_name = PyUnicode_InternFromString("_modules");
+    modules_name = PyUnicode_InternFromString(kModules);
     dead_name = PyUnicode_InternFromString("_dead");
     return PyModule_AddFunctions(module, functions);
 }

@@ -1,6 +1,7 @@
 // Hooks on the nodes of an op whose analysis is over.
 #include "nodes.h"
 
+#include "pending.h"
 #include "watch.h"
 
 namespace amanda {
@@ -14,6 +15,7 @@ struct NodePlans {
     PyObject* epoch;
     long long made;  // number of nodes of the op
     std::vector<Hooking>* hooks;
+    Shared<Pending>* pending;  // instead of these, as long as no node was analysed; or null
 };
 
 NodePlans* plans_of(PyObject* object) {
@@ -22,12 +24,13 @@ NodePlans* plans_of(PyObject* object) {
                : nullptr;
 }
 
-// NodePlans(epoch, made, watch, before, after): lists of hooks, see `Hooking::read`.
+// NodePlans(epoch, made, watch, before, after, pending=None): lists of hooks, see `Hooking::read`, and
+// what `Pending::read` reads.
 PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *epoch, *watch, *before, *after;
+    PyObject *epoch, *watch, *before, *after, *pending = nullptr;
     long long made;
-    if (!PyArg_ParseTuple(args, "OLOO!O!", &epoch, &made, &watch, &PyList_Type, &before,
-                          &PyList_Type, &after)) {
+    if (!PyArg_ParseTuple(args, "OLOO!O!|O!", &epoch, &made, &watch, &PyList_Type, &before,
+                          &PyList_Type, &after, &PyTuple_Type, &pending)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -36,6 +39,10 @@ PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
     plans->epoch = Py_NewRef(epoch);
     plans->made = made;
     plans->hooks = new std::vector<Hooking>;
+    if (pending != nullptr) {
+        plans->pending = new Shared<Pending>(new Pending);
+        if (!(*plans->pending)->read(pending)) return nullptr;
+    }
     for (PyObject* list : {before, after}) {
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
             Hooking hooking;
@@ -58,6 +65,7 @@ int plans_clear(PyObject* self) {
         }
         delete hooks;
     }
+    delete std::exchange(plans->pending, nullptr);
     Py_CLEAR(plans->epoch);
     return 0;
 }
@@ -81,11 +89,20 @@ void plans_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
+PyObject* plans_pending(PyObject* self, void*) {
+    return PyBool_FromLong(reinterpret_cast<NodePlans*>(self)->pending != nullptr);
+}
+
+PyGetSetDef plans_fields[] = {
+    {"pending", plans_pending, nullptr, "Whether it waits for nodes to be analysed.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
 PyType_Slot plans_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(plans_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(plans_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(plans_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(plans_clear)},
+    {Py_tp_getset, plans_fields},
     {Py_tp_doc, const_cast<char*>("What is to be done at the backward nodes of one op.")},
     {0, nullptr},
 };
@@ -97,7 +114,7 @@ PyType_Spec plans_spec = {"amanda_driver_torch._native.NodePlans", sizeof(NodePl
 bool may_serve(PyObject* object, const Watch* watch) {
     NodePlans* plans = plans_of(object);
     return plans != nullptr && plans->hooks != nullptr && plans->epoch == watch->epoch &&
-           !watch->second_order;
+           !watch->second_order && (plans->pending == nullptr || !(*plans->pending)->spent);
 }
 
 bool serves(PyObject* object, const Watch* watch, uint64_t made) {
@@ -107,6 +124,10 @@ bool serves(PyObject* object, const Watch* watch, uint64_t made) {
 int hook_nodes(PyObject* object, PyObject* output, uint64_t start) {
     Owned kept = Owned::share(object);
     NodePlans* plans = plans_of(object);
+    if (plans->pending != nullptr) {
+        Shared<Pending> pending = *plans->pending;
+        return hook_pending(pending, output, start);
+    }
     std::vector<Owned> nodes;
     for (const Hooking& hooking : *plans->hooks) {
         nodes.push_back(hooking.route.follow(output, start));
@@ -121,7 +142,7 @@ int hook_nodes(PyObject* object, PyObject* output, uint64_t start) {
 
 int add_nodes(PyObject* module) {
     plans_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&plans_spec));
-    if (plans_type == nullptr) return -1;
+    if (plans_type == nullptr || add_pending(module) < 0) return -1;
     return PyModule_AddObjectRef(module, "NodePlans", reinterpret_cast<PyObject*>(plans_type));
 }
 

@@ -99,6 +99,30 @@ bool are_given(const ProgramParts& parts, const ProgramStep& step) {
 
 }  // namespace
 
+namespace {
+
+// Whether a list or tuple holds nothing but tensors and values of Python's own types, at any depth: a
+// tracer's stand-ins for tensors may hide in it.
+bool holds_plain(const Watch* watch, PyObject* sequence) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
+        auto* kind = reinterpret_cast<PyObject*>(Py_TYPE(item));
+        if (kind == watch->identity->tensor || kind == watch->identity->parameter) continue;
+        if (PyList_Check(item) || PyTuple_Check(item)) {
+            if (!holds_plain(watch, item)) return false;
+        } else if (PyType_HasFeature(Py_TYPE(item), Py_TPFLAGS_HEAPTYPE)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+INLINE bool may_hold_stand_in(const Watch* watch, PyObject* value) {
+    return (PyList_Check(value) || PyTuple_Check(value)) && !holds_plain(watch, value);
+}
+
+}  // namespace
+
 bool fits(const Program* program, const Watch* watch, PyObject* record, const Call& call,
           bool gradients) {
     const ProgramParts& parts = *program->parts;
@@ -121,13 +145,14 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
     if (count + named != parts.types.size() || named != parts.keywords.size()) return false;
     if (shift && Py_TYPE(operands.first) != parts.types[0]) return false;
     for (size_t i = shift; i < count; ++i) {
-        if (Py_TYPE(operands.items[i - shift]) != parts.types[i]) return false;
+        PyObject* value = operands.items[i - shift];
+        if (Py_TYPE(value) != parts.types[i] || may_hold_stand_in(watch, value)) return false;
     }
     for (size_t k = 0; operands.names != nullptr && k < named; ++k) {
         PyObject* value = operands.items[size_t(operands.count) + k];
         // Argument names in code are interned.
         if (PyTuple_GET_ITEM(operands.names, Py_ssize_t(k)) != parts.keywords[k].get() ||
-            Py_TYPE(value) != parts.types[count + k]) {
+            Py_TYPE(value) != parts.types[count + k] || may_hold_stand_in(watch, value)) {
             return false;
         }
     }
@@ -135,7 +160,8 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
         PyObject *name, *value;
         size_t k = 0;
         for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value); ++k) {
-            if (name != parts.keywords[k].get() || Py_TYPE(value) != parts.types[count + k]) {
+            if (name != parts.keywords[k].get() || Py_TYPE(value) != parts.types[count + k] ||
+                may_hold_stand_in(watch, value)) {
                 return false;
             }
         }

@@ -1,6 +1,9 @@
 // The walk over nodes.
 #include "routes.h"
 
+#include "torch_symbols.h"
+#include "unwinding.h"
+
 namespace amanda {
 
 namespace {
@@ -30,8 +33,9 @@ bool Route::read(PyObject* parts) {
 
 Owned Route::follow(PyObject* output, uint64_t start) const {
     Owned node(PyObject_GetAttr(output, grad_fn));
+    if (!node || !protect(node.get())) return Owned();
     for (size_t i = 0;; ++i) {
-        if (!node || reinterpret_cast<PyObject*>(Py_TYPE(node.get())) != kinds[i].get()) {
+        if (reinterpret_cast<PyObject*>(Py_TYPE(node.get())) != kinds[i].get()) {
             return Owned();
         }
         if (i == edges.size()) break;
@@ -54,7 +58,7 @@ Owned Route::follow(PyObject* output, uint64_t start) const {
 int add_routes() {
     grad_fn = PyUnicode_InternFromString("grad_fn");
     next_functions = PyUnicode_InternFromString("next_functions");
-    sequence_number = PyUnicode_InternFromString("_sequence_nr");
+    sequence_number = PyUnicode_InternFromString(kSequenceNumber);
     return sequence_number == nullptr ? -1 : 0;
 }
 

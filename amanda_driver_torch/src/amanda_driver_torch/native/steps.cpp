@@ -31,12 +31,14 @@ class InRoutine {
 };
 
 Owned call(const ProgramStep& step, PyObject* values) {
-    PyObject* stack[MOST_OPERANDS + 1];
+    PyObject* usual[MOST_OPERANDS + 1];
+    PyObject** stack = usual;
+    std::vector<PyObject*> many;  // `unbind` has as many outputs as its input has rows
     size_t count = 0, given = size_t(PyList_GET_SIZE(values));
     size_t wanted = step.all ? given : step.positions.size();
     if (wanted + step.values.size() > MOST_OPERANDS) {
-        PyErr_SetString(PyExc_OverflowError, "too many values");
-        return Owned();
+        many.resize(1 + wanted + step.values.size());
+        stack = many.data();
     }
     for (size_t i = 0; i < wanted; ++i) {
         size_t position = step.all ? i : size_t(step.positions[i]);

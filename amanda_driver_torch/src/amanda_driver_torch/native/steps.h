@@ -27,6 +27,7 @@ struct ProgramStep {
     bool finds_only_none(PyObject* list) const;
 };
 
+// Programs are made of calls with as many operands at most; values of a routine may be more.
 constexpr size_t MOST_OPERANDS = 24;
 
 // Steps out of a list of (routine, kwargs, positions or None, step). False with an exception.

@@ -1,6 +1,7 @@
-// Questions that are asked at every operator, put to torch's library without Python objects.
+// PyTorch's private names that the extension uses; Python's side has `_torch_internals`.
 //
-// The functions are exported and take and return plain values, so no headers are needed. Where a
+// Beside names of attributes, these are questions that are asked at every operator, put to torch's
+// library without Python objects. The functions are exported and take and return plain values, so no headers are needed. Where a
 // version of torch has them no longer, Python's bindings are called: slower, same answer.
 #pragma once
 
@@ -10,6 +11,13 @@
 #include <cstdint>
 
 namespace amanda {
+
+// Attributes with a leading underscore: of tensors, of nodes, of modules.
+inline constexpr const char* kBase = "_base";
+inline constexpr const char* kBackwardHooks = "_backward_hooks";
+inline constexpr const char* kRegisterHookDict = "_register_hook_dict";
+inline constexpr const char* kSequenceNumber = "_sequence_nr";
+inline constexpr const char* kModules = "_modules";
 
 // Python functions that stand in for symbols that are not found.
 struct Bindings {

@@ -77,7 +77,7 @@ class OpFacts:
         )
 
     def figures(self, values: Mapping[str, int | float | str]) -> OpFigures:
-        """What a result says of this operator, for the results of other tools."""
+        """Return what a result says of this operator, for the results of other tools."""
         return OpFigures(self.namespace, self.id, self.name, False, values)
 
 
@@ -115,7 +115,7 @@ class EitherWayOp(OpFacts):
         return facts
 
     def figures(self, values: Mapping[str, int | float | str]) -> OpFigures:
-        """What a result says of this operator, for the results of other tools."""
+        """Return what a result says of this operator, for the results of other tools."""
         return super().figures(values)._replace(is_backward=self.phase == "backward")
 
     @property
@@ -125,7 +125,7 @@ class EitherWayOp(OpFacts):
 
 
 def key_of(context: OpContext) -> tuple[object, ...]:
-    """What tells an op from the others.
+    """Return what tells an op from the others.
 
     One tool may see several programs, whose ids are not each other's.
     """

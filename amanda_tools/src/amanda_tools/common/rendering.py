@@ -44,7 +44,7 @@ def share(part: float, whole: float) -> str:
 
 
 def shares(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
-    """What share of the time a tool took, for a title; nothing where no time is known.
+    """Return what share of the time a tool took, for a title; nothing where no time is known.
 
     >>> shares("counting", 0.5, 2.0)
     ['counting took 0.5 s of 2 s (25.0%)']

@@ -16,8 +16,10 @@ __all__ = [
     "TensorType",
     "described",
     "dtype_name",
+    "has_storage",
     "is_dense",
     "is_tensor",
+    "is_wrapper",
     "position_of",
     "size_of",
     "text_of",
@@ -93,18 +95,43 @@ def dtype_name(tensor: Any) -> str:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of some framework."""
+    """Return True if a value is a tensor of some framework."""
     try:
         return hasattr(value, "dtype") and hasattr(value, "shape")
     except RuntimeError:
         return True  # PyTorch's nested tensors have no shape, and say so by this error.
 
 
-def is_dense(value: Any) -> bool:
-    """Whether a tensor has one shape, and a number at each place.
+def has_storage(tensor: Any) -> bool:
+    """Return True if a tensor of PyTorch's has a storage of its own.
 
-    None that is sparse, nested, quantized or without data has.
+    A batch of gradients (`is_grads_batched`, vectorised Jacobians) and other wrappers have none,
+    and numbers that are computed of them cannot be read.
     """
+    import torch
+
+    return bool(torch._C._has_storage(tensor))
+
+
+def is_wrapper(value: Any) -> bool:
+    """Return True if a tensor of PyTorch's keeps its values in other tensors.
+
+    Its class then answers each operator itself, and nothing but the class can read the values.
+    """
+    for kind in type(value).__mro__:
+        if "__torch_dispatch__" in vars(kind):
+            # PyTorch's own base class has the attribute, too; it stands for no answer.
+            return kind.__name__ != "Tensor"
+    return False
+
+
+def is_dense(value: Any) -> bool:
+    """Return True if a tensor has one shape, and a number at each place.
+
+    None that is sparse, nested, quantized, without data or made of other tensors has.
+    """
+    if is_wrapper(value) or (hasattr(value, "detach") and not has_storage(value)):
+        return False
     if any(
         getattr(value, name, False) is True for name in ("is_nested", "is_quantized", "is_meta")
     ):
@@ -117,10 +144,17 @@ def type_of(value: Any) -> TensorType | None:
     if not is_tensor(value) or value.dtype is None:
         return None
     try:
-        sizes = tuple(None if size is None else int(size) for size in value.shape)
+        sizes = tuple(map(_length, value.shape))
     except (RuntimeError, TypeError, ValueError):
         sizes = None  # Not even the number of dimensions is known, or there is none.
     return TensorType(dtype_name(value), sizes)
+
+
+def _length(size: Any) -> int | None:
+    try:
+        return None if size is None else int(size)
+    except AttributeError:
+        return None  # PyTorch's jagged tensors have lengths that differ, and no number for them.
 
 
 def position_of(value: Any) -> Position:

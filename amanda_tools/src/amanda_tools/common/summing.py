@@ -43,7 +43,7 @@ class Summed(Generic[S]):
     _sum: ClassVar[type[Any]]
 
     def _order(self, found: S) -> Any:
-        """What the sums by type are sorted by."""
+        """Return what the sums by type are sorted by."""
         raise NotImplementedError
 
     @property

@@ -128,7 +128,8 @@ def _of_torch(tensor: Any, name: str) -> HostTensor:
         elif name == "complex32":
             # Each number exactly as it is; NumPy has no complex type of 16-bit parts.
             plain, name = plain.to(torch.complex64), "complex64"
-        return HostTensor(plain.numpy().copy(), name)
+        # A copy first: PyTorch lets nobody resize a storage that NumPy has seen.
+        return HostTensor(plain.clone().numpy(), name)
     except (RuntimeError, TypeError) as error:
         raise NotReadableError(f"dtype {name}") from error
 

@@ -66,7 +66,7 @@ class Outline:
 
 
 def is_one_framework(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> bool:
-    """Whether two lists of operators are of the same framework and mode, of any version."""
+    """Return True if two lists of operators are of the same framework and mode, of any version."""
 
     def modes(ops: Sequence[DumpedOp]) -> set[tuple[str, str]]:
         parts = (op.namespace.split("/") for op in ops)
@@ -76,12 +76,12 @@ def is_one_framework(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> b
 
 
 def is_movement(op: DumpedOp) -> bool:
-    """Whether an operator only moves or makes values, and is not looked for across frameworks."""
+    """Return True if an operator only moves or makes values; frameworks differ in these."""
     return op.word in _MOVES
 
 
 def alike(one: DumpedOp, other: DumpedOp) -> bool:
-    """Whether two operators compute the same of the same first input."""
+    """Return True if two operators compute the same of the same first input."""
     return one.word is not None and _class(one.word) == _class(other.word)
 
 
@@ -199,7 +199,7 @@ def _credible(
 
 
 def _score(one: Outline, other: Outline, following: Sequence[Outline]) -> float:
-    """How much speaks for two operators being the same, 0 if it cannot be."""
+    """Return how much speaks for two operators being the same, 0 if it cannot be."""
     if sorted(one.output.shape) != sorted(other.output.shape):
         return 0.0
     word, theirs = one.op.word, other.op.word
@@ -228,7 +228,7 @@ def _roles(op: DumpedOp) -> set[str]:
 
 
 def _agree(one: Outline, other: Outline) -> bool:
-    """Whether the figures are about the same, whatever the order of axes."""
+    """Return True if the figures are about the same, whatever the order of axes."""
     first, second = one.figures(), other.figures()
     if first is None or second is None or (first.nan, first.inf) != (second.nan, second.inf):
         return False
@@ -242,7 +242,7 @@ def _agree(one: Outline, other: Outline) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _likeness(one: str, other: str) -> float:
-    """How much two paths of modules have in common, from 0 to 1."""
+    """Return how much two paths of modules have in common, from 0 to 1."""
     parts = [set(re.findall(r"[a-z]+|\d+", path.lower())) for path in (one, other)]
     together = parts[0] | parts[1]
     return len(parts[0] & parts[1]) / len(together) if together else 0.0

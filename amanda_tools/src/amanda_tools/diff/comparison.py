@@ -257,14 +257,14 @@ class _Comparison:
             self.alone += sum(t.op in matched for t in self.second.index.tensors) - used
 
     def _is_comparable(self, tensor: DumpedTensor) -> bool:
-        """Whether a tensor is the same thing in another framework's operator."""
+        """Return True if a tensor is the same thing in another framework's operator."""
         if tensor.position != "0" or tensor.what not in ("input", "output"):
             return False
         one, other = self.first.index.ops, self.second.index.ops
         return tensor.what == "output" or alike(one[tensor.op], other[self.pairs[tensor.op]])
 
     def _keys(self, dumped: Dumped) -> dict[tuple[Any, ...], int]:
-        """What tells a tensor from the others of a dump -> its number.
+        """Return what tells a tensor from the others of a dump -> its number.
 
         Within one framework steps and executions are the same; across them the order is.
         """

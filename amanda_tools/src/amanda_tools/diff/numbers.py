@@ -142,7 +142,7 @@ def compare_tensors(
     layouts: Sequence[str | None] = (None, None),
     across: bool = False,
 ) -> Difference | None:
-    """How far two tensors are apart, None if their shapes do not fit.
+    """Return how far two tensors are apart, None if their shapes do not fit.
 
     Args:
         first: The first.
@@ -170,7 +170,7 @@ def compare_tensors(
 def compare_statistics(
     first: Statistics, second: Statistics, dtypes: Sequence[str], tolerance: Tolerance
 ) -> Difference:
-    """How far two tensors' figures are apart; the order of axes does not matter to them."""
+    """Return how far two tensors' figures are apart; the order of axes does not matter to them."""
     relative, absolute = tolerance.of(*dtypes)
     limits = [abs(v) for f in (first, second) for v in (f.min, f.max) if v is not None]
     # Means may cancel: what counts is how large the elements are.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,19 @@ __all__ = ["Dumped", "Form", "Writer", "key_of_tensor", "load_dump", "need_safet
 Form = Literal["npz", "safetensors"]
 #: Bytes of tensors after which a file is written.
 _PART = 1 << 26
+#: What zipfile, zlib, struct and numpy raise on bytes that nobody has written.
+_MALFORMED = (
+    ArithmeticError,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    zipfile.error,
+    zlib.error,
+)
 
 
 def key_of_tensor(tensor: DumpedTensor, name: str) -> str:
@@ -170,8 +185,8 @@ class Dumped:
                     raise ValueError("its values are cut off, or no numbers")
                 content = member.read(size)
             array: Any = numpy.ndarray(found, dtype, content, order="F" if by_columns else "C")
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError, zipfile.error) as error:
-            raise self._error(tensor, str(error)) from error
+        except _MALFORMED as error:
+            raise self._error(tensor, str(error) or type(error).__name__) from error
         self._check(tensor, shape, array)
         return array
 

@@ -1,7 +1,7 @@
 """`Dump`: what goes into and comes out of operators, written to files.
 
 Owns which tensors are taken and when. Files are in `files`, what is said of them in
-`index`.
+`index`. A little over 400 lines: one class.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Dump(Tool):
             weakref.finalize(self, _write_at_end, weakref.ref(self))
 
     def analyse(self, context: OpContext) -> None:
-        """Have what goes into an op dumped, and the gradients that come out of it."""
+        """Dump what goes into an op, and the gradients that come out of it."""
         if context.zone != "model" and not self.everything:
             return
         with self._lock:
@@ -222,24 +222,31 @@ class Dump(Tool):
             if "gradients" in self.values and _is_floating(value):
                 # One by one: asked for together, all of them would be computed.
                 context.insert_after_backward_op(
-                    self.take, grad_inputs=[position], op=op, wanted=[(position, "grad_input")]
+                    self.take,
+                    observe=True,
+                    grad_inputs=[position],
+                    op=op,
+                    wanted=[(position, "grad_input")],
                 )
-        context.insert_before_op(self.enter, inputs=[p for p, _ in wanted], op=op, wanted=wanted)
+        context.insert_before_op(
+            self.enter, observe=True, inputs=[p for p, _ in wanted], op=op, wanted=wanted
+        )
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Have what comes out of an op dumped, and the gradients that arrive there."""
+        """Dump what comes out of an op, and the gradients that arrive there."""
         op = self._ops.get(key_of(context))
         if op is None:
             return
         outputs = context.get_outputs() or ()
         if "outputs" in self.values:
             wanted = [(position, "output") for position in range(len(outputs))]
-            context.insert_after_op(self.leave, op=op, wanted=wanted)
+            context.insert_after_op(self.leave, observe=True, op=op, wanted=wanted)
         if "gradients" in self.values:
             for position, value in enumerate(outputs):
                 if _is_floating(value):
                     context.insert_before_backward_op(
                         self.take,
+                        observe=True,
                         grad_outputs=[position],
                         op=op,
                         wanted=[(position, "grad_output")],
@@ -270,7 +277,7 @@ class Dump(Tool):
             self._take([gradient], op, wanted, number)
 
     def result(self) -> DumpResult:
-        """What was dumped so far."""
+        """Return what was dumped so far."""
         with self._lock:
             for step in self._kept or ():
                 for tensor, values, name in step:

@@ -176,7 +176,7 @@ class Windows:
         self._reach = self._offsets @ (np.asarray(dilation, int) * np.asarray(self._steps[2:], int))
 
     def of(self, samples: Any, channels: Any, places: Sequence[Any], depth: int = 1) -> Covered:
-        """What the windows at these places cover.
+        """Return what the windows at these places cover.
 
         Args:
             samples: Number of the sample of each output.

@@ -51,7 +51,7 @@ _SCALING = words("mul div")
 
 
 def _common(word: str, context: OpContext) -> LayerRule | None:
-    """What is the same for every framework."""
+    """Return what is the same for every framework."""
     if word in _PASSING:
         return LayerRule("reshape", arguments=_same_shape)
     if word in _RESHAPING:

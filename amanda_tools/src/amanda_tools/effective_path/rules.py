@@ -51,7 +51,7 @@ def apply(
     how: Extraction,
     phi: float | None,
 ) -> Result:
-    """What a node takes of its inputs.
+    """Return what a node takes of its inputs.
 
     Args:
         node: The node.

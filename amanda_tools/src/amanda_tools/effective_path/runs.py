@@ -19,7 +19,7 @@ __all__ = ["Execution", "Network", "Run", "array_of"]
 
 
 def array_of(value: Any) -> Any:
-    """A tensor's values as a NumPy array, which may share its memory; anything else as it is.
+    """A copy of a tensor's values as a NumPy array; anything else as it is.
 
     As it is stays what has no values in one array, too, which is no operand of a rule.
     """
@@ -31,8 +31,9 @@ def array_of(value: Any) -> Any:
         value = value.detach().cpu()
         # NumPy has no bfloat16.
         value = value.float() if "bfloat16" in str(value.dtype) else value
-        return value.numpy()
-    return np.asarray(value)
+        # PyTorch lets nobody resize a storage that NumPy has seen.
+        return value.clone().numpy()
+    return np.array(value)
 
 
 @dataclass
@@ -147,7 +148,7 @@ class Network:
         self._name_inputs()
 
     def kind_of(self, number: int) -> str:
-        """What a value is that paths do not go on from."""
+        """Return what a value is that paths do not go on from."""
         return "end" if number in self.ended and self.ended[number].lost else "input"
 
     def _add(self, execution: Execution) -> None:
@@ -236,7 +237,7 @@ class Network:
             self._scaled.add(node.name)
 
     def _is_of_all(self, port: Port, output: Port) -> bool:
-        """Whether a value in which no layer had part is the same for all samples, as noise is."""
+        """Return True if a value before any layer is the same for all samples, as noise is."""
         value, result = self._run.arrays.get(port), self._run.arrays.get(output)
         if port in self._behind or value is None or result is None:
             return False
@@ -246,7 +247,7 @@ class Network:
         return self._numbers.get(port) in self._makers
 
     def _joins(self, before: Node, kind: str) -> bool:
-        """Whether a shift or scale is part of the layer that it comes behind.
+        """Return True if a shift or scale is part of the layer that it comes behind.
 
         A bias belongs to its layer, and shifts and scales in a row are one normalisation.
         """

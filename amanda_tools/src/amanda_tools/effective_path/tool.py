@@ -100,7 +100,7 @@ class EffectivePath(Tool):
         self.add_inst_for_step(end=self._end_step)
 
     def analyse(self, context: OpContext) -> None:
-        """Have the inputs of an op noted."""
+        """Note the inputs of an op."""
         if context.zone != "model" or _is_gradient(context):
             return
         with self._clock, self._lock:
@@ -114,10 +114,10 @@ class EffectivePath(Tool):
             if not op.is_eager:
                 op.program = self._calls.program_of(context.get_op().graph)
                 op.inputs = [[self._symbol(item) for item in _tensors(value)] for value in inputs]
-            context.insert_before_op(self.enter, op=op)
+            context.insert_before_op(self.enter, observe=True, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Have the outputs of an op noted."""
+        """Note the outputs of an op."""
         op = self._ops.get(key_of(context))
         if op is None or context.zone != "model" or _is_gradient(context):
             return
@@ -127,7 +127,7 @@ class EffectivePath(Tool):
                 for position, value in enumerate(outputs):
                     if _is_tensor(value):
                         self._symbolic.set(value, Origin(Port(op.number, position)))
-            context.insert_after_op(self.leave, op=op)
+            context.insert_after_op(self.leave, observe=True, op=op)
 
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Note what one execution takes."""
@@ -195,11 +195,9 @@ class EffectivePath(Tool):
                 execution.given[op.names[position]] = array_of(value)
 
     def _keep(self, port: Port, value: Any) -> None:
-        import numpy as np
-
         if port not in self._run.arrays and _is_floating(value):
             # Copied: the next operator may work in place.
-            self._run.arrays[port] = np.array(array_of(value))
+            self._run.arrays[port] = array_of(value)
 
     def _note_write(self, op: _Op, value: Any, number: int) -> None:
         """Note that an execution has written an input. If it returns it, it comes from there."""
@@ -287,7 +285,7 @@ def _read(file: FilePath) -> dict[str, Thresholds]:
 
 
 def _is_gradient(context: OpContext) -> bool:
-    """Whether an op hands on values in a function of TensorFlow's that computes gradients."""
+    """Return True if an op passes values on in a function of TensorFlow's for gradients."""
     name = getattr(getattr(context.get_op(), "graph", None), "name", None)
     return isinstance(name, str) and name.startswith("__backward_")
 
@@ -302,7 +300,7 @@ def _is_floating(value: Any) -> bool:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a value that no operator made is no input: a variable, or a number."""
+    """Return True if a value that no operator made is no input: a variable, or a number."""
     return "resource" in str(value.dtype) or len(value.shape) == 0
 
 

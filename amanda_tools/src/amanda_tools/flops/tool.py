@@ -84,7 +84,7 @@ class Flops(Tool):
             if "/eager" not in context.namespace:
                 op.known = _sizes(context.get_inputs(), formula.inputs)
             if formula.inputs and op.known is None:
-                context.insert_before_op(self.enter, inputs=formula.inputs, op=op)
+                context.insert_before_op(self.enter, observe=True, inputs=formula.inputs, op=op)
             if not formula.inputs:
                 op.known = ()
             if self.backward and not context.get(APART):
@@ -93,11 +93,15 @@ class Flops(Tool):
                     if _is_floating(inputs[position]):
                         # One by one: asked for together, all of them would be computed.
                         context.insert_after_backward_op(
-                            self.operand, grad_inputs=[position], op=op, position=position
+                            self.operand,
+                            observe=True,
+                            grad_inputs=[position],
+                            op=op,
+                            position=position,
                         )
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Have the executions of an op counted."""
+        """Count the executions of an op."""
         op = self._ops.get(key_of(context))
         if op is None:
             return
@@ -106,22 +110,24 @@ class Flops(Tool):
             if op.formula is None:
                 # Arithmetic is what gives numbers that are not whole.
                 if any(_is_floating(value) for value in outputs):
-                    context.insert_after_op(self.uncounted, outputs=[], op=op)
+                    context.insert_after_op(self.uncounted, observe=True, outputs=[], op=op)
                 else:
                     with self._lock:
                         del self._ops[key_of(context)]
                 return
             if outputs and self.backward and not context.get(APART):
-                context.insert_before_backward_op(self.arrival, grad_outputs=[0], op=op)
+                context.insert_before_backward_op(
+                    self.arrival, observe=True, grad_outputs=[0], op=op
+                )
             fixed = None
             if op.known is not None and "/eager" not in context.namespace:
                 fixed = _sizes(outputs, range(len(outputs)))
                 op.static = None if fixed is None else (op.known, fixed)
             positions: list[int] | None = [] if fixed is not None else None
-            context.insert_after_op(self.leave, outputs=positions, op=op, fixed=fixed)
+            context.insert_after_op(self.leave, observe=True, outputs=positions, op=op, fixed=fixed)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Have a backward operator counted, where each gradient has one of its own."""
+        """Count the executions of a backward operator, where each gradient has one of its own."""
         forward = context.forward
         if forward is None or not forward.get(APART):
             return
@@ -130,7 +136,7 @@ class Flops(Tool):
         if op is None or op.formula is None or not isinstance(word, str):
             return
         if context["backward_type"] == backward_word(word):
-            context.insert_after_backward_op(self.gradient, grad_inputs=[], op=op)
+            context.insert_after_backward_op(self.gradient, observe=True, grad_inputs=[], op=op)
 
     def enter(self, *inputs: Any, op: _Op) -> None:
         """Note the sizes of the inputs of one execution."""
@@ -170,7 +176,7 @@ class Flops(Tool):
             op.facts.calls += 1
 
     def result(self) -> FlopsResult:
-        """What was counted so far."""
+        """Return what was counted so far."""
         with self._lock:
             ops = [
                 op.facts for op in self._ops.values() if op.facts.calls or op.facts.backward_calls

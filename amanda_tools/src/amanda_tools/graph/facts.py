@@ -23,7 +23,7 @@ def items_of(value: Any) -> list[tuple[int | None, Any]]:
 
 
 def arguments_of(context: OpContext) -> dict[str, str]:
-    """What is no tensor among inputs and attributes, as text."""
+    """Return what is no tensor among inputs and attributes, as text."""
     found = {}
     names = context.input_names
     for position, value in enumerate(context.get_inputs() or ()):

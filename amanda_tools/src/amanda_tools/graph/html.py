@@ -37,7 +37,7 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What a Content-Security-Policy allows a script or style by."""
+    """Return what a Content-Security-Policy allows a script or style by."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

@@ -208,7 +208,7 @@ class Graph:
     # Edges.
 
     def edges_into(self, node: Node, position: int | None = None) -> list[Edge]:
-        """What a node takes, or takes at one input position."""
+        """Return what a node takes, or takes at one input position."""
         edges = self._into.get(node.index, ())
         return [edge for edge in edges if position is None or edge.input == position]
 
@@ -369,7 +369,7 @@ class Graph:
             return known
 
     def _reaches(self, start: int, end: int) -> bool:
-        """Whether values pass from one node to another, circles aside."""
+        """Return True if values pass from one node to another, circles aside."""
         # An operator that is met for the first time leads nowhere yet.
         seen, left = {start}, [start]
         while left:

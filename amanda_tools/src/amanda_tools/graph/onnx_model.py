@@ -109,7 +109,7 @@ def _value(graph: Graph, index: int, output: int | None) -> str:
 
 
 def _info(helper: Any, onnx: Any, name: str, tensor: Position) -> Any:
-    """What ONNX says of a value; None where it has no word for it."""
+    """Return what ONNX says of a value; None where it has no word for it."""
     if not isinstance(tensor, TensorType) or tensor.shape is None:
         return None
     kind = getattr(onnx.TensorProto, _CODES.get(tensor.dtype, tensor.dtype.upper()), None)

@@ -128,7 +128,7 @@ class GraphTracing(Tool):
             ]
             self._connect(traced, inputs)
             if traced.is_eager:
-                context.insert_before_op(self.enter, traced=traced)
+                context.insert_before_op(self.enter, observe=True, traced=traced)
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Note what an op gives."""
@@ -146,7 +146,7 @@ class GraphTracing(Tool):
             self._note_writes(traced, inputs)
             self._set(traced, outputs)
             if traced.is_eager:
-                context.insert_after_op(self.leave, traced=traced)
+                context.insert_after_op(self.leave, observe=True, traced=traced)
 
     def enter(self, *inputs: Any, traced: _Traced) -> None:
         """Note what one execution takes."""
@@ -183,12 +183,12 @@ class GraphTracing(Tool):
                 if not traced.graph.edges_into(traced.op):
                     self._sources.seed(gradients, graph, traced.op)
                 context.insert_before_backward_op(
-                    self.enter_node, grad_outputs=[], traced=traced, op=node
+                    self.enter_node, observe=True, grad_outputs=[], traced=traced, op=node
                 )
                 return
             self._connect(traced, gradients)
             if traced.is_eager:
-                context.insert_before_backward_op(self.enter, traced=traced)
+                context.insert_before_backward_op(self.enter, observe=True, traced=traced)
 
     def analyse_grad_inputs(self, context: OpContext) -> None:
         """Note what a backward op gives."""
@@ -202,7 +202,7 @@ class GraphTracing(Tool):
                 return
             self._set(traced, found)
             if traced.is_eager:
-                context.insert_after_backward_op(self.leave, traced=traced)
+                context.insert_after_backward_op(self.leave, observe=True, traced=traced)
 
     def enter_node(self, traced: _Traced, op: Any) -> None:
         """Note one execution of a backward op of PyTorch's."""
@@ -224,7 +224,7 @@ class GraphTracing(Tool):
                     words.add((traced.op.index, output, position))
 
     def result(self) -> GraphResult:
-        """What was traced so far."""
+        """Return what was traced so far."""
         timed = None if self._latency is None else self._latency.result()
         with self._lock:
             return GraphResult(

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from amanda_core.weak import Known
+
 __all__ = [
     "EagerValues",
     "Origin",
@@ -47,7 +49,6 @@ class Origin(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    ref: weakref.ref[Any]
     origin: Origin
     serial: int
 
@@ -60,18 +61,18 @@ class EagerValues:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, _Entry] = {}
+        self._entries: Known[_Entry] = Known()
         #: Tensors whose memory was written -> the write. Views stand under what they are views of.
-        self._written: dict[int, _Entry] = {}
+        self._written: Known[_Entry] = Known()
         self._serial = 0
 
     def find(self, value: Any) -> Origin | None:
         """Where a tensor comes from; None for one that is not known."""
-        entry = self._entries.get(id(value))
-        return entry.origin if entry is not None and entry.ref() is value else None
+        entry = self._entries.get(value)
+        return None if entry is None else entry.origin
 
     def last_write(self, value: Any) -> Origin | None:
-        """What has written a tensor, or another of the same memory, last."""
+        """Return what has written a tensor, or another of the same memory, last."""
         written = self._write_of(value)
         return None if written is None else written.origin
 
@@ -80,52 +81,34 @@ class EagerValues:
         written = self._write_of(value)
         if written is None:
             return None
-        entry = self._entries.get(id(value))
-        newer = entry is None or entry.ref() is not value or written.serial > entry.serial
+        entry = self._entries.get(value)
+        newer = entry is None or written.serial > entry.serial
         return written.origin if newer else None
 
     def set(self, value: Any, origin: Origin) -> None:
         """A tensor comes from there from now on."""
         self._serial += 1
-        self._keep(self._entries, value, origin, self._serial)
+        self._entries.set(value, _Entry(origin, self._serial))
 
     def set_source(self, value: Any, origin: Origin) -> None:
         """A tensor was there before all that was written."""
-        self._keep(self._entries, value, origin, 0)
+        self._entries.set(value, _Entry(origin, 0))
 
     def set_written(self, value: Any, origin: Origin) -> None:
-        """What is there has written a tensor, and so all that share its memory.
+        """Note what wrote a tensor, and with it all that share its memory.
 
         A parameter stays one, whoever writes it.
         """
         self._serial += 1
         if not is_parameter(value):
-            self._keep(self._entries, value, origin, self._serial)
-        self._keep(self._written, base_of(value), origin, self._serial)
+            self._entries.set(value, _Entry(origin, self._serial))
+        self._written.set(base_of(value), _Entry(origin, self._serial))
 
     def _write_of(self, value: Any) -> _Entry | None:
-        if not self._written:
-            return None
-        base = base_of(value)
-        written = self._written.get(id(base))
-        return written if written is not None and written.ref() is base else None
+        return self._written.get(base_of(value)) if len(self._written) else None
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def _keep(self, entries: dict[int, _Entry], value: Any, origin: Origin, serial: int) -> None:
-        key = id(value)
-
-        def forget(dead: weakref.ref[Any]) -> None:
-            entry = entries.get(key)
-            if entry is not None and entry.ref is dead:
-                del entries[key]
-
-        try:
-            reference = weakref.ref(value, forget)
-        except TypeError:
-            return  # A foreign kind of tensor, which nothing can be known of later.
-        entries[key] = _Entry(reference, origin, serial)
 
 
 class SymbolicValues:
@@ -160,7 +143,7 @@ Values = EagerValues | SymbolicValues
 
 
 def is_parameter(value: Any) -> bool:
-    """Whether a tensor is declared as a parameter of a PyTorch module."""
+    """Return True if a tensor is declared as a parameter of a PyTorch module."""
     return type(value).__name__ == "Parameter"
 
 

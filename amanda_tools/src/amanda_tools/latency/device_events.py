@@ -17,7 +17,7 @@ class Event(Protocol):
     """A mark in a stream of work."""
 
     def query(self) -> bool:
-        """Whether the work before it is done."""
+        """Return True if the work before it is done."""
 
     def elapsed_time(self, end: Any) -> float:
         """Time from here to another event, in milliseconds; both have passed."""

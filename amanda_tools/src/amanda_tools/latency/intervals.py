@@ -101,7 +101,7 @@ class Stack(Generic[T]):
             self._give_up(self._open.pop())
 
     def given_up(self) -> list[Interval[T]]:
-        """What never ended, since an exception left it; each is told once, inner ones first."""
+        """Return what never ended, since an exception left it; each once, inner ones first."""
         found, self._given_up = self._given_up, []
         return found
 

@@ -99,7 +99,7 @@ def size_in_bytes(tensor: Any) -> int:
 
 
 def kept(outputs: Any, start: int) -> list[Any]:
-    """What autograd of PyTorch keeps for the backward of an operator that has just run.
+    """Return what autograd of PyTorch keeps for the backward of an operator that has just run.
 
     That of hooks, as those of a checkpoint are, is not asked for: they would compute it.
 

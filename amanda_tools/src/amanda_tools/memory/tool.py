@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from amanda_core import OpContext, Tool
+from amanda_core.weak import Ref
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
 from amanda_tools.memory.buffers import (
@@ -76,27 +76,27 @@ class Memory(Tool):
         self.add_inst_for_step(self.begin_step, self.end_step)
 
     def analyse(self, context: OpContext) -> None:
-        """Have what an op gives noted."""
-        if context.zone != "model" and not self.everything:
+        """Note what an op allocates."""
+        if not self._is_wanted(context):
             return
         with self._clock:
             op = self._op_of(context)
             if op.buffers is not None:
-                context.insert_before_op(self.take, op=op)
-            context.insert_after_op(self.give, op=op)
+                context.insert_before_op(self.take, observe=True, op=op)
+            context.insert_after_op(self.give, observe=True, op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Have what a backward op gives noted."""
-        if context.zone != "model" and not self.everything:
+        """Note what a backward op allocates."""
+        if not self._is_wanted(context):
             return
         with self._clock:
             op = self._op_of(context)
             # A leaf's gradient is written into the leaf, and given to nobody.
             leaf = getattr(context.get_backward_op(), "variable", None)
-            op.leaf = None if leaf is None else weakref.ref(leaf)
+            op.leaf = None if leaf is None else Ref(leaf)
             if op.buffers is not None:
-                context.insert_before_backward_op(self.arrive, op=op)
-            context.insert_after_backward_op(self.give_gradients, op=op)
+                context.insert_before_backward_op(self.arrive, observe=True, op=op)
+            context.insert_after_backward_op(self.give_gradients, observe=True, op=op)
 
     def take(self, *inputs: Any, op: _Op) -> None:
         """Note what was there before an op."""
@@ -150,7 +150,7 @@ class Memory(Tool):
                 self._steps[-1].live = self._ledger.live
 
     def result(self) -> MemoryResult:
-        """What was seen so far."""
+        """Return what was seen so far."""
         with self._lock:
             ledger = self._ledger
             ledger.settle()
@@ -178,6 +178,15 @@ class Memory(Tool):
                 self._clock.wall / 1e9,
                 list(self._timeline),
             )
+
+    def _is_wanted(self, context: OpContext) -> bool:
+        if not context.supports("ordered"):
+            self._problems.setdefault(
+                f"not supported on {context.namespace}: routines do not run there when their "
+                "operator does"
+            )
+            return False
+        return self.everything or context.zone == "model"
 
     def _op_of(self, context: OpContext) -> _Op:
         key = key_of(context)
@@ -238,4 +247,4 @@ class _Op:
         if "/eager" in facts.namespace:
             self.buffers = storages if self.is_torch else views
         self.sequence = 0
-        self.leaf: weakref.ref[Any] | None = None
+        self.leaf: Ref | None = None

@@ -33,7 +33,7 @@ def candidates(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def is_on_host(value: Any) -> bool:
-    """Whether asking for its numbers waits for no device."""
+    """Return True if asking for its numbers waits for no device."""
     device = getattr(value, "device", None)
     return getattr(device, "type", "cpu") == "cpu"
 
@@ -61,7 +61,7 @@ def bits_of(value: Any, separate: bool = False) -> int:
 
 
 def pending(value: Any) -> Pending:
-    """What `resolve` makes bits of: two numbers on the tensor's device, without waiting for it.
+    """Return what `resolve` makes bits of: two numbers on the tensor's device, without waiting.
 
     Raises:
         Exception: The same.

@@ -6,12 +6,12 @@ Owns what an operator is to it and how closely a value is looked at.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from amanda_core import OpContext
+from amanda_core.weak import Ref
 from amanda_tools.common.facts import OpFacts, key_of
 from amanda_tools.common.statistics import statistics_of
 from amanda_tools.common.tensors import NotReadableError, host, numbers
@@ -36,6 +36,9 @@ class Op:
         self.writes = not of and (
             (kind.endswith("_") and not kind.endswith("__")) or inner or kind == "__setitem__"
         )
+        # A sum over many is taken in an order that depends on which of their buffers is free: who
+        # held one would change how it rounds.
+        self.writes = self.writes or kind in ("AddN", "AccumulateNV2")
         self.reads_variable = kind in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
         self._eager = "/eager" in context.namespace
         #: Thread -> the executions that it is in; graphs have all of theirs at 0.
@@ -46,7 +49,7 @@ class Op:
         self._entered.setdefault(self._thread, []).append(entered)
 
     def leave(self) -> Entered | None:
-        """What the execution that ends began with, None if it is not known."""
+        """Return what the execution that ends began with, None if it is not known."""
         waiting = self._entered.get(self._thread)
         if not waiting:
             return None
@@ -94,19 +97,17 @@ class Made:
     """A tensor that an operator made, and what it looked like.
 
     Attributes:
-        tensor: Gives it as long as it lives.
         version: How often it was written then, None where that is not known.
         found: Its bits, or the numbers that they will be made of.
     """
 
-    tensor: Callable[[], Any]
     version: int | None
     found: int | Pending
 
     def is_still(self, value: Any) -> bool:
-        """Whether it is this value, as it was."""
+        """Return True if the value, of which this is known, is as it was."""
         version = version_of(value)
-        return self.tensor() is value and version is not None and version == self.version
+        return version is not None and version == self.version
 
 
 @dataclass
@@ -120,7 +121,7 @@ class Execution:
 
 
 def version_of(value: Any) -> int | None:
-    """How often a tensor was written, None where nobody counts."""
+    """Return how often a tensor was written, None where nobody counts."""
     try:
         version: int | None = getattr(value, "_version", None)
     except RuntimeError:  # Of tensors made in inference mode.
@@ -138,8 +139,8 @@ def union(looks: Sequence[Look]) -> int:
 
 
 def weak(value: Any) -> Callable[[], Any]:
-    """What gives a tensor as long as it lives: nobody keeps it only to be looked at closely."""
-    return (lambda: None) if isinstance(value, float) else weakref.ref(value)
+    """Return a function that returns a tensor while it lives, without keeping it alive."""
+    return (lambda: None) if isinstance(value, float) else Ref(value)
 
 
 def looked(looks: Sequence[Look]) -> list[Looked]:

@@ -118,7 +118,7 @@ class NonFiniteResult:
         return self.faults[0] if self.faults else None
 
     def op_figures(self) -> Iterator[OpFigures]:
-        """What happened at each operator, for the results of other tools."""
+        """Return what happened at each operator, for the results of other tools."""
         for fault in self.faults:
             yield fault.figures({fault.origin: f"{fault.kind} in step {fault.step}"})
 

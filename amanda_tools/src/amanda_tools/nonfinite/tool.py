@@ -6,7 +6,6 @@ Owns which operators are looked at and who is to blame. How a tensor is looked a
 
 from __future__ import annotations
 
-import functools
 import threading
 import warnings
 import weakref
@@ -17,6 +16,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.errors import AmandaWarning
 from amanda_core.selection import select
 from amanda_core.vocabulary import backward_word
+from amanda_core.weak import Known, Witness, add_holder
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import REARRANGING
 from amanda_tools.common.tensors import need_numpy
@@ -124,7 +124,8 @@ class NonFinite(Tool):
         self._faults: dict[tuple[object, ...], Fault] = {}
         self._waiting: list[Execution] = []
         #: id -> a tensor that an operator made and that may be not finite.
-        self._made: dict[int, Made] = {}
+        self._made: Known[Made] = Known()
+        add_holder(self)
         self._ops: weakref.WeakSet[Op] = weakref.WeakSet()
         self._step = 0
         self._looks = True
@@ -139,7 +140,7 @@ class NonFinite(Tool):
             self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: OpContext) -> None:
-        """Have the results of an op looked at."""
+        """Check the results of an op."""
         if context.zone != "model" and not self.everything:
             return
         if context["type"] in REARRANGING:
@@ -148,11 +149,11 @@ class NonFinite(Tool):
         self._ops.add(op)
         # What has no values yet has any.
         op.allowed = context["type"] == "empty" or any(test(context) for test in self._allowed)
-        context.insert_before_op(self.enter, op=op)
-        context.insert_after_op(self.leave, op=op)
+        context.insert_before_op(self.enter, observe=True, op=op)
+        context.insert_after_op(self.leave, observe=True, op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Have the gradients of a backward op looked at."""
+        """Check the gradients of a backward op."""
         if context.zone != "model" and not self.everything:
             return
         if context["backward_type"] in ("accumulate_grad", *_MOVED):
@@ -161,8 +162,8 @@ class NonFinite(Tool):
         self._ops.add(op)
         holder = context if context.forward is None else context.forward
         op.allowed = any(test(holder) for test in self._allowed)
-        context.insert_before_backward_op(self.enter, op=op)
-        context.insert_after_backward_op(self.leave, op=op)
+        context.insert_before_backward_op(self.enter, observe=True, op=op)
+        context.insert_after_backward_op(self.leave, observe=True, op=op)
 
     def begin(self, step: int) -> None:
         """Note the step."""
@@ -214,7 +215,7 @@ class NonFinite(Tool):
                 self._look()
 
     def result(self) -> NonFiniteResult:
-        """What was found so far."""
+        """Return what was found so far."""
         with self._lock:
             self._look(raises=False)
             found = NonFiniteResult(**vars(self._result))
@@ -229,7 +230,7 @@ class NonFinite(Tool):
         return self.wait == "op" or (self.wait == "auto" and self.action == "raise")
 
     def _waits(self, values: Sequence[Any]) -> bool:
-        """Whether results stay where they are until the end of the step."""
+        """Return True if results stay where they are until the end of the step."""
         for value in values:
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
@@ -252,7 +253,7 @@ class NonFinite(Tool):
     def _probed(self, values: Sequence[Any], op: Op, waits: bool) -> list[Look]:
         looks = []
         for position, value in candidates(values):
-            made = self._made.get(id(value))
+            made = self._made.get(value)
             known = made is not None and made.is_still(value)
             found: int | Pending
             if not waits:
@@ -272,11 +273,12 @@ class NonFinite(Tool):
         """Where a value came from, None if an operator made it."""
         if isinstance(value, float):
             return "constant"
-        made = self._made.get(id(value))
-        if made is not None and made.tensor() is value:
+        made = self._made.get(value)
+        if made is not None:
             return None
-        if getattr(value, "is_leaf", False) and value.requires_grad:
-            return "parameter"
+        # Whether a view is a leaf is not asked: PyTorch rebuilds its node for that, or raises.
+        if getattr(value, "_base", None) is None and getattr(value, "requires_grad", False):
+            return "parameter" if value.is_leaf else "data"
         return "data"
 
     def _note(self, looks: Sequence[Look]) -> None:
@@ -284,9 +286,15 @@ class NonFinite(Tool):
         for look in looks:
             value = look.tensor()
             if value is not None:
-                forget = functools.partial(_forget, self._made, id(value))
-                tensor = weakref.ref(value, forget)
-                self._made[id(value)] = Made(tensor, version_of(value), look.found)
+                self._made.set(value, Made(version_of(value), look.found))
+
+    def let_go(self, kind: type, witness: Witness) -> None:
+        """Refer to no parameter and no data while no tool is applied; see `amanda_core.weak`."""
+        with self._lock:
+            for execution in self._waiting:
+                for look in execution.inputs:
+                    if look.origin is not None and isinstance(look.tensor(), kind):
+                        look.tensor = weak(0.0)
 
     def _look(self, raises: bool = True) -> None:
         """Judge what waits."""
@@ -351,7 +359,3 @@ class NonFinite(Tool):
             raise NonFiniteError(fault)
         if new and self.action == "warn":
             warnings.warn(str(fault), AmandaWarning, stacklevel=4)
-
-
-def _forget(made: dict[int, Made], number: int, _: object) -> None:
-    made.pop(number, None)

@@ -76,7 +76,7 @@ def _equation(match: Matched, name: str) -> str:
 
 
 def _is_far(fill: Any) -> bool:
-    """Whether a value is so small that its exponential is nothing."""
+    """Return True if a value is so small that its exponential is nothing."""
     import numpy as np
 
     try:

@@ -76,7 +76,7 @@ def prepare(match: Match, constants: Constants) -> str | None:
 
 
 def replacement_of(role: Role) -> Callable[..., Any]:
-    """What an operator of a match that was prepared is replaced by, in one graph."""
+    """Return what an operator of a match that was prepared is replaced by, in one graph."""
     match, number = role.match, len(role.op.outputs)
     if match.head is not None:
         if role is match.roles[-1]:
@@ -200,7 +200,7 @@ class _Spread(NamedTuple):
 
 
 def _whole(role: Role, inputs: Sequence[Any]) -> tuple[Any, str | None]:
-    """What the last operator gives of what those in front handed on, and why if nothing else."""
+    """Return what the last operator gives, and why it is that if not its own result."""
     match = role.match
     whole = _spread(role, {place: value_at(inputs, place) for place in role.carried})
     ops: dict[str, Taken] = {}
@@ -239,7 +239,7 @@ def _spread(role: Role, carried: Mapping[Place, Any]) -> _Spread:
 
 
 def _computed(at: _Spread) -> list[Any]:
-    """What an operator gives by itself, of what those in front of it give."""
+    """Return what an operator gives by itself, of what those in front of it give."""
     inputs = [list(one) if isinstance(one, list) else one for one in at.taken.inputs]
     for place, inner in at.inside.items():
         value = _computed(inner)[0]

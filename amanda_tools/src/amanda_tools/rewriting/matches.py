@@ -99,7 +99,7 @@ def flat(values: Sequence[Any]) -> list[Any]:
 
 
 def kind_of(inputs: Sequence[Any]) -> Any:
-    """What the shape of an operator's output follows from."""
+    """Return what the shape of an operator's output follows from."""
     return tuple(type_of(value) or repr(value) for value in flat(inputs))
 
 

@@ -59,7 +59,7 @@ class Operator:
                 yield from pattern.operators()
 
     def allows(self, op: Op) -> bool:
-        """Whether an operator is one of these, its inputs aside."""
+        """Return True if an operator is one of these, its inputs aside."""
         known = op.word in self.kinds or op.type in self.kinds
         return known and (self.where is None or self.where(op))
 

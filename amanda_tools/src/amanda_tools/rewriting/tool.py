@@ -8,7 +8,6 @@ A little over 400 lines: one class.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.selection import select
 from amanda_core.threads import original as op_itself
+from amanda_core.weak import Ref
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.sizes import is_tensor
 from amanda_tools.graph.model import Graph
@@ -103,7 +103,7 @@ class Rewrite(Tool):
         self._met = True
 
     def listen(self, function: Listener) -> None:
-        """Have a function called with what rewritten matches tell, such as ``probabilities``.
+        """Call a function with what rewritten matches tell, such as ``probabilities``.
 
         Args:
             function: Gets the name of the operator, that of the value, and the value; what it
@@ -132,7 +132,7 @@ class Rewrite(Tool):
                 context.replace_op(self.finish if role.is_tail else self.defer, role=role)
             elif self._roles and self.interior == "skip":
                 self._use(context.get_inputs() or (), context.name)
-                context.insert_before_op(self.watch, name=context.name)
+                context.insert_before_op(self.watch, observe=True, name=context.name)
 
     def watch(self, *inputs: Any, name: str) -> None:
         """See to it that what is outside of all matches gets no stand-in."""
@@ -140,7 +140,7 @@ class Rewrite(Tool):
             self._use(inputs, name)
 
     def defer(self, *inputs: Any, role: Role) -> Any:
-        """What an operator inside a match gives: a stand-in, where all is as it was."""
+        """Return what an operator inside a match gives: a placeholder if nothing changed."""
         original = _original()
         with self._clock, self._lock:
             match, kind = role.match, kind_of(inputs)
@@ -163,7 +163,7 @@ class Rewrite(Tool):
             return result
 
     def finish(self, *inputs: Any, role: Role) -> Any:
-        """What the last operator of a match gives: what stands in, or what it would have given."""
+        """Return what the last operator of a match gives: what replaces it, or its own result."""
         original = _original()
         with self._clock, self._lock:
             match = role.match
@@ -180,7 +180,7 @@ class Rewrite(Tool):
         return match.rule.replacement(found)
 
     def result(self) -> RewriteResult:
-        """What was rewritten so far."""
+        """Return what was rewritten so far."""
         with self._lock:
             return RewriteResult(
                 [match.report for match in self._matches.values()],
@@ -200,7 +200,7 @@ class Rewrite(Tool):
                 self._deferred -= inside.deferred
 
         inside.before = self._inside_of(value)
-        inside.ref = weakref.ref(value, forget)
+        inside.ref = Ref(value, forget)
         self._inside[key] = inside
         self._deferred += inside.deferred
 
@@ -209,7 +209,7 @@ class Rewrite(Tool):
         return inside if inside is not None and inside.ref() is value else None
 
     def _from(self, value: Any, role: Role, index: int) -> Inside | None:
-        """How a value came from an operator of the same match."""
+        """Return how a value came from an operator of the same match."""
         inside = self._inside_of(value)
         while inside is not None:
             if inside.role.op.index == index and inside.role.match is role.match:

@@ -87,7 +87,7 @@ class Sparsity(Tool):
             self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
 
     def analyse(self, context: OpContext) -> None:
-        """Have the tensors of an op measured."""
+        """Measure the tensors of an op."""
         word = context["type"]
         if word in FREE or (context.zone != "model" and not self.everything):
             return
@@ -96,11 +96,13 @@ class Sparsity(Tool):
             values = context.get_inputs() or ()
             positions = [p for p, value in enumerate(values) if _is_floating(value)]
             if positions:
-                context.insert_before_op(self.enter, inputs=positions, op=op, positions=positions)
-            context.insert_after_op(self.leave, op=op)
+                context.insert_before_op(
+                    self.enter, observe=True, inputs=positions, op=op, positions=positions
+                )
+            context.insert_after_op(self.leave, observe=True, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Have the gradients of an op's outputs measured."""
+        """Measure the gradients of an op's outputs."""
         op = self._ops.get(key_of(context))
         if op is None:
             return
@@ -108,7 +110,7 @@ class Sparsity(Tool):
             if _is_floating(value):
                 # One by one, as they need not arrive together; others have none.
                 context.insert_before_backward_op(
-                    self.arrive, grad_outputs=[position], op=op, position=position
+                    self.arrive, observe=True, grad_outputs=[position], op=op, position=position
                 )
 
     def enter(self, *inputs: Any, op: _Op, positions: Sequence[int]) -> None:
@@ -137,7 +139,7 @@ class Sparsity(Tool):
             self._measure(op, ("gradient", position), gradient)
 
     def result(self) -> SparsityResult:
-        """What was measured so far."""
+        """Return what was measured so far."""
         with self._lock:
             tensors = [
                 tensor.facts() for op in self._ops.values() for tensor in op.tensors.values()
@@ -309,7 +311,7 @@ class _Op:
         )
 
     def order(self, which: tuple[str, int], rank: int) -> Order | None:
-        """How a tensor of the op is looked at."""
+        """Return how a tensor of the op is read."""
         layout = self._weight_layout
         if which == ("input", self._right) and layout is not None and rank == len(layout):
             return order_of_weight(layout)

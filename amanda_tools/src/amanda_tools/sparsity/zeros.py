@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from amanda_tools.common.sizes import has_storage, is_wrapper
+
 __all__ = ["Arrays", "Counts", "Order", "arrays_of", "count", "order_of", "order_of_weight"]
 
 #: What the counts of `Counts.numbers` are, in order.
@@ -37,10 +39,10 @@ class Arrays(Protocol):
         """A matrix with so many more rows and columns of nothing."""
 
     def number(self, x: Any, axes: Sequence[int] | None = None) -> Any:
-        """How many hold, as int64, over all or some axes."""
+        """Return how many hold, as int64, over all or some axes."""
 
     def held(self, x: Any, axes: Sequence[int]) -> Any:
-        """Whether any holds, over some axes, the last one first."""
+        """Return whether any holds, over some axes, the last one first."""
 
     def stacked(self, numbers: Sequence[Any]) -> Any:
         """Numbers as a vector of int64."""
@@ -184,13 +186,17 @@ _TORCH, _TENSORFLOW, _NUMPY = _Torch(), _TensorFlow(), _Numpy()
 
 
 def arrays_of(x: Any) -> Arrays | str | None:
-    """What counts in a tensor; None for what is no tensor of real numbers, or why it cannot."""
+    """Return what counts in a tensor; None if it has no real numbers, or why it cannot be read."""
     if "float" not in str(getattr(x, "dtype", "")):
         return None
     packages = {kind.__module__.partition(".")[0] for kind in type(x).__mro__}
     if "torch" in packages:
         if x.is_nested or str(x.layout) != "torch.strided" or x.is_quantized:
             return f"{type(x).__name__} of {x.layout} is not dense"
+        if is_wrapper(x):
+            return f"the values of a {type(x).__name__} are in other tensors"
+        if not has_storage(x):
+            return "a tensor without a storage, as vectorised gradients are"
         return _TORCH if x.device.type != "meta" else "a tensor without data"
     if "numpy" in packages:
         return _NUMPY
@@ -311,7 +317,7 @@ def count(arrays: Arrays, x: Any, order: Order | None, block: int, limit: float)
 
 
 def _blocks(arrays: Arrays, matrix: Any, height: int, width: int, side: int) -> tuple[Any, int]:
-    """How many blocks hold nothing, and how many there are."""
+    """Return how many blocks hold nothing, and how many there are."""
     if height % side or width % side:
         matrix = arrays.padded(matrix, -height % side, -width % side)
     down, across = -(-height // side), -(-width // side)
@@ -320,7 +326,7 @@ def _blocks(arrays: Arrays, matrix: Any, height: int, width: int, side: int) -> 
 
 
 def _groups(arrays: Arrays, filled: Any, shape: list[int], order: Order) -> tuple[Any, int]:
-    """How many groups comply, and how many there are; each is a row of its own."""
+    """Return how many groups comply, and how many there are; each is a row of its own."""
     length = shape[order.group]
     height = math.prod(shape) // length
     others = [axis for axis in order.rows + order.columns if axis != order.group]

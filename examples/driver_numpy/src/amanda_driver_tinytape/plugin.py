@@ -19,6 +19,7 @@ __all__ = ["amanda_attach", "amanda_driver_info", "amanda_preflight", "amanda_pr
 def amanda_driver_info() -> DriverInfo:
     """Describe the driver. Of what is not among the capabilities, tools are told so."""
     return DriverInfo(
+        api=2,
         name="tinytape",
         modules=("tinytape",),
         namespaces=("tinytape/*/eager",),
@@ -27,10 +28,13 @@ def amanda_driver_info() -> DriverInfo:
                 "eager",
                 "gradients",
                 "aligned_gradients",
+                "late_gradients",
                 "replace",
                 "replace_backward",
                 "autodiff",
+                "observers",
                 "steps",
+                "ordered",
             }
         ),
         vocabulary=OP_TYPES,

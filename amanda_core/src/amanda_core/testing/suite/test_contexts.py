@@ -113,9 +113,8 @@ def test_the_driver_describes_itself(rig: Rig) -> None:
     assert info.modules
     assert info.namespaces
     assert all(pattern.partition("/")[0] == info.name for pattern in info.namespaces)
-    assert not info.capabilities - set(CAPABILITIES)
-    preflight = getattr(rig.backend.installed().plugin, "amanda_preflight", tuple)
-    findings = list(preflight())
+    assert not info.capabilities_in("") - set(CAPABILITIES)
+    findings = list(rig.backend.installed().call("amanda_preflight") or ())
     assert all(isinstance(finding, Finding) and finding.message for finding in findings)
     assert not [finding for finding in findings if finding.severity == "error"]
 

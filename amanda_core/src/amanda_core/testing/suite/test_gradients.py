@@ -345,6 +345,19 @@ def test_several_routines_on_one_gradient_run_in_order(rig: Rig) -> None:
     _assert_gradients(rig, built, found, Edits(grad_before={"a": lambda n: _double(_lower(n))}))
 
 
+@needs("gradients", "aligned_gradients", "late_gradients")
+def test_gradients_are_asked_for_once_the_op_has_run(rig: Rig) -> None:
+    """An after-forward analysis asks for them, in the very execution in which they are edited."""
+    built = rig.build("chain")
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_backward_op(rig.edit(_double), grad_outputs=[0])
+
+    with apply(rig.tool(analyse, "relu", after=True)):
+        found = built.gradients()
+    _assert_gradients(rig, built, found, Edits(grad_before={"y": _double}))
+
+
 # Capability ``replace_backward``.
 
 

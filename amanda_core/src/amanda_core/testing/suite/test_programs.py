@@ -1,10 +1,10 @@
-"""Capabilities ``steps``, ``scopes``, ``scope_events``, ``recomputation``: what is around ops."""
+"""What is around ops: steps, modules, the order of routines, recomputation."""
 
 from __future__ import annotations
 
 import pytest
 
-from amanda_core.activation import apply, step
+from amanda_core.activation import apply
 from amanda_core.context import OpContext
 from amanda_core.namespace import Namespace
 from amanda_core.testing.capabilities import needs
@@ -35,17 +35,31 @@ def test_steps_end_where_the_framework_ends_them(rig: Rig) -> None:
         assert events == ["+0", "-0", "+1"]
         rig.backend.end_step(built.program)
     assert events == ["+0", "-0", "+1", "-1", "+2"]
-
-
-@needs("steps")
-def test_steps_end_by_hand(rig: Rig) -> None:
-    """amanda.step() ends one, too, and no step ends after the tools were left."""
-    built = rig.build("chain")
-    events, tool = _steps()
-    with apply(tool):
-        step()
     rig.backend.end_step(built.program)
-    assert events == ["+0", "-0", "+1"]
+    assert events == ["+0", "-0", "+1", "-1", "+2"]  # The tools were left.
+
+
+@needs("ordered")
+def test_routines_run_in_program_order(rig: Rig) -> None:
+    """An op's routines enclose it, and are through before those of an op that reads its result."""
+    built = rig.build("chain")
+    events: list[tuple[str, str]] = []
+
+    def before(context: OpContext) -> None:
+        word = context["type"]
+        context.insert_before_op(lambda *_: events.append(("before", word)), observe=True)
+
+    def after(context: OpContext) -> None:
+        word = context["type"]
+        context.insert_after_op(lambda *_: events.append(("after", word)), observe=True)
+
+    words = built.model.words
+    with apply(rig.tool(before, *words), rig.tool(after, *words, after=True)):
+        for _ in range(3):
+            events.clear()
+            built.run()
+            expected = [(at, word) for word in built.model.sequence for at in ("before", "after")]
+            assert events == expected
 
 
 @needs("scopes")
@@ -89,7 +103,7 @@ def test_tools_hear_of_modules(rig: Rig) -> None:
     assert events == heard * 2
 
 
-@needs("gradients", "recomputation")
+@needs("gradients", "recomputed_edits")
 @pytest.mark.parametrize("position", [0, 1])
 def test_what_is_recomputed_is_edited_again(rig: Rig, position: int) -> None:
     """Edits hold in a recomputation: gradients are those of the edited run."""
@@ -104,7 +118,7 @@ def test_what_is_recomputed_is_edited_again(rig: Rig, position: int) -> None:
         assert rig.same(found.gradients[name], gradient), name
 
 
-@needs("gradients", "recomputation")
+@needs("gradients", "recomputed_edits", "recomputed_flag")
 def test_recomputation_is_the_same_op_and_flagged(rig: Rig) -> None:
     """Routines run again, with `context.recomputed`: say so to `Session.open`."""
     built = rig.build_recomputed("chain")

@@ -1,4 +1,4 @@
-"""TensorFlow's private symbols that the graph modes stand on, and a test that they are there.
+"""The test that what the graph modes stand on is there.
 
 Checked on 2.21. What another release lacks is said by name before anything is replaced.
 """
@@ -8,20 +8,19 @@ from __future__ import annotations
 import importlib
 import inspect
 
-from tensorflow.python.ops import custom_gradient
-
 from amanda_driver_tf._nested import nested_codes
+from amanda_driver_tf._tensorflow_internals.entry_points import PARTIAL_RUN_SETUP
+from amanda_driver_tf._tensorflow_internals.modules import custom_gradient
+from amanda_driver_tf._tensorflow_internals.names import ENDS_OF_RECOMPUTATION, SETUP_OF_PARTIAL_RUN
 
-__all__ = ["ENDS_OF_RECOMPUTATION", "problems"]
-
-#: What is written inside `tf.recompute_grad` and makes the last op of its gradient.
-ENDS_OF_RECOMPUTATION = ("inner_recompute_grad", "grad_wrapper")
+__all__ = ["problems"]
 
 # Module -> what is replaced or called of it; after a colon the arguments that are counted on.
 _SYMBOLS = {
     "tensorflow.python.client.session": (
         "BaseSession._call_tf_sessionrun: self options feed_dict fetch_list target_list",
         "BaseSession._call_tf_sessionprun: self handle feed_dict fetch_list",
+        "BaseSession._do_call: self fn",
         "BaseSession._extend_graph",
     ),
     "tensorflow.python.distribute.coordinator.cluster_coordinator": (
@@ -96,7 +95,7 @@ _SYMBOLS = {
 
 
 def problems() -> list[str]:
-    """What this TensorFlow lacks; empty where the graph modes can work."""
+    """Return what this TensorFlow lacks; empty where the graph modes can work."""
     found = []
     for module, symbols in _SYMBOLS.items():
         for symbol in symbols:
@@ -114,4 +113,6 @@ def problems() -> list[str]:
                 found.append(f"{module}.{path} is not there")
     inside = nested_codes(custom_gradient.recompute_grad)
     missing = [name for name in ENDS_OF_RECOMPUTATION if name not in inside]
+    if SETUP_OF_PARTIAL_RUN not in nested_codes(inspect.unwrap(PARTIAL_RUN_SETUP.current)):
+        found.append(f"Session.partial_run_setup has no {SETUP_OF_PARTIAL_RUN} inside")
     return found + [f"tf.recompute_grad has no {name} inside" for name in missing]

@@ -1,7 +1,6 @@
-"""TensorFlow's private symbols that the eager mode replaces or calls, in one place.
+"""The test that what the eager mode replaces or calls is what this driver was written for.
 
-Owns their names and the test that they are what this driver was written for. Checked on 2.21.0.
-Replaces nothing: that is `intercept`'s.
+Checked on 2.21.0. Replaces nothing but while it tries what no signature says.
 """
 
 from __future__ import annotations
@@ -11,44 +10,34 @@ import inspect
 import threading
 from typing import Any
 
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import (
+from amanda_driver_tf._nested import nested_codes
+from amanda_driver_tf._tensorflow_internals.entry_points import EXECUTE, FAST_PATH
+from amanda_driver_tf._tensorflow_internals.modules import (
     backprop,
     context,
     core,
+    custom_gradient,
     execute,
     forwardprop,
+    gen_math_ops,
     imperative_grad,
+    ops,
+    pywrap_tfe,
     record,
+    resource_variable_ops,
     tape,
 )
-from tensorflow.python.framework import ops
-from tensorflow.python.ops import custom_gradient, gen_math_ops, resource_variable_ops
+from amanda_driver_tf._tensorflow_internals.names import CALLERS_OF_RECOMPUTED
+from amanda_driver_tf._tensorflow_internals.tapes import (
+    FallbackException,
+    executes_eagerly,
+    is_initialized,
+)
 
-from amanda_driver_tf._nested import nested_codes
-
-__all__ = [
-    "CALLERS",
-    "backprop",
-    "context",
-    "core",
-    "execute",
-    "executes_eagerly",
-    "forwardprop",
-    "imperative_grad",
-    "ops",
-    "problems",
-    "pywrap_tfe",
-    "record",
-    "resource_variable_ops",
-    "tape",
-]
+__all__ = ["CHECKED", "problems"]
 
 #: Versions of TensorFlow, ``major.minor``, on which all of this was checked.
 CHECKED = ("2.21",)
-
-#: What is written inside `tf.recompute_grad` and calls the user's function.
-CALLERS = ("inner", "inner_recompute_grad")
 
 #: Owner -> what is replaced or called there.
 _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -106,15 +95,8 @@ _SIGNATURES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 )
 
 
-def executes_eagerly() -> bool:
-    """Whether the calling thread executes operators one by one (and builds no graph)."""
-    # As the generated wrappers of ops find it out: this runs at every call of a layer.
-    found = context._context or context.context()
-    return bool(found._thread_local_data.is_eager)
-
-
 def problems() -> list[str]:
-    """What is missing or differs from what this driver was written for; empty where all is well.
+    """Return what is missing, or is not what this driver was written for.
 
     To be called while nothing is replaced.
     """
@@ -125,7 +107,11 @@ def problems() -> list[str]:
         if not hasattr(owner, name)
     ]
     inside = nested_codes(custom_gradient.recompute_grad)
-    found += [f"recompute_grad has no {name} inside" for name in CALLERS if name not in inside]
+    found += [
+        f"recompute_grad has no {name} inside"
+        for name in CALLERS_OF_RECOMPUTED
+        if name not in inside
+    ]
     for owner, name, wanted in _SIGNATURES:
         function = getattr(owner, name, None)
         if function is None or function.__module__.startswith("amanda_driver_tf."):
@@ -133,14 +119,9 @@ def problems() -> list[str]:
         have = tuple(inspect.signature(function).parameters)
         if have != wanted:
             found.append(f"{owner.__name__}.{name} takes {have} and not {wanted}")
-    # Somebody may attach while a graph is built; nothing can be tried then.
-    return found or (list(_tried()) if _is_running() and executes_eagerly() else [])
-
-
-def _is_running() -> bool:
-    # Trying something would start the runtime, whose threads and devices the program may still
-    # want to configure.
-    return context._context is not None and context._context._initialized
+    # Somebody may attach while a graph is built, or before the runtime has started, whose threads
+    # and devices the program may still want to configure; nothing can be tried then.
+    return found or (list(_tried()) if is_initialized() and executes_eagerly() else [])
 
 
 @functools.cache
@@ -153,13 +134,13 @@ def _tried() -> tuple[str, ...]:
     if hasattr(ops.EagerTensor, "_amanda_source"):
         found.append("EagerTensor._amanda_source is taken")
     seen: list[Any] = []
-    original, fast = execute.execute, pywrap_tfe.TFE_Py_FastPathExecute
+    original, fast = EXECUTE.current, FAST_PATH.current
     here = threading.get_ident()
 
     def fall_back(*args: Any) -> Any:
         if threading.get_ident() != here:
             return fast(*args)
-        raise core._FallbackException("to be executed by execute.execute")
+        raise FallbackException("to be executed by execute.execute")
 
     def note(op_name: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == here:

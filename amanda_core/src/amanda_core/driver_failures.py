@@ -1,0 +1,144 @@
+"""What becomes of an operator at which a driver itself fails.
+
+Owns the question whose error it is, the policy (raise, or go on without the operator), and the list
+of operators that were left out. An error of the operator, of a routine, or one that Amanda raises
+on purpose is none of the driver's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from amanda_core.driver import Blind
+from amanda_core.errors import AmandaError, ConfigError, annotate, is_annotated
+
+__all__ = ["DriverFailures", "OnDriverError", "OriginalCall", "check_policy"]
+
+OnDriverError = Literal["raise", "skip"]
+
+_NOTE = (
+    "This is an error of Amanda's driver, not of the program or of a tool: it arose while the "
+    "driver instrumented {where}. Please report it with this traceback and what `amanda doctor` "
+    "says. To go on without this operator: amanda.apply(..., on_driver_error='skip'), or "
+    "`amanda run --keep-going`"
+)
+#: Whatever a program may meet at any line: memory or stack is used up, a warning is an error.
+_ANYWHERE = (AmandaError, Warning, MemoryError, RecursionError)
+
+
+def check_policy(policy: str) -> None:
+    """Refuse anything but the two policies.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if policy not in ("raise", "skip"):
+        raise ConfigError(
+            f"on_driver_error={policy!r} is not a policy",
+            where="amanda.apply",
+            fix="Pass 'raise' or 'skip'",
+        )
+
+
+class OriginalCall:
+    """The original operator in one execution: whether it has run, and what it returned.
+
+    Args:
+        call: Runs the original.
+        keeps: Whether its result may be asked for. Only then is it held, since tools measure which
+            values a program lets go.
+    """
+
+    __slots__ = ("_call", "_keeps", "error", "has_begun", "has_result", "result")
+
+    def __init__(self, call: Callable[..., Any], *, keeps: bool) -> None:
+        self._call, self._keeps = call, keeps
+        self.has_begun = self.has_result = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the original."""
+        self.has_begun = True
+        try:
+            result = self._call(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        self.keep(result)
+        return result
+
+    def keep(self, result: Any) -> None:
+        """Note what the program gets if nothing more can be done."""
+        self.has_begun, self.has_result = True, self._keeps
+        self.result = result if self._keeps else None
+
+    def drop(self) -> None:
+        """Note that what the original has returned cannot stand for the operator's result."""
+        self.result, self.has_result = None, False
+
+    def forget(self) -> None:
+        """Hold nothing any more; its holder may live on in a cycle or a traceback."""
+        self.result = self.error = None
+
+
+class DriverFailures:
+    """The operators at which drivers failed in one session.
+
+    Attributes:
+        policy: What is done at the next failure.
+    """
+
+    def __init__(self) -> None:
+        self.policy: str = "raise"
+        self._found: dict[str, dict[str, str]] = {}
+
+    def original(self, call: Callable[..., Any]) -> OriginalCall:
+        """Wrap the original of one execution."""
+        return OriginalCall(call, keeps=self.policy == "skip")
+
+    @staticmethod
+    def is_drivers(error: BaseException, original: OriginalCall | None = None) -> bool:
+        """Return True if an error that leaves a driver's code is the driver's own."""
+        return (
+            isinstance(error, Exception)
+            and not isinstance(error, _ANYWHERE)
+            and not is_annotated(error)
+            and (original is None or error is not original.error)
+        )
+
+    def recover(
+        self,
+        error: Exception,
+        namespace: str,
+        where: str,
+        original: OriginalCall,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Go on after a driver's own error, if the policy allows it.
+
+        Returns:
+            What the original has returned; it runs now if it has not begun.
+
+        Raises:
+            Exception: The error, with a note.
+        """
+        # What has begun must not run twice: it may have written its input or drawn a number.
+        self.note(error, namespace, where, can_go_on=original.has_result or not original.has_begun)
+        return original.result if original.has_result else original(*args, **(kwargs or {}))
+
+    def note(self, error: Exception, namespace: str, where: str, *, can_go_on: bool = True) -> None:
+        """List a driver's own error, or raise it with a note."""
+        if self.policy != "skip" or not can_go_on:
+            annotate(error, _NOTE.format(where=where))
+            raise error
+        framework = namespace.partition("/")[0]
+        self._found.setdefault(framework, {}).setdefault(
+            where, f"the driver failed there: {type(error).__name__}: {error}"
+        )
+
+    def coverage(self, framework: str) -> list[Blind]:
+        """Return what was left out of a framework's operators, and why."""
+        return [Blind(where, why) for where, why in self._found.get(framework, {}).items()]

@@ -1,0 +1,245 @@
+"""Which versions of its framework a driver was tried with, and what happens with the others.
+
+Owns the comparison of versions, the self-test of a version that is newer than any tried, and the
+file in which its result is kept. The test itself is a module of the driver's. It runs in a process
+of its own, so that a crash is not the user's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import importlib_metadata
+
+from amanda_core.driver import Finding
+from amanda_core.errors import DriverError
+
+__all__ = ["FrameworkVersions", "cache_folder"]
+
+#: Seconds after which a self-test is given up; most of what it takes is importing the framework.
+_PATIENCE = 300
+
+_FORM = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)")
+
+
+@dataclass(frozen=True)
+class FrameworkVersions:
+    """The versions of a framework that a driver works with.
+
+    Attributes:
+        framework: Its name as users write it.
+        module: Its top-level module.
+        distributions: Distributions that may hold it.
+        oldest: The oldest release that is supported, such as ``2.10``.
+        newest: The newest release that was tried.
+        driver: Name of the driver's distribution.
+        variable: Environment variable that asks for an interceptor by name.
+        self_test: Module that exits with 0 if the interceptor asked for works here.
+    """
+
+    framework: str
+    module: str
+    distributions: tuple[str, ...]
+    oldest: str
+    newest: str
+    driver: str
+    variable: str
+    self_test: str
+
+    def installed(self) -> str | None:
+        """Return the version that is installed; None where there is none. Imports nothing."""
+        for name in self.distributions:
+            try:
+                return importlib_metadata.version(name)
+            except importlib_metadata.PackageNotFoundError:
+                continue
+        version = getattr(sys.modules.get(self.module), "__version__", None)
+        return None if version is None else str(version)
+
+    def refusal(self) -> DriverError | None:
+        """Return the error that refuses the installed version as too old; None if it is not."""
+        version = self.installed()
+        if version is None or _order(version) >= _order(self.oldest):
+            return None
+        return DriverError(
+            f"{self.framework} {version} is older than {self.oldest}, the oldest release that "
+            f"{self.driver} supports",
+            where=self.driver,
+            fix=f"pip install -U '{self.distributions[0]}>={self.oldest}'",
+        )
+
+    def is_tried(self) -> bool:
+        """Return True if the installed version lies between the oldest and the newest tried."""
+        version = self.installed()
+        if version is None:
+            return True
+        found = _FORM.match(version)
+        if found is None or re.match(r"\.?(a|b|rc|dev)", found.group(4)):
+            return False
+        return _order(self.oldest) <= _order(version) <= _order(self.newest)
+
+    def failure(self, interceptor: str) -> str:
+        """Return why an interceptor is not to be used with the installed version, or "".
+
+        A version that was tried needs no test, and neither does an interceptor that the user asks
+        for by name. Any other is tested once; the result is kept in `cache_folder`.
+        """
+        asked = os.environ.get(self.variable) == interceptor
+        if asked or self.is_tried() or self.refusal() is not None:
+            return ""
+        kept = self.kept_failure(interceptor)
+        if kept is not None:
+            return kept
+        failure, is_final = self._run(interceptor)
+        if is_final:
+            self._keep(interceptor, failure)
+        return failure
+
+    def kept_failure(self, interceptor: str) -> str | None:
+        """Return the kept result of the self-test: "" if it passed; None if it has not been run."""
+        try:
+            failure = json.loads(self.kept_in(interceptor).read_text("utf-8"))["failure"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return failure if isinstance(failure, str) else None
+
+    def kept_in(self, interceptor: str) -> Path:
+        """Return the file that keeps the result of a self-test."""
+        driver = importlib_metadata.version(self.driver)
+        parts = (self.module, self.installed(), "python", platform.python_version(), "driver")
+        name = "-".join((*map(str, parts), driver, interceptor))
+        return cache_folder() / "self-tests" / f"{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.json"
+
+    def describe(self, outcomes: Sequence[tuple[str, str | None]]) -> list[Finding]:
+        """Return what is to be said of the installed version, for people.
+
+        Args:
+            outcomes: Interceptors in the order of preference, and how `failure` or `kept_failure`
+                answered for each.
+        """
+        refusal = self.refusal()
+        if refusal is not None:
+            return [Finding("error", refusal.what, refusal.fix)]
+        if self.is_tried():
+            return []
+        results = "; ".join(f"{name}: {_said(failure)}" for name, failure in outcomes)
+        usable = any(failure == "" or failure is None for _, failure in outcomes)
+        return [
+            Finding(
+                "warning" if usable else "error",
+                f"{self.framework} {self.installed()} has not been tried with {self.driver} (tried "
+                f"are {self.oldest} to {self.newest}). Self-test: {results}",
+                f"Delete {cache_folder() / 'self-tests'} to run the self-test again"
+                if usable
+                else f"pip install '{self.distributions[0]}<={self.newest}'",
+            )
+        ]
+
+    def note(self, interceptor: str) -> str:
+        """Return a sentence about the installed version if it was not tried, else ""."""
+        if self.is_tried():
+            return ""
+        return (
+            f"{self.framework} {self.installed()} has not been tried; the self-test: "
+            f"{_said(self.kept_failure(interceptor))}"
+        )
+
+    def untried_refusal(self, failures: Sequence[tuple[str, str]]) -> DriverError:
+        """Return the error that refuses a version with which no interceptor works."""
+        said = "; ".join(f"with the {name} interceptor: {failure}" for name, failure in failures)
+        return DriverError(
+            f"{self.framework} {self.installed()} has not been tried with {self.driver}, and its "
+            f"self-test failed ({said})",
+            where=self.driver,
+            fix=f"pip install -U {self.driver}, or pip install "
+            f"'{self.distributions[0]}<={self.newest}'",
+        )
+
+    def _run(self, interceptor: str) -> tuple[str, bool]:
+        """Run the self-test; return why it failed, or "", and whether that may be kept."""
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("AMANDA_")},
+            self.variable: interceptor,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONSAFEPATH": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", self.self_test],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PATIENCE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {_PATIENCE} seconds", False
+        except (OSError, ValueError) as error:
+            return f"it could not be started ({error})", False
+        if done.returncode == 0:
+            return "", True
+        if done.returncode < 0:
+            return f"it was ended by {_signal_name(-done.returncode)}", True
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return (lines[-1].strip() if lines else f"it exited with {done.returncode}"), True
+
+    def _keep(self, interceptor: str, failure: str) -> None:
+        path = self.kept_in(interceptor)
+        _write_quietly(path, lambda: json.dumps({"failure": failure}) + "\n")
+
+
+def cache_folder() -> Path:
+    """Return the folder of this user's that holds what can be made again at any time."""
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local")
+    elif sys.platform == "darwin":
+        base = os.path.expanduser("~/Library/Caches")
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base, "amanda")
+
+
+def _order(version: str) -> tuple[int, int, int]:
+    found = _FORM.match(version)
+    if found is None:
+        return (sys.maxsize, 0, 0)  # Not known, so newer than any.
+    return (int(found.group(1)), int(found.group(2)), int(found.group(3) or 0))
+
+
+def _said(failure: str | None) -> str:
+    if failure is None:
+        return "it runs at the first `apply`"
+    return f"failed ({failure})" if failure else "passed"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _write_quietly(path: Path, text: Callable[[], str]) -> None:
+    """Write a file as a whole; where that is not possible, leave it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, suffix=".part", delete=False
+        ) as file:
+            file.write(text())
+        os.replace(file.name, path)
+    except OSError:
+        pass

@@ -1,0 +1,74 @@
+"""The search for private names of a framework in a driver's sources."""
+
+from __future__ import annotations
+
+import pytest
+
+from amanda_core.testing.private_names import mentions, mentions_in_c, own_names
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._C.relu",
+        "import torch\ntorch.nn._x",
+        "import torch as t\nt._C",
+        "from torch import nn\nnn.modules._functions.f",
+        "from torch._ops import OpOverload",
+        "from torch import _C",
+        "import torch.utils._pytree",
+        "value._base",
+        "f(value).node._sequence_nr()",
+        "self._inherited",
+        "getattr(value, '_base')",
+        "modules['torch._tensor']",
+        "import torch\nf'torch._C.{name}'",
+        "f('Graph._functions')",
+    ],
+)
+def test_private_names_are_found(source: str) -> None:
+    assert len(mentions(source, "torch", ())) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.nn.functional.relu",
+        '"""Mentions `torch._C` in words."""',
+        "def f():\n    'torch._C'",
+        "import sys\nsys._getframe()",
+        "value.__dict__",
+        "value._amanda_mark",
+        "print('code under torch._C.DisableTorchFunction()')",
+        "from amanda_driver_torch._state import STATE",
+        "'amanda_driver_torch._native'",
+        "class A:\n    def _f(self): self._g = self._f",
+        "class A:\n    __slots__ = ('_x',)\ndef f(a): return a._x",
+    ],
+)
+def test_others_are_not(source: str) -> None:
+    assert mentions(source, "torch", own_names([source])) == []
+
+
+def test_what_is_assigned_to_another_object_is_not_ones_own() -> None:
+    source = "value._base = None"
+    assert mentions(source, "torch", own_names([source])) != []
+
+
+def test_a_name_that_both_have_is_ones_own_on_self_only() -> None:
+    source = "class A:\n    def f(self, graph): self._lock = 0; return self._lock, graph._lock"
+    own = own_names([source])
+    assert mentions(source, "tensorflow", own) == []
+    assert len(mentions(source, "tensorflow", own, theirs=["_lock"])) == 1
+
+
+def test_the_caller_says_what_is_private() -> None:
+    source = "from tensorflow.python.eager import context\ncontext.context()"
+    found = mentions(source, "tensorflow", (), lambda name: ".python." in name)
+    assert [mention.name for mention in found] == ["tensorflow.python.eager.context"]
+
+
+def test_literals_of_c_are_found() -> None:
+    source = 'find("_base");\n// "_words"\n#include "_x.h"\nfind("name", "_own");\nf("torch._C");\n'
+    found = mentions_in_c(source, "torch", ["_own"])
+    assert [(mention.line, mention.name) for mention in found] == [(1, "_base"), (5, "torch._C")]

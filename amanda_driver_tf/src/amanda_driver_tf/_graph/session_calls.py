@@ -1,0 +1,83 @@
+"""The methods of `tf.compat.v1.Session` by which graphs are run, intercepted.
+
+Owns which calls are passed to `GraphMode`: those of a thread that a session of Amanda's watches.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from amanda_core.patching import Patches
+from amanda_driver_tf._state import STATE
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    DO_CALL,
+    SESSION_PARTIAL_RUN,
+    SESSION_RUN,
+)
+from amanda_driver_tf._tensorflow_internals.names import SETUP_OF_PARTIAL_RUN
+
+__all__ = ["PATCHES"]
+
+
+class _Patches(Patches):
+    """The methods of sessions that are replaced while any thread is attached."""
+
+    def _install(self) -> None:
+        for entry_point, make in (
+            (SESSION_RUN, _running),
+            (SESSION_PARTIAL_RUN, _running_partially),
+            (DO_CALL, _setting_up),
+        ):
+            self._replace(*entry_point, make(entry_point.current))
+
+
+PATCHES = _Patches()
+
+
+def _running(original: Any) -> Any:
+    @functools.wraps(original)
+    def run(
+        self: Any,
+        options: Any,
+        feed_dict: Any,
+        fetch_list: Any,
+        target_list: Any,
+        run_metadata: Any,
+    ) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or STATE.quiet or not attachment.session.enabled:
+            return original(self, options, feed_dict, fetch_list, target_list, run_metadata)
+        return attachment.graphs.run(
+            original, self, options, feed_dict, fetch_list, target_list, run_metadata
+        )
+
+    return run
+
+
+def _running_partially(original: Any) -> Any:
+    @functools.wraps(original)
+    def run_partially(self: Any, handle: Any, feed_dict: Any, fetch_list: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or STATE.quiet:
+            return original(self, handle, feed_dict, fetch_list)
+        return attachment.graphs.run_partially(original, self, handle, feed_dict, fetch_list)
+
+    return run_partially
+
+
+def _setting_up(original: Any) -> Any:
+    @functools.wraps(original)
+    def do_call(self: Any, fn: Any, *args: Any) -> Any:
+        attachment = STATE.attachment
+        if (
+            fn.__name__ != SETUP_OF_PARTIAL_RUN
+            or attachment is None
+            or STATE.quiet
+            or not attachment.session.enabled
+        ):
+            return original(self, fn, *args)
+        owner, *given = args
+        return attachment.graphs.set_up(functools.partial(original, self, fn, owner), self, *given)
+
+    return do_call

@@ -1,0 +1,71 @@
+"""Names in definitions of graphs, and of TensorFlow's modules. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CALLERS_OF_RECOMPUTED",
+    "COLOCATION",
+    "COMPILED_BY_XLA",
+    "CUSTOM_GRADIENT",
+    "ENDS_OF_RECOMPUTATION",
+    "GRADIENT_OP_TYPE",
+    "INPUT_SHAPES",
+    "LAST_MODULE",
+    "MODULES_BESIDE_THE_MODEL",
+    "MODULES_OF_GRADIENTS",
+    "MODULES_OF_INITIALIZERS",
+    "MODULES_OF_OPTIMIZERS",
+    "MODULES_PASSED_THROUGH",
+    "NOT_INLINED",
+    "SETUP_OF_PARTIAL_RUN",
+    "SIGNATURE_OPS",
+]
+
+# Attributes of nodes and functions that TensorFlow adds to those of the operator.
+
+#: Which nodes a node stands beside.
+COLOCATION = "_class"
+COMPILED_BY_XLA = "_XlaMustCompile"
+NOT_INLINED = "_noinline"
+GRADIENT_OP_TYPE = "_gradient_op_type"
+INPUT_SHAPES = "_input_shapes"
+
+#: Ops that stand for the arguments and results of a function.
+SIGNATURE_OPS = frozenset({"_Arg", "_DeviceArg", "_DeviceRetval", "_Retval"})
+
+# Functions that are written inside others.
+
+#: Inside `Session.partial_run_setup`: calls TensorFlow.
+SETUP_OF_PARTIAL_RUN = "_setup_fn"
+#: Inside `tf.recompute_grad`: call the user's function, in the first run and in the second.
+CALLERS_OF_RECOMPUTED = ("inner", "inner_recompute_grad")
+#: Inside `tf.recompute_grad`: make the last op of its gradient.
+ENDS_OF_RECOMPUTATION = ("inner_recompute_grad", "grad_wrapper")
+
+# Modules, or the beginnings of their names.
+
+#: Comes late while TensorFlow is imported: where it is loaded, TensorFlow can be used.
+LAST_MODULE = "tensorflow.python.eager.context"
+CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
+MODULES_OF_GRADIENTS = ("tensorflow.python.ops.gradients", "tensorflow.python.eager.backprop")
+MODULES_OF_OPTIMIZERS = ("tensorflow.python.training.",)
+MODULES_OF_INITIALIZERS = ("tensorflow.python.ops.init_ops",)
+#: How an op is reached differs between its fast path and its fallback in these, or they are under
+#: every op (dispatch, conversion, handlers of tracebacks).
+MODULES_PASSED_THROUGH = (
+    "tensorflow.python.eager.",
+    "tensorflow.python.framework.",
+    "tensorflow.python.ops.gen_",
+    "tensorflow.python.ops.resource_variable_ops",
+    "tensorflow.python.ops.weak_tensor_ops",
+    "tensorflow.python.profiler.",
+    "tensorflow.python.util.",
+)
+#: What they run is no part of a model.
+MODULES_BESIDE_THE_MODEL = (
+    "tensorflow.python.checkpoint.",
+    "tensorflow.python.data.",
+    "tensorflow.python.saved_model.",
+    "tensorflow.python.training.saving.",
+    "tensorflow.python.training.saver",
+)

@@ -1,0 +1,233 @@
+"""Private attributes of TensorFlow's graphs, operations, tensors, functions and sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amanda_driver_tf._tensorflow_internals.modules import resource_variable_ops, script_ops
+
+__all__ = [
+    "AS_GRAPH_DEF",
+    "NAME_STACK",
+    "OPERATION_BY_NAME",
+    "SCOPE_MAPS",
+    "add_control_inputs",
+    "as_graph_def",
+    "c_operation",
+    "c_output",
+    "collections_of",
+    "control_flow_context",
+    "create_operation",
+    "extend_graph",
+    "forget_gradients",
+    "function_in",
+    "functions_of",
+    "graph_of_concrete",
+    "graph_of_function",
+    "handle_in_layer",
+    "host_functions",
+    "indirect_captures",
+    "is_reference",
+    "keep_from_keras",
+    "lock_of",
+    "names_in_use",
+    "operation_by_name",
+    "operation_number",
+    "operation_of",
+    "output_types",
+    "put_host_function",
+    "reopen",
+    "run_session",
+    "set_control_flow_context",
+    "tensor_of_source",
+    "variable_handle",
+]
+
+# Graphs.
+
+#: Methods of `tf.Graph` that answer for its operations.
+OPERATION_BY_NAME, AS_GRAPH_DEF = "_get_operation_by_name", "_as_graph_def"
+#: What the scopes that are open in a graph do to new operations.
+SCOPE_MAPS = ("_attr_scope_map", "_op_to_kernel_label_map", "_gradient_override_map")
+NAME_STACK = "_name_stack"
+
+
+def lock_of(graph: Any) -> Any:
+    """Return the lock under which a graph is asked and changed."""
+    return graph._lock
+
+
+def names_in_use(graph: Any) -> dict[str, int]:
+    """Return the names that a graph has given, by which it makes others unlike them."""
+    names: dict[str, int] = graph._names_in_use
+    return names
+
+
+def collections_of(graph: Any) -> dict[str, list[Any]]:
+    """Return the collections of a graph, by name."""
+    collections: dict[str, list[Any]] = graph._collections
+    return collections
+
+
+def functions_of(graph: Any) -> dict[str, Any]:
+    """Return the functions in the library of a graph, by name; none for what has no library."""
+    functions: dict[str, Any] = getattr(graph, "_functions", {})
+    return functions
+
+
+def function_in(graph: Any, name: str) -> Any:
+    """Return a function of a graph's library; None where it has none of this name."""
+    return graph._get_function(name)
+
+
+def reopen(graph: Any) -> None:
+    """Let a finalized graph accept operations."""
+    graph._unsafe_unfinalize()
+
+
+def operation_by_name(graph: Any, name: str) -> Any:
+    """Return an operation of a graph, or of what `super()` is in one."""
+    return getattr(graph, OPERATION_BY_NAME)(name)
+
+
+def as_graph_def(graph: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
+    """Return the definition of a graph, or of what `super()` is in one, and its version."""
+    found: tuple[Any, int] = getattr(graph, AS_GRAPH_DEF)(*args, **kwargs)
+    return found
+
+
+def operation_of(graph: Any, c_op: Any) -> Any:
+    """Return the operation that one of the C API is."""
+    return graph._get_operation_by_tf_operation(c_op)
+
+
+def create_operation(graph: Any, op_type: str, inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Make an operation of any type in a graph."""
+    return graph._create_op_internal(op_type, inputs, **kwargs)
+
+
+# Operations and tensors.
+
+
+def operation_number(op: Any) -> int:
+    """Return the number of an operation in its graph, where they count up as they are made."""
+    number: int = op._id
+    return number
+
+
+def output_types(op: Any) -> list[int]:
+    """Return the dtypes of an operation's outputs, as numbers."""
+    types: list[int] = op._output_types
+    return types
+
+
+def control_flow_context(op: Any) -> Any:
+    """Return the loop or branch of TensorFlow 1 that an operation or graph is in, or None."""
+    return op._get_control_flow_context()
+
+
+def set_control_flow_context(graph: Any, context: Any) -> None:
+    """Set the loop or branch that new operations of a graph are in."""
+    graph._set_control_flow_context(context)
+
+
+def add_control_inputs(op: Any, operations: Sequence[Any]) -> None:
+    """Let an operation wait for others."""
+    op._add_control_inputs(operations)
+
+
+def c_operation(op: Any) -> Any:
+    """Return what an operation is in the C API."""
+    return op._c_op
+
+
+def c_output(tensor: Any) -> Any:
+    """Return what a tensor is in the C API."""
+    return tensor._as_tf_output()
+
+
+def is_reference(tensor: Any) -> bool:
+    """Return True if a tensor refers to a variable of TensorFlow 1."""
+    return bool(tensor.dtype._is_ref_dtype)
+
+
+def tensor_of_source(source: Any) -> Any:
+    """Return what stands in a graph for something that is differentiated for."""
+    if hasattr(source, "handle"):
+        return source.handle
+    return source._ref() if hasattr(source, "_ref") else source
+
+
+def variable_handle(value: Any) -> Any:
+    """Return the handle of a value that is a variable of TensorFlow's or Keras', or None."""
+    if not isinstance(value, resource_variable_ops.BaseResourceVariable):
+        value = getattr(value, "_value", None)
+    return getattr(value, "_handle", None)
+
+
+def handle_in_layer(variable: Any) -> Any:
+    """Return the handle of a variable that a layer lists, which may be distributed, or None."""
+    return getattr(getattr(variable, "_value", variable), "_handle", None)
+
+
+# Functions.
+
+
+def graph_of_function(function: Any) -> Any:
+    """Return the graph that an atomic function was made from, if it is known."""
+    return getattr(function, "_cached_graph", None)
+
+
+def graph_of_concrete(function: Any) -> Any:
+    """Return the graph of a ConcreteFunction."""
+    return function._func_graph
+
+
+def forget_gradients(function: Any) -> None:
+    """Let a ConcreteFunction build its gradient functions again when they are asked for."""
+    function._first_order_tape_functions.clear()
+    function._higher_order_tape_functions.clear()
+    function._delayed_rewrite_functions._cached_function_pairs.clear()
+
+
+def indirect_captures(backward: Any) -> dict[int, Any]:
+    """Return what the graph of a gradient captured by number: number of the tensor -> its own.
+
+    Loops and branches keep numbers of tensors instead of the tensors, and copy constants.
+    """
+    return {
+        **getattr(backward, "_indirect_captures", {}),
+        **getattr(backward, "_captured_constants", {}),
+    }
+
+
+#: The registry of Python functions that nodes call.
+host_functions: Any = script_ops._py_funcs
+
+
+def put_host_function(token: str, function: Any) -> None:
+    """Put a function in that registry under a token that another has."""
+    host_functions._funcs[token] = function
+
+
+# Sessions.
+
+
+def extend_graph(session: Any) -> None:
+    """Tell the runtime of a session of the operations that its graph got since."""
+    session._extend_graph()
+
+
+def run_session(session: Any, fetches: list[Any]) -> list[Any]:
+    """Return values of outputs of the C API, with nothing fed."""
+    values: list[Any] = session._call_tf_sessionrun(None, {}, fetches, [], None)
+    return values
+
+
+# Exceptions.
+
+
+def keep_from_keras(error: BaseException) -> None:
+    """Let Keras raise an exception as it is, and not one that it makes of the message."""
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]

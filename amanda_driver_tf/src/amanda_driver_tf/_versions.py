@@ -1,0 +1,24 @@
+"""The versions of TensorFlow that this driver was tried with.
+
+`docs/support.md` shows the results. Imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+from amanda_core.framework_versions import FrameworkVersions
+
+__all__ = ["VARIABLE", "VERSIONS"]
+
+#: Environment variable that names an interceptor.
+VARIABLE = "AMANDA_TF_INTERCEPTOR"
+
+VERSIONS = FrameworkVersions(
+    framework="TensorFlow",
+    module="tensorflow",
+    distributions=("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu"),
+    oldest="2.16",
+    newest="2.21.0",
+    driver="amanda-driver-tf",
+    variable=VARIABLE,
+    self_test="amanda_driver_tf.self_test",
+)

@@ -1,0 +1,87 @@
+"""Where the driver itself fails at an operator: it says so, or the program goes on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda_driver_tf._eager.execute import _Run
+from amanda_driver_tf._graph.functions import FunctionMode
+from amanda_driver_tf._graph.sessions import GraphMode
+
+
+class Look(amanda.Tool):
+    """Look at every value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        context.insert_before_op(self.look)
+        context.insert_after_op(self.look)
+
+    def look(self, *values: Any) -> None: ...
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise LookupError("a fault in the driver")
+
+
+def eager() -> list[Any]:
+    """Write a variable, draw random numbers, and differentiate."""
+    variable = tf.Variable([1.0, 2.0])
+    variable.assign_add([1.0, 1.0])
+    drawn = tf.random.stateless_uniform([2], seed=(1, 2))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable * variable * drawn)
+    return [variable.numpy(), loss.numpy(), tape.gradient(loss, variable).numpy()]
+
+
+def function() -> list[Any]:
+    """Call a function."""
+    double = tf.function(lambda x: tf.nn.relu(x) * 2)
+    return [double(tf.constant([-1.0, 2.0])).numpy()]
+
+
+def session() -> list[Any]:
+    """Run a graph in a session."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as running:
+        return [running.run(tf.nn.relu(tf.constant([-1.0, 2.0])) * 2)]
+
+
+#: Where the fault lies -> the program, and the object and attribute that is replaced.
+FAULTS: dict[str, tuple[Callable[[], list[Any]], Any, str]] = {
+    "eager, before the op": (eager, _Run, "_analyse"),
+    "eager, after the op": (eager, _Run, "_tell_tapes"),
+    "function": (function, FunctionMode, "_twin"),
+    "session": (session, GraphMode, "_translation"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_program_goes_on_and_nothing_is_executed_twice(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, owner, attribute = FAULTS[name]
+    plain = program()
+    monkeypatch.setattr(owner, attribute, broken)
+    with amanda.apply(Look(), on_driver_error="skip") as handle:
+        results = program()
+        coverage = handle.coverage()["tensorflow"]
+    assert all(map(numpy.array_equal, results, plain))
+    assert any("a fault in the driver" in left_out.why for left_out in coverage)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_error_says_that_it_is_the_drivers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, owner, attribute = FAULTS[name]
+    monkeypatch.setattr(owner, attribute, broken)
+    with pytest.raises(LookupError, match="a fault in the driver") as caught, amanda.apply(Look()):
+        program()
+    assert any("error of Amanda's driver" in note for note in caught.value.__notes__)

@@ -1,0 +1,15 @@
+"""What the driver finds wrong before anything is applied."""
+
+from __future__ import annotations
+
+import pytest
+
+from amanda_driver_tf._versions import VERSIONS
+from amanda_driver_tf.plugin import amanda_preflight
+
+
+def test_a_framework_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(VERSIONS), "installed", lambda versions: None)
+    (finding,) = amanda_preflight()
+    assert (finding.severity, finding.message) == ("error", "TensorFlow is not installed")
+    assert "pip install" in (finding.fix or "")

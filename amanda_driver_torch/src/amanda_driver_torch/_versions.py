@@ -1,0 +1,24 @@
+"""The versions of torch that this driver was tried with.
+
+`docs/support.md` shows the results. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from amanda_core.framework_versions import FrameworkVersions
+
+__all__ = ["VARIABLE", "VERSIONS"]
+
+#: Environment variable that names an interceptor.
+VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
+
+VERSIONS = FrameworkVersions(
+    framework="PyTorch",
+    module="torch",
+    distributions=("torch",),
+    oldest="2.10",
+    newest="2.15.0",
+    driver="amanda-driver-torch",
+    variable=VARIABLE,
+    self_test="amanda_driver_torch.self_test",
+)

@@ -1,0 +1,11 @@
+// The redirection of one class method of torch's.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+namespace amanda {
+
+int add_class_method(PyObject* module);
+
+}  // namespace amanda

@@ -1,0 +1,372 @@
+"""What the driver looks at: nothing that raises, rebuilds or dispatches where plain torch does not.
+
+A view whose base was written in place gets a new node when its node is next read, or, if it was
+made without gradients or by `unbind`, raises then.
+"""
+
+# mypy: allow-untyped-calls
+# torch leaves Tensor.backward and its like untyped.
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.masked import masked_tensor
+
+import amanda
+from amanda_core.testing.tools import analysed
+from amanda_driver_torch import _reading
+
+from .under_tools import CHANGING_NOTHING, same_under, unlike_plain
+
+INTERCEPTORS = pytest.mark.parametrize("interceptor", ["native", "function_mode"])
+TOOLS = pytest.mark.parametrize("tool", CHANGING_NOTHING)
+
+
+@pytest.fixture(autouse=True)
+def _interceptor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "interceptor" in request.fixturenames:
+        monkeypatch.setenv("AMANDA_TORCH_INTERCEPTOR", request.getfixturevalue("interceptor"))
+
+
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.randn(5, 3))
+
+
+def a_row_in_place() -> Any:
+    weight = parameter()
+    with torch.no_grad():
+        weight[3] += 1
+    return weight
+
+
+def rows_in_place() -> Any:
+    weight = parameter()
+    with torch.no_grad():
+        weight[2:] *= 2
+    return weight
+
+
+def descent_by_rows() -> Any:
+    weight, x = parameter(), torch.randn(4, 5)
+    for _ in range(3):
+        (x @ weight).square().mean().backward()
+        assert weight.grad is not None
+        with torch.no_grad():
+            for i in range(5):
+                weight[i] -= 0.1 * weight.grad[i]
+        weight.grad = None
+    return weight
+
+
+def a_written_view_as_operand() -> Any:
+    weight = parameter()
+    with torch.no_grad():
+        view = weight[1:]
+        view += 1
+        return torch.zeros(4, 3) + view
+
+
+def a_base_that_wants_gradients_late() -> Any:
+    base = torch.ones(3)
+    with torch.no_grad():
+        view = base[:2]
+    base.requires_grad_()
+    return view * 2, view.reshape(1, 2)
+
+
+def views_of_inference_mode() -> Any:
+    a = torch.ones(3, requires_grad=True)
+    with torch.inference_mode():
+        of_leaf, inside = a[:2], torch.ones(3)[:2]
+        inside.mul_(2)
+        product = of_leaf * inside
+    return product, of_leaf.clone(), inside[:1], of_leaf * 2
+
+
+def a_masked_tensor() -> Any:
+    x: Any = masked_tensor(torch.arange(3.0), torch.tensor([True, False, True]), requires_grad=True)
+    y = (x * 2).sum()
+    y.backward()
+    assert x.grad is not None
+    return y.get_data(), x.grad.get_data()
+
+
+def a_context_with_names_of_torchs() -> Any:
+    class Named(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.name, ctx.variable = "mine", x.shape
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return grads[0] * 2
+
+    x = torch.ones(3, requires_grad=True)
+    Named.apply(F.relu(x)).sum().backward()
+    return x.grad
+
+
+REPRODUCTIONS = [
+    a_row_in_place,
+    rows_in_place,
+    descent_by_rows,
+    a_written_view_as_operand,
+    a_base_that_wants_gradients_late,
+    views_of_inference_mode,
+    pytest.param(
+        a_masked_tensor, marks=pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+    ),
+    a_context_with_names_of_torchs,
+]
+
+
+@INTERCEPTORS
+@TOOLS
+@pytest.mark.parametrize("program", REPRODUCTIONS)
+def test_legal_programs_run(program: Callable[[], Any], tool: str, interceptor: str) -> None:
+    same_under(tool, program)
+
+
+# The class: views of every origin, whose base is written or not, in ops of every kind.
+
+
+class Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        return x[:2], x[2:]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return torch.cat([torch.zeros(2) if g is None else g for g in grads])
+
+
+def without_gradients(base: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return base[:2]
+
+
+def in_inference_mode(base: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return base[:2]
+
+
+def leaf_of_its_own(base: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        view = base.detach()[:2]
+    return view.requires_grad_()
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "recorded": lambda base: base[:2],
+    "without gradients": without_gradients,
+    "in inference mode": in_inference_mode,
+    "one of several": lambda base: base.view(2, 2).unbind()[0],
+    "of a custom function": lambda base: Halves.apply(base)[0],
+    "a leaf of its own": leaf_of_its_own,
+    "detached": lambda base: base.detach()[:2],
+}
+
+
+def written_plainly(base: torch.Tensor) -> None:
+    with torch.no_grad():
+        base.add_(1)
+
+
+def written_with_gradients(base: torch.Tensor) -> None:
+    if not base.is_leaf:
+        base.mul_(2)
+
+
+WRITES: dict[str, Callable[[torch.Tensor], None]] = {
+    "not written": lambda base: None,
+    "written without gradients": written_plainly,
+    "written with gradients": written_with_gradients,
+}
+
+#: Differentiable, not differentiable, handing the view back, viewing it, writing it, lists.
+USES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "differentiable": lambda v: (v * 2).exp() + v,
+    "second operand": lambda v: torch.zeros(2) + v,
+    "compared": lambda v: v > 1,
+    "argmax": lambda v: v.argmax(),
+    "handed back": lambda v: v.contiguous(),
+    "handed back in a list": lambda v: torch.atleast_1d([v, v]),
+    "viewed": lambda v: v.view(1, 2) * 2,
+    "split": lambda v: torch.stack(v.unbind()),
+    "in a list": lambda v: torch.cat([v, v]),
+    "zeros like it": torch.zeros_like,
+    "written": lambda v: v.mul_(3),
+    "an item written": lambda v: v.__setitem__(0, 7.0),
+    "a part written": lambda v: v[:1].add_(1),
+    "written into another": lambda v: torch.zeros(2).copy_(v),
+    "detached": lambda v: v.detach() + 1,
+}
+MODES: dict[str, Callable[[], Any]] = {
+    "with gradients": torch.enable_grad,
+    "without": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def program(view: str, leaf: bool, write: str, use: str, mode: str) -> Callable[[], Any]:
+    def run() -> Any:
+        source = torch.arange(1.0, 5.0).requires_grad_()
+        base = source if leaf else source * 1
+        seen = VIEWS[view](base)
+        WRITES[write](base)
+        with MODES[mode]():
+            result = USES[use](seen)
+        results = [result, seen] if isinstance(result, torch.Tensor) else [seen]
+        wanted = [t for t in results if t.requires_grad and t.is_floating_point()]
+        if wanted:
+            sum((t * t).sum() for t in wanted).backward()  # type: ignore[union-attr]
+        return [*results, source.grad, base]
+
+    return run
+
+
+#: Views, whether the base is a leaf, and what is done with both.
+CASES = list(itertools.product(VIEWS, (True, False), WRITES, USES, MODES))
+
+
+def behave_as_plain(tool: str, cases: list[Any]) -> None:
+    assert unlike_plain(tool, {str(case): program(*case) for case in cases}) == []
+
+
+@INTERCEPTORS
+@TOOLS
+def test_views_behave_as_in_plain_torch(tool: str, interceptor: str) -> None:
+    chosen = random.Random(tool + interceptor).sample(CASES, 20)
+    behave_as_plain(tool, chosen)
+
+
+@pytest.mark.exhaustive
+@INTERCEPTORS
+@TOOLS
+@pytest.mark.parametrize("view", VIEWS)
+def test_all_views_behave_as_in_plain_torch(view: str, tool: str, interceptor: str) -> None:
+    behave_as_plain(tool, [case for case in CASES if case[0] == view])
+
+
+class Reticent(torch.Tensor):
+    """Raises where somebody reads its attributes from outside."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("__get__", "register_hook", "storage_offset"):
+            raise RuntimeError("nobody reads this")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_attributes_of_a_subclass_are_not_read() -> None:
+    x = torch.randn(2, 3).as_subclass(Reticent)
+    w = torch.randn(3, 3, requires_grad=True)
+    plain = x.as_subclass(torch.Tensor)
+    expected = torch.autograd.grad((plain @ w).tanh().sum(), w)[0]
+    for make in CHANGING_NOTHING.values():
+        with amanda.apply(make()):
+            for _ in range(3):
+                loss = (x @ w).tanh().sum()
+                x.clone().view(3, 2).add_(0)
+                found = torch.autograd.grad(loss.as_subclass(torch.Tensor), w)[0]
+                assert torch.equal(found.as_subclass(torch.Tensor), expected)
+
+
+def test_a_copy_on_write_tensor_is_not_copied() -> None:
+    for make in CHANGING_NOTHING.values():
+        base = torch.ones(3)
+        lazy = torch._lazy_clone(base)
+        with amanda.apply(make()):
+            (lazy + 1).mul_(2)
+        assert vars(torch._C)["_is_cow_tensor"](lazy)
+
+
+def test_a_stale_view_gets_its_node_when_plain_torch_makes_it() -> None:
+    def program() -> list[int]:
+        x = torch.ones(4, requires_grad=True)
+        base = x * 1
+        view = base[:2]
+        base.mul_(2)
+        start = torch._C._autograd._get_sequence_nr()
+        (view > 1, view.argmax(), view.contiguous())
+        before = torch._C._autograd._get_sequence_nr() - start
+        view.exp()
+        return [before, torch._C._autograd._get_sequence_nr() - start]
+
+    expected = program()
+    assert expected[0] == 0
+    for tool in ("empty", "watching", "returning None, raw"):
+        with amanda.apply(CHANGING_NOTHING[tool]()):
+            assert program() == expected
+
+
+def test_rows_written_without_gradients_are_no_weights() -> None:
+    weight = parameter()
+    contexts, tool = analysed()
+    with amanda.apply(tool), torch.no_grad():
+        for _ in range(3):
+            for i in range(5):
+                torch.add(torch.zeros(3), weight[i])
+    assert [c.op_type for c in contexts].count("add") == 1
+
+
+def test_a_view_that_is_a_leaf_itself_is_a_weight() -> None:
+    flat = torch.zeros(6)
+    with torch.no_grad():
+        views = [flat[:3].requires_grad_(), flat[3:].requires_grad_()]
+    assert all(_reading.is_weight(view) for view in views)
+    contexts, tool = analysed()
+    with amanda.apply(tool):
+        for view in views:
+            torch.add(torch.zeros(3), view)
+    assert [c.op_type for c in contexts].count("add") == 2
+
+
+@TOOLS
+def test_nothing_that_is_read_is_kept(tool: str) -> None:
+    with amanda.apply(CHANGING_NOTHING[tool]()):
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        y.mul_(2)
+        alive = weakref.ref(x)
+        del x, y
+        gc.collect()
+        assert alive() is None
+
+
+@INTERCEPTORS
+def test_late_routines_find_the_gradients_of_leaves_and_views(interceptor: str) -> None:
+    seen: dict[str, list[float]] = {}
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.op_type in ("mul", "exp", "mul_"):
+            name = context.op_type
+            context.insert_after_backward_op(
+                lambda grad: seen.setdefault(name, []).append(float(grad.sum())), grad_inputs=[0]
+            )
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse, require_outputs=True)
+    with amanda.apply(tool):
+        x = torch.ones(4, requires_grad=True)
+        base = x * 3
+        view = base[:2]
+        base.mul_(2)
+        view.exp().sum().backward()
+    e6 = float(torch.tensor(6.0).exp())
+    assert seen == {
+        "exp": pytest.approx([2 * e6]),
+        "mul_": pytest.approx([4 * e6]),
+        "mul": pytest.approx([12 * e6]),
+    }

@@ -1,0 +1,58 @@
+"""Which versions of torch the driver takes, and what it says of the one that is installed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from amanda_core.errors import DriverError
+from amanda_driver_torch import plugin
+from amanda_driver_torch._interceptor_choice import INTERCEPTORS
+from amanda_driver_torch._versions import VERSIONS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interceptor", INTERCEPTORS.names)
+def test_self_test_of_a_version_that_was_not_tried_passes_here(
+    interceptor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(VERSIONS.variable, raising=False)
+    untried = dataclasses.replace(VERSIONS, newest="2.10.0")
+    if untried.is_tried():
+        pytest.skip("the oldest torch is installed")
+    assert untried.failure(interceptor) == ""
+    assert untried.kept_failure(interceptor) == ""
+
+
+def test_an_old_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = dataclasses.replace(INTERCEPTORS, versions=dataclasses.replace(VERSIONS, oldest="99.0"))
+    with pytest.raises(DriverError, match=r"PyTorch 2\.\S+ is older than 99.0"):
+        old.require_supported()
+    assert old.status().interceptor == ""
+    monkeypatch.setattr(plugin, "INTERCEPTORS", old)
+    assert [f.severity for f in plugin.amanda_preflight() if "older" in f.message] == ["error"]
+
+
+def test_a_torch_with_which_no_interceptor_works_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(VERSIONS.variable, "")
+    new = dataclasses.replace(VERSIONS, newest="2.9")
+    monkeypatch.setattr(type(new), "failure", lambda _, name: f"{name} is broken")
+    monkeypatch.setattr("amanda_driver_torch._build.native", None)
+    monkeypatch.setattr("amanda_driver_torch._build.missing", "native is broken")
+    with pytest.raises(DriverError, match="has not been tried") as caught:
+        dataclasses.replace(INTERCEPTORS, versions=new).require_supported()
+    assert "with the function_mode interceptor: function_mode is broken" in str(caught.value)
+
+
+def test_status_and_preflight_name_version_and_interceptor() -> None:
+    now = INTERCEPTORS.status()
+    assert now.version is not None
+    assert torch.__version__.startswith(now.version)
+    assert now.interceptor in INTERCEPTORS.names
+    assert any(now.interceptor in finding.message for finding in plugin.amanda_preflight())

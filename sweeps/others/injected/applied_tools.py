@@ -1,0 +1,155 @@
+"""A plugin of pytest: each test runs under a tool, and its outcome is noted at once.
+
+It is loaded into processes that run the tests of others (`pytest -p applied_tools`), alone on
+`PYTHONPATH`; so it imports nothing of this repository but `amanda`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+import amanda
+
+
+def watch() -> amanda.Tool:
+    """Return a tool with the four analysis routines, none of which inserts anything."""
+    tool = amanda.Tool()
+    for backward in (False, True):
+        for require_outputs in (False, True):
+            tool.add_inst_for_op(lambda context: None, backward, require_outputs)
+    return tool
+
+
+def none() -> amanda.Tool:
+    """Return a tool whose routine runs before and after every op and returns None."""
+
+    def nothing(*values: Any) -> None:
+        pass
+
+    def forward(context: amanda.OpContext) -> None:
+        context.insert_before_op(nothing)
+        context.insert_after_op(nothing)
+
+    def backward(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(nothing)
+        context.insert_after_backward_op(nothing)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(forward)
+    tool.add_inst_for_op(backward, backward=True)
+    return tool
+
+
+TOOLS = {"watch": watch, "none": none}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that the starting process gives."""
+    group = parser.getgroup("applied tools")
+    group.addoption("--applied", choices=["plain", *TOOLS], default="plain")
+    group.addoption("--outcomes", type=Path, help="where outcomes are appended, one JSON a line")
+    group.addoption("--every", type=int, default=1, help="n: only each n-th test")
+    group.addoption("--leave-out", type=Path, help="a file of ids, one a line")
+    group.addoption("--only-ids", type=Path, help="a file of ids, one a line")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what applies the tool and notes the outcomes."""
+    config.pluginmanager.register(Applied(config))
+
+
+class Applied:
+    """Applies a new tool around each test, from before its setup until after its teardown."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.tool = TOOLS.get(config.getoption("--applied"))
+        self.every = config.getoption("--every")
+        self.left_out = _ids(config.getoption("--leave-out"))
+        self.only = _ids(config.getoption("--only-ids"))
+        self.file: TextIO = config.getoption("--outcomes").open("a")
+        self.handle: amanda.Handle | None = None
+        self.reports: list[pytest.TestReport] = []
+        self.began = 0.0
+
+    def note(self, **what: object) -> None:
+        """Write a line, at once: the process may crash in the next test."""
+        self.file.write(json.dumps(what) + "\n")
+        self.file.flush()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Choose the tests."""
+        chosen = items[:: self.every]
+        if self.only:
+            chosen = [item for item in items if item.nodeid in self.only]
+        items[:] = [item for item in chosen if item.nodeid not in self.left_out]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note what could not be imported."""
+        if report.outcome != "passed":
+            self.note(id=report.nodeid, outcome="not collected", why=_why(report))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Note which test is the next, in case that the process ends in it."""
+        self.note(id=nodeid, outcome="started")
+        self.reports = []
+        self.began = time.perf_counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Apply the tool."""
+        if "absl.flags" in sys.modules:
+            # What `absl.testing.absltest.main` does, which pytest does not call.
+            sys.modules["absl.flags"].FLAGS.mark_as_parsed()
+        if self.tool is not None:
+            self.handle = amanda.attach(self.tool())
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self) -> Generator[None, None, None]:
+        """Remove the tool."""
+        try:
+            return (yield)
+        finally:
+            if self.handle is not None:
+                handle, self.handle = self.handle, None
+                handle.remove()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the report of one part of a test."""
+        self.reports.append(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Note the outcome of a test: of its parts the worst."""
+        worst = max(self.reports, key=lambda report: _RANK[_outcome(report)])
+        why = "" if worst.outcome == "passed" else _why(worst)
+        seconds = round(time.perf_counter() - self.began, 2)
+        self.note(id=nodeid, outcome=_outcome(worst), why=why, seconds=seconds)
+
+
+_RANK = {"passed": 0, "skipped": 1, "expected": 1, "failed": 2}
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if report.outcome == "skipped" and hasattr(report, "wasxfail"):
+        return "expected"
+    return report.outcome
+
+
+def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return the last lines of what pytest would print."""
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    return report.longreprtext[-3000:]
+
+
+def _ids(path: Path | None) -> set[str]:
+    return set() if path is None else set(path.read_text().splitlines())

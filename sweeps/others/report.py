@@ -1,0 +1,211 @@
+"""Makes docs/others.md of the results."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from sweeps.results import versions
+
+from .comparing import Failure, FileResult, read
+from .exceptions import EXCEPTED, reason
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "others.md"
+SOURCES = "sources.json"
+
+
+def note_source(folder: Path, suite: str, commit: str) -> None:
+    """Write down of which commit the tests of a suite are, and what they ran with."""
+    path = folder / SOURCES
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = json.loads(path.read_text()) if path.exists() else {}
+    found[suite] = {"commit": commit, **versions()}
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+
+def unexplained(result: FileResult, tool: str) -> list[Failure]:
+    """Return the failures under a tool that no exception explains."""
+    return [
+        failure
+        for failure in result.tools[tool].failures
+        if not reason(result.suite, failure.test, tool)
+    ]
+
+
+def line(result: FileResult) -> str:
+    """Return one line about a file."""
+    parts = [f"{result.path} (every {result.every}): {result.plain} in {result.seconds:.0f} s"]
+    for tool, compared in result.tools.items():
+        part = f"{tool}: {compared.passed} pass, {len(compared.failures)} fail"
+        if compared.unstable:
+            part += f", {len(compared.unstable)} unstable"
+        if compared.other:
+            part += f", {compared.other}"
+        if compared.incomplete:
+            part += f", {compared.incomplete}"
+        parts.append(f"{part} in {compared.seconds:.0f} s")
+    if result.incomplete:
+        parts.append(f"incomplete: {result.incomplete}")
+    if result.not_collected:
+        parts.append(f"not collected: {next(iter(result.not_collected.values()))[:200]}")
+    return "; ".join(parts)
+
+
+def results(folder: Path) -> list[FileResult]:
+    """Return all results in a folder, by suite and file."""
+    paths = (path for path in folder.glob("*.json") if path.name != SOURCES)
+    return sorted(map(read, paths), key=lambda found: (found.suite, found.path))
+
+
+def write(folder: Path) -> int:
+    """Write the page, and return 1 if a failure is unexplained."""
+    found = results(folder)
+    sources = json.loads((folder / SOURCES).read_text())
+    left = [
+        (result, tool, failure)
+        for result in found
+        for tool in result.tools
+        for failure in unexplained(result, tool)
+    ]
+    lines = [
+        "# Other people's tests",
+        "",
+        "The tests that the authors of frameworks and libraries wrote for their own code, run "
+        "under two tools that change nothing. `watch` has the four analysis routines and inserts "
+        "nothing. `none` runs a routine that returns `None` before and after every operator, "
+        "forward and backward. A tool is applied around each test, from before its setup until "
+        "after its teardown. A test that passes without Amanda and fails under a tool, twice, is a "
+        "failure. The tests are not part of this repository.",
+        "",
+        "This page is written by `nox -s others -- report` from the results of "
+        "`nox -s others -- SUITE --from FOLDER`; do not edit it.",
+        "",
+        *_summary(found, sources),
+        *_exceptions(found),
+        *_left(left),
+        *_files(found),
+    ]
+    PAGE.write_text("\n".join(lines).rstrip() + "\n")
+    print(f"{len(found)} files; {len(left)} failures without a reason; {PAGE}")
+    return 1 if left else 0
+
+
+def _summary(found: list[FileResult], sources: dict[str, dict[str, str]]) -> Iterable[str]:
+    yield "## Results"
+    yield ""
+    yield (
+        "| suite | files | tests that pass plain | pass under `watch` | under `none` | "
+        "fail for a known reason | fail |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for suite in dict.fromkeys(result.suite for result in found):
+        mine = [result for result in found if result.suite == suite]
+        plain = sum(result.plain.get("passed", 0) for result in mine)
+        passed = {
+            tool: sum(result.tools[tool].passed for result in mine if tool in result.tools)
+            for tool in ("watch", "none")
+        }
+        failed = sum(len(c.failures) for result in mine for c in result.tools.values())
+        unknown = sum(len(unexplained(result, tool)) for result in mine for tool in result.tools)
+        yield (
+            f"| {suite} | {len(mine)} | {plain} | {passed['watch']} | {passed['none']} | "
+            f"{failed - unknown} | {unknown} |"
+        )
+    yield ""
+    for suite, source in sources.items():
+        about = ", ".join(f"{name} {value}" for name, value in source.items() if name != "commit")
+        commit = f"commit `{source['commit']}`, " if source["commit"] else ""
+        yield f"- {suite}: {commit}{about}"
+    yield ""
+
+
+def _exceptions(found: list[FileResult]) -> Iterable[str]:
+    tests: dict[str, set[str]] = defaultdict(set)
+    for result in found:
+        for tool, compared in result.tools.items():
+            for failure in compared.failures:
+                if why := reason(result.suite, failure.test, tool):
+                    tests[why].add(f"{result.suite}: `{failure.test}`")
+    yield "## Tests that fail for a known reason"
+    yield ""
+    for why, names in tests.items():
+        yield f"- {why}"
+        yield from (f"  - {name}" for name in sorted(names))
+    if not tests:
+        yield "None."
+    stale = [excepted for excepted in EXCEPTED if excepted.reason not in tests]
+    if stale:
+        yield ""
+        yield "Reasons that no test of these runs needs: " + "; ".join(
+            f"`{excepted.test}`" for excepted in stale
+        )
+    yield ""
+
+
+def _left(left: list[tuple[FileResult, str, Failure]]) -> Iterable[str]:
+    yield "## Tests that fail without a reason"
+    yield ""
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for result, tool, failure in left:
+        kinds[_kind(failure)].append(f"{tool}, {result.suite}: `{failure.test}`")
+    for kind, names in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        yield f"- `{kind}`: {len(names)}"
+        yield from (f"  - {name}" for name in names[:5])
+        if len(names) > 5:
+            yield f"  - and {len(names) - 5} more"
+    if not left:
+        yield "None."
+    yield ""
+
+
+def _kind(failure: Failure) -> str:
+    return failure.error.splitlines()[0][:160].replace("`", "'")
+
+
+def _files(found: list[FileResult]) -> Iterable[str]:
+    yield "## Files"
+    yield ""
+    yield 'Where "each n-th test" is not 1, only each n-th test of the file was run.'
+    yield ""
+    yield (
+        "| suite | file | each n-th test | pass plain | `watch`: pass, fail, unstable | "
+        "`none`: pass, fail, unstable | notes |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for result in found:
+        cells = []
+        notes = [result.incomplete]
+        for tool in ("watch", "none"):
+            compared = result.tools.get(tool)
+            if compared is None:
+                cells.append("")
+                continue
+            failed, unstable = len(compared.failures), len(compared.unstable)
+            cells.append(f"{compared.passed}, {failed}, {unstable}")
+            notes.append(compared.incomplete)
+        notes += [f"not collected: {why}" for why in result.not_collected.values()]
+        note = "; ".join(dict.fromkeys(filter(None, notes))).replace("|", "/").replace("\n", " ")
+        interceptor = f" ({result.interceptor})" if result.interceptor else ""
+        yield (
+            f"| {result.suite} | {result.path}{interceptor} | {result.every} | "
+            f"{result.plain.get('passed', 0)} | {' | '.join(cells)} | {note[:200]} |"
+        )
+
+
+def failures(folder: Path) -> str:
+    """Return all failures without a reason, grouped by their error, as Markdown."""
+    kinds: dict[str, list[tuple[str, str, Failure]]] = defaultdict(list)
+    for result in results(folder):
+        for tool in result.tools:
+            for failure in unexplained(result, tool):
+                kinds[_kind(failure)].append((result.suite, tool, failure))
+    lines = []
+    for kind, members in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        tools = Counter(tool for _, tool, _ in members)
+        places = Counter(failure.where for _, _, failure in members).most_common(3)
+        lines += [f"## {len(members)}: {kind}", f"{dict(tools)}; at {places}", ""]
+        lines += [f"- {tool}: {failure.test}" for _, tool, failure in members[:12]]
+        lines += ["", "```", members[0][2].printed[-1500:], "```", ""]
+    return "\n".join(lines)

@@ -1,0 +1,170 @@
+"""Which files of tests there are, of which framework, and where they come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from .running import TestFile
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """The tests of one framework or library.
+
+    Attributes:
+        files: Pattern of a file, relative to the root -> only each n-th of its tests is run. A file
+            that is matched by several belongs to the first.
+        package: The installed package whose version is the tests' own, or that ships them.
+        folder: Where in the folder given by `--from` the root is.
+        shipped: Whether the tests come with the installed package.
+        variables: Environment variables that the tests need.
+        alone: Whether each file is copied into a folder of its own; see `TestFile`.
+        left_out: Pattern of a file -> why it is not run.
+    """
+
+    files: Mapping[str, int]
+    package: str
+    folder: str = ""
+    shipped: bool = False
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    alone: bool = False
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def root(self, source: Path | None) -> Path:
+        """Return the folder to which paths are relative."""
+        if self.shipped:
+            found = importlib.util.find_spec(self.package)
+            if found is None or found.origin is None:
+                raise SystemExit(f"{self.package} is not installed")
+            return Path(found.origin).parents[1]
+        if source is None:
+            raise SystemExit("These tests are not in an installed package: give --from FOLDER")
+        inside = source / self.folder
+        return (inside if inside.is_dir() else source).resolve()
+
+    def test_files(self, source: Path | None, only: str, every: int) -> Iterator[TestFile]:
+        """Yield the files whose path contains `only`, with each `every`-th test, 0: as listed."""
+        root = self.root(source)
+        seen = set()
+        for pattern, step in self.files.items():
+            for path in sorted(root.glob(pattern)):
+                name = path.relative_to(root).as_posix()
+                if name in seen or only not in name or self._left_out(path.relative_to(root)):
+                    continue
+                seen.add(name)
+                yield TestFile(name, root, every or step, self.alone, self.variables)
+
+    def _left_out(self, path: Path) -> bool:
+        return any(path.match(pattern) for pattern in self.left_out)
+
+
+def commit(source: Path | None) -> str:
+    """Return the commit of a folder of sources; empty if there is none."""
+    if source is None:
+        return ""
+    command = ["git", "-C", str(source), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+TORCH = Suite(
+    {
+        "test_sparse.py": 4,
+        "test_autograd.py": 1,
+        "test_functionalization.py": 1,
+        "test_nn.py": 3,
+        "test_modules.py": 5,
+        "test_view_ops.py": 1,
+        "test_optim.py": 4,
+        "test_indexing.py": 1,
+        "test_fake_tensor.py": 1,
+        "test_sparse_csr.py": 12,
+        "test_torch.py": 3,
+        "test_transformers.py": 12,
+        "test_jit.py": 4,
+        "test_fx.py": 4,
+        "test_dataloader.py": 1,
+        "test_ops.py": 200,
+        "test_namedtensor.py": 1,
+        "test_nestedtensor.py": 8,
+        "test_reductions.py": 20,
+        "test_shape_ops.py": 4,
+        "test_tensor_creation_ops.py": 4,
+        "test_type_promotion.py": 4,
+        "functorch/test_eager_transforms.py": 2,
+        "functorch/*.py": 1,
+        "autograd/*.py": 1,
+        "nn/*.py": 1,
+        "dynamo/test_export.py": 4,
+        "dynamo/test_misc.py": 6,
+        "dynamo/*.py": 3,
+        "_inductor/test_cpu_compile.py": 1,
+        "fx/*.py": 2,
+        "jit/*.py": 2,
+        "distributed/test_local_tensor.py": 1,
+        "distributed/test_device_mesh.py": 1,
+        "distributed/test_functional_differentials.py": 1,
+        "distributed/test_store_api.py": 1,
+        "distributed/test_c10d_*.py": 1,
+    },
+    package="torch",
+    folder="test",
+    variables={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+)
+KERAS = Suite(
+    {"keras/src/**/*_test.py": 1},
+    package="keras",
+    shipped=True,
+    variables={"KERAS_BACKEND": "tensorflow"},
+)
+TENSORFLOW = Suite(
+    {
+        "eager/backprop_test.py": 1,
+        "eager/*_test.py": 3,
+        "eager/polymorphic_function/*_test.py": 6,
+        "framework/function_test.py": 2,
+        "framework/ops_test.py": 3,
+        "framework/importer_test.py": 2,
+        "ops/*_test.py": 4,
+        "ops/parallel_for/*_test.py": 6,
+        "kernel_tests/control_flow/*_test.py": 3,
+        "kernel_tests/nn_ops/*_test.py": 6,
+        "kernel_tests/variables/*_test.py": 4,
+        "kernel_tests/array_ops/*_test.py": 8,
+        "client/*_test.py": 3,
+        "saved_model/*_test.py": 6,
+        "training/*_test.py": 6,
+        "data/kernel_tests/map_test.py": 10,
+    },
+    package="tensorflow",
+    folder="tensorflow/python",
+    alone=True,
+)
+_MODELS = ("bert", "gpt2", "t5", "llama", "vit", "distilbert", "bart", "mixtral", "whisper", "clip")
+TRANSFORMERS = Suite(
+    {f"tests/models/{model}/test_modeling_{model}.py": 2 for model in _MODELS},
+    package="transformers",
+)
+ACCELERATE = Suite(
+    {"tests/test_*.py": 1},
+    package="accelerate",
+    left_out={"test_sagemaker.py": "needs an account", "test_tpu.py": "needs a TPU"},
+)
+PEFT = Suite(
+    {"tests/test_custom_models.py": 40, "tests/test_*.py": 10},
+    package="peft",
+    left_out={"*gpu*": "needs a GPU"},
+)
+SUITES: dict[str, Suite] = {
+    "torch": TORCH,
+    "tensorflow": TENSORFLOW,
+    "transformers": TRANSFORMERS,
+    "accelerate": ACCELERATE,
+    "peft": PEFT,
+    "keras": KERAS,
+    "keras-on-torch": dataclasses.replace(KERAS, variables={"KERAS_BACKEND": "torch"}),
+}

@@ -1,0 +1,113 @@
+"""The tools of amanda-tools as the sweep applies them: those that only look all at once.
+
+That costs one run more for each program, not one for each tool. Where that run differs, each tool
+runs alone, so that the failure names the tool. Tools that edit are applied one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import amanda
+from amanda_tools import (
+    dump,
+    effective_path,
+    flops,
+    graph,
+    latency,
+    mapping,
+    memory,
+    nonfinite,
+    prune,
+    rewriting,
+    sparsity,
+    trace,
+)
+
+from .observations import Facts, different
+
+Maker = Callable[[Path], amanda.Tool]
+
+#: By the name of the entry point: tools that change nothing, with what they do by default and more.
+LOOKING: Mapping[str, Maker] = {
+    "dump": lambda folder: dump.Dump(
+        ["inputs", "weights", "outputs", "gradients"], stats=True, folder=folder
+    ),
+    "effective_path": lambda folder: effective_path.EffectivePath(),
+    "flops": lambda folder: flops.Flops(["matmul", "norm", "elementwise"]),
+    "graph": lambda folder: graph.GraphTracing(),
+    "latency": lambda folder: latency.Latency(),
+    "mapping": lambda folder: mapping.MappingTool(),
+    "memory": lambda folder: memory.Memory(),
+    "nonfinite": lambda folder: nonfinite.NonFinite(),
+    "sparsity": lambda folder: sparsity.Sparsity(gradients=True),
+    "trace": lambda folder: trace.Trace(),
+}
+#: Tools that edit: one masks with ones, the other computes the same in another way.
+EDITING: Mapping[str, Maker] = {
+    "prune": lambda folder: prune.Prune(0.0),
+    "rewrite": lambda folder: rewriting.Rewrite(["conv_bn", "sdpa", "softmax"]),
+}
+SHIPPED = {**LOOKING, **EDITING}
+
+#: The way to run a program that changes nothing.
+LOOKS = "tools"
+#: Way to run a program -> the tools.
+WAYS: Mapping[str, tuple[str, ...]] = {
+    LOOKS: tuple(LOOKING),
+    **{name: (name,) for name in EDITING},
+}
+
+
+@contextlib.contextmanager
+def applied(way: str) -> Iterator[None]:
+    """Apply the tools of a way, or the one tool that it names, and make their results at the end.
+
+    Args:
+        way: A key of `WAYS` or `SHIPPED`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tools: list[Any] = [SHIPPED[name](Path(folder)) for name in WAYS.get(way, (way,))]
+        with amanda.apply(*tools):
+            yield
+        for tool in tools:
+            if hasattr(tool, "result"):
+                tool.result()
+
+
+def differing(way: str, plain: Facts, run: Callable[[str], Facts]) -> list[str]:
+    """Return what a run under the tools of a way does otherwise, and which tool alone does so.
+
+    Args:
+        way: A key of `WAYS`.
+        plain: The facts of a plain run, `error` among them where it raised.
+        run: Runs the program under `applied` of what it is given.
+    """
+
+    def compared(tools: str) -> list[str]:
+        try:
+            found = run(tools)
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        return otherwise(tools, plain, found)
+
+    names = compared(way)
+    if not names or way in EDITING:
+        return names
+    alone = {name: compared(name) for name in WAYS[way]}
+    return names + [
+        f"{name} alone: {', '.join(found[:4])}" for name, found in alone.items() if found
+    ]
+
+
+def otherwise(way: str, plain: Facts, found: Facts) -> list[str]:
+    """Return what differs of the results; tools that edit may only not raise."""
+    error = found.get("error", "")
+    if error != plain.get("error", ""):
+        return [f"raised {error!r}"]
+    # What tools compute is seen by the modes of a program.
+    return [] if way in EDITING else different(plain, found, results_only=True)

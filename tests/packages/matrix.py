@@ -1,0 +1,276 @@
+"""The drivers over the versions of their frameworks; writes docs/support.md.
+
+Builds one environment after the other, as a user would, runs a selection of the tests in it, and
+removes it again: a build of PyTorch takes some 5 GB. Results are kept in matrix_results/, and the
+page is made of all that are there, so that versions can be run one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "matrix_results"
+PAGE = ROOT / "docs" / "support.md"
+
+#: Framework -> its releases, oldest first.
+RELEASES = {
+    "torch": ("2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
+    "tensorflow-cpu": ("2.16.2", "2.17.1", "2.18.1", "2.19.1", "2.20.0", "2.21.0"),
+}
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+#: Framework -> the environment variable that names an interceptor, and these.
+INTERCEPTORS = {
+    "torch": ("AMANDA_TORCH_INTERCEPTOR", ("native", "function_mode")),
+    "tensorflow-cpu": ("AMANDA_TF_INTERCEPTOR", ("native", "python")),
+}
+MEMBERS = {
+    "torch": ("amanda_core[cli]", "amanda_tools", "amanda_driver_torch"),
+    "tensorflow-cpu": ("amanda_core[cli]", "amanda_tools", "amanda_driver_tf"),
+}
+LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so")
+#: Framework -> what its tests need beside it.
+NEEDED = {
+    "torch": ("pytest", "hypothesis", "expecttest", "numpy", "networkx", "scipy"),
+    "tensorflow-cpu": ("pytest", "hypothesis", "numpy", "networkx"),
+}
+_DRIVER = "amanda_driver_torch/tests/test_"
+#: Framework -> group of tests -> its files.
+GROUPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "torch": {
+        "conformance": ("tests/conformance",),
+        "identity": ("tests/test_identity_instrumentation.py",),
+        "paper": ("tests/test_paper_listings.py", "tests/test_tutorial.py"),
+        "driver": tuple(
+            f"{_DRIVER}{name}.py"
+            for name in (
+                "aligned_gradients",
+                "backward",
+                "checkpoint",
+                "edits",
+                "errors",
+                "extensions",
+                "in_place_edits",
+                "interception",
+                "many_operators",
+                "native",
+                "replacement",
+                "restored",
+                "signature",
+                "steps_and_scopes",
+            )
+        ),
+    },
+    "tensorflow-cpu": {
+        "conformance": ("tests/portable/test_conformance.py",),
+        "paper": ("tests/portable/test_tensorflow_tutorial.py",),
+        "driver": (
+            "amanda_driver_tf/tests/eager/test_counts.py",
+            "amanda_driver_tf/tests/function/test_programs.py",
+            "amanda_driver_tf/tests/graph/test_watching.py",
+        ),
+    },
+}
+#: Failures whose reason is known -> the reason.
+KNOWN = {
+    "test_checkpoint_is_a_container": "`torch.utils.checkpoint` of 2.10 itself makes two empty "
+    "tensors, which are seen",
+}
+#: What a new release announces for later is no failure.
+ARGUMENTS = (
+    "-q",
+    "--tb=short",
+    "-p",
+    "no:cacheprovider",
+    *("-m", "not slow and not exhaustive"),
+    *("-W", "ignore::FutureWarning"),
+    *("-W", "ignore::DeprecationWarning"),
+    *("-W", "ignore::UserWarning:torch"),
+)
+
+
+class Count(NamedTuple):
+    """How the tests of one group ended."""
+
+    passed: int
+    failed: int
+    skipped: int
+
+
+def main() -> None:
+    """Run what is asked for, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("framework", nargs="?", choices=RELEASES, help="only this one")
+    parser.add_argument("versions", nargs="*", help="only these releases")
+    parser.add_argument("--python", help="use this environment's interpreter, and leave it there")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    arguments = parser.parse_args()
+    frameworks = [arguments.framework] if arguments.framework else list(RELEASES)
+    for framework in () if arguments.page else frameworks:
+        for version in arguments.versions or RELEASES[framework]:
+            run_version(framework, version, arguments.python)
+            PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(page(), "utf-8")
+
+
+def run_version(framework: str, version: str, python: str | None) -> None:
+    """Run the tests with one release and keep how they ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        if python is None:
+            try:
+                python = str(build(Path(folder), framework, version))
+            except subprocess.CalledProcessError as error:
+                print(f"{framework} {version}: {error}", file=sys.stderr)
+                return
+        asked = "import platform; print(platform.python_version())"
+        found = subprocess.run(
+            [python, "-c", asked], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        variable, interceptors = INTERCEPTORS[framework]
+        for interceptor in interceptors:
+            for group, files in GROUPS[framework].items():
+                print(f"{framework} {version}, Python {found}: {group}, {interceptor}", flush=True)
+                count, failures = run_tests(
+                    python, files, {variable: interceptor}, Path(folder, "results.xml")
+                )
+                keep(framework, version, found, interceptor, group, count, failures)
+
+
+def build(folder: Path, framework: str, version: str) -> Path:
+    """Make an environment with a release of a framework; return its interpreter."""
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
+    members = []
+    for member in MEMBERS[framework]:
+        name, bracket, extra = member.partition("[")
+        copy = shutil.copytree(ROOT / name, folder / name, ignore=LEFT_BY_BUILDS)
+        members.append(f"{copy}{bracket}{extra}")
+    install = [str(python), "-m", "pip", "install", "-q", "--no-cache-dir"]
+    needed = [f"{framework}=={version}", *members, *NEEDED[framework]]
+    subprocess.run([*install, *needed], check=True)
+    return python
+
+
+def run_tests(
+    python: str, files: Iterable[str], environment: Mapping[str, str], results: Path
+) -> tuple[Count, list[str]]:
+    """Run tests; return how they ended and the ids of those that failed."""
+    results.unlink(missing_ok=True)
+    variables = {**os.environ, **environment, "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run(
+        [python, "-P", "-m", "pytest", *ARGUMENTS, f"--junitxml={results}", *files],
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": "1", **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    if not results.exists():
+        return Count(0, 1, 0), ["the run itself: it ended without results"]
+    passed, skipped, failures = 0, 0, []
+    for case in ElementTree.parse(results).iter("testcase"):
+        kinds = {child.tag for child in case}
+        if kinds & {"failure", "error"}:
+            failures.append(f"{case.get('classname')}::{case.get('name')}")
+        elif "skipped" in kinds:
+            skipped += 1
+        else:
+            passed += 1
+    return Count(passed, len(failures), skipped), failures
+
+
+def keep(
+    framework: str,
+    version: str,
+    python: str,
+    interceptor: str,
+    group: str,
+    count: Count,
+    failures: list[str],
+) -> None:
+    """Write down how one group ended."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{framework}-{version}-python{python}-{interceptor}-{group}.json"
+    result = {
+        "framework": framework,
+        "version": version,
+        "python": python,
+        "system": f"{platform.system()} {platform.machine()}",
+        "interceptor": interceptor,
+        "group": group,
+        "count": count,
+        "failures": failures,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+def page() -> str:
+    """Return the page that shows all results that are there."""
+    results = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    lines = [
+        "# Supported versions",
+        "",
+        "What was run, by release of the framework. `nox -s matrix` builds an environment for each",
+        "release, runs a selection of the tests in it (conformance kit, identity, the paper's",
+        "programs, the driver's own tests) and writes this page. A cell is *passed/run*. CI runs",
+        "the pinned pair of releases only.",
+        "",
+        "A release below the oldest one listed is refused by the metadata of the driver, and by",
+        "name at `amanda.apply`. A release newer than the newest one is *self-tested* at its",
+        "first `apply`, in a process of its own: where the native interceptor fails there, the one",
+        "in Python is used, and where that fails, too, `apply` refuses it by name. `amanda",
+        "doctor` and `amanda drivers` show which one is used and why.",
+        "",
+    ]
+    for framework, title in (("torch", "PyTorch"), ("tensorflow-cpu", "TensorFlow")):
+        lines += _table(framework, title, [r for r in results if r["framework"] == framework])
+    tried = {".".join(str(r["python"]).split(".")[:2]) for r in results}
+    lines += ["## Python", "", "| Python | |", "|---|---|"]
+    lines += [f"| {name} | {'run' if name in tried else 'not tried'} |" for name in PYTHONS]
+    failing = [r for r in results if r["failures"]]
+    if failing:
+        lines += ["", "## Failures", ""]
+        for r in failing:
+            lines.append(f"- {r['framework']} {r['version']}, {r['interceptor']}, {r['group']}:")
+            lines += [f"    - `{failure}`{_reason(failure)}" for failure in r["failures"]]
+    return "\n".join(lines) + "\n"
+
+
+def _reason(failure: str) -> str:
+    reason = KNOWN.get(failure.rpartition("::")[2])
+    return "" if reason is None else f": {reason}"
+
+
+def _table(framework: str, title: str, results: list[dict[str, Any]]) -> list[str]:
+    groups = list(GROUPS[framework])
+    lines = [f"## {title}", "", f"| {title} | Python | interceptor | {' | '.join(groups)} |"]
+    lines.append("|---" * (3 + len(groups)) + "|")
+    for version in RELEASES[framework]:
+        cells: dict[tuple[str, str], dict[str, str]] = {}
+        for r in results:
+            if r["version"] == version:
+                passed, failed, _ = r["count"]
+                row = cells.setdefault((r["python"], r["interceptor"]), {})
+                row[r["group"]] = f"{passed}/{passed + failed}"
+        if not cells:
+            lines.append(f"| {version} | | not tried |" + " |" * len(groups))
+        for (python, interceptor), row in cells.items():
+            shown = " | ".join(row.get(group, "not run") for group in groups)
+            lines.append(f"| {version} | {python} | {interceptor} | {shown} |")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()

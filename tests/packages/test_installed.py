@@ -1,0 +1,61 @@
+"""The installed distributions are whole: what a checkout has, they have, and nothing else.
+
+`nox -s packages` builds them and looks at each in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import importlib_metadata
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MEMBERS = ["amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools"]
+# Sources in C and C++ are for source distributions alone, and the editors' leavings for nobody.
+COMPILED = {".c", ".cpp", ".h", ".so", ".pyd", ".pyc"}
+
+pytestmark = pytest.mark.one_interceptor
+
+
+def installed(member: str) -> Any:
+    found = importlib_metadata.distribution(member.replace("_", "-"))
+    if '"editable": true' in (found.read_text("direct_url.json") or ""):
+        pytest.skip(f"{member} is installed as an editable, which has no files of its own")
+    return found
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_nothing_is_forgotten_and_nothing_else_is_there(member: str) -> None:
+    source = ROOT / member / "src"
+    wanted = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*")
+        if path.is_file() and path.suffix not in COMPILED and ".egg-info" not in str(path)
+    }
+    files = [Path(str(path)) for path in installed(member).files or ()]
+    there = {
+        path.as_posix()
+        for path in files
+        if path.suffix not in COMPILED
+        and ".dist-info" not in path.parts[0]
+        and path.parts[0] != ".."
+    }
+    assert there == wanted
+    assert any(path.name == "py.typed" for path in files)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_what_they_need_of_one_another_is_declared(member: str) -> None:
+    needed = " ".join(importlib_metadata.requires(member.replace("_", "-")) or ())
+    assert ("amanda-core" in needed) == (member != "amanda_core")
+
+
+def test_entry_points_are_found() -> None:
+    command = [sys.executable, "-m", "amanda", "drivers", "--json"]
+    drivers = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert {driver["name"] for driver in drivers} == {"pytorch", "tensorflow"}

@@ -1,0 +1,87 @@
+"""Every tool on TensorFlow programs of second and mixed order: none may end in it or be changed."""
+
+# mypy: allow-untyped-calls
+# TensorFlow has no types.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tests.every_tool import TOOLS, checked
+
+import amanda
+
+from .higher_order_tf import PROGRAMS
+
+#: Run with the fast tests; the others with the exhaustive ones.
+SAMPLE = {
+    ("gradient of a gradient", "latency"),
+    ("gradient of a gradient", "nonfinite"),
+    ("style transfer", "nonfinite"),
+    ("jacobian", "dump"),
+    ("jacobian", "flops"),
+    ("accumulator over a function", "dump"),
+    ("accumulator over a function", "trace"),
+    ("vectorized map", "graph"),
+}
+
+
+@pytest.fixture(autouse=True)
+def as_written() -> Iterator[None]:
+    """TensorFlow's graph optimiser fuses ops that nobody looks at, which rounds otherwise."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    off = before.get("disable_meta_optimizer", False)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
+
+
+def bits(results: list[Any]) -> list[bytes | None]:
+    """What a program computed, byte by byte."""
+    return [
+        None if value is None else tf.convert_to_tensor(value).numpy().tobytes()
+        for value in results
+    ]
+
+
+def same_under(program: str, name: str) -> None:
+    """Compare a program under a tool with itself."""
+    expected = bits(PROGRAMS[program]())
+    tool = TOOLS[name]()
+    with amanda.apply(tool):
+        found = bits(PROGRAMS[program]())
+    assert found == expected
+    checked(name, tool)
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        pytest.param(
+            program, name, marks=[] if (program, name) in SAMPLE else pytest.mark.exhaustive
+        )
+        for program in PROGRAMS
+        for name in TOOLS
+    ],
+)
+def test_the_program_runs_as_without_it(program: str, name: str) -> None:
+    same_under(program, name)
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        pytest.param(program, name, marks=[] if name == "flops" else pytest.mark.exhaustive)
+        for program in ("third order", "hessian", "forward over reverse", "gradient penalty")
+        for name in TOOLS
+    ],
+)
+def test_the_program_runs_eagerly_as_without_it(program: str, name: str) -> None:
+    tf.config.run_functions_eagerly(True)
+    try:
+        same_under(program, name)
+    finally:
+        tf.config.run_functions_eagerly(False)

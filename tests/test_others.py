@@ -1,0 +1,80 @@
+"""Running the tests of others: what fails only under a tool is found, whatever way it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = """
+import os, pathlib, sys, time
+import pytest
+
+@pytest.fixture
+def applied(request):
+    return request.config.getoption("--applied")
+
+@pytest.fixture
+def again(applied):
+    seen = pathlib.Path(__file__).with_suffix("." + applied)
+    yield seen.exists()
+    seen.touch()
+
+def test_passes(): pass
+def test_fails_plain(): assert False
+@pytest.mark.skip
+def test_is_skipped(): pass
+@pytest.mark.xfail(strict=True)
+def test_is_expected_to_fail(): assert False
+def test_fails_under_watch(applied): assert applied != "watch"
+def test_crashes_under_watch(applied):
+    if applied == "watch": os.abort()
+def test_hangs_under_none(applied):
+    if applied == "none": time.sleep(600)
+def test_fails_once(applied, again): assert applied != "watch" or again
+@pytest.fixture
+def broken(applied):
+    yield
+    assert applied == "plain"
+def test_fails_in_teardown(broken): pass
+def test_is_the_last(): pass
+"""
+CODE = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from sweeps.others.comparing import compare
+from sweeps.others.running import Limits, TestFile
+file = TestFile("test_it.py", Path(sys.argv[1]))
+print(json.dumps(asdict(compare("suite", file, ("watch", "none"), Limits(test=5)))))
+"""
+
+
+@pytest.mark.slow
+def test_what_fails_under_a_tool_is_found(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-c", CODE, str(tmp_path)]
+    # The package lies in the root, which `-P` would hide.
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["plain"] == {"passed": 7, "failed": 1, "skipped": 1, "expected": 1}
+
+    watch, none = found["tools"]["watch"], found["tools"]["none"]
+    assert {failure["test"]: failure["outcome"] for failure in watch["failures"]} == {
+        "test_it.py::test_fails_under_watch": "failed",
+        "test_it.py::test_crashes_under_watch": "crashed",
+        "test_it.py::test_fails_in_teardown": "failed",
+    }
+    assert {failure["test"]: failure["outcome"] for failure in none["failures"]} == {
+        "test_it.py::test_hangs_under_none": "hung",
+        "test_it.py::test_fails_in_teardown": "failed",
+    }
+    assert watch["unstable"] == ["test_it.py::test_fails_once"]
+    assert none["unstable"] == []
+    assert (watch["passed"], none["passed"]) == (3, 5)
+    assert watch["failures"][0]["error"].startswith("AssertionError")

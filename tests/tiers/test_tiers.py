@@ -1,0 +1,58 @@
+"""The tiers hold together: every file has a shard, and no shard or tier takes too long."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORES = 2
+DURATIONS: dict[str, dict[str, list[float]]] = json.loads(
+    Path(__file__).with_name("durations.json").read_text()
+)
+
+
+@pytest.fixture(scope="module")
+def noxfile() -> Any:
+    pytest.importorskip("nox", reason="nox is installed where the sources are checked")
+    spec = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def files_of(shard: Any) -> set[str]:
+    """Return the test files that a shard runs."""
+    found = set()
+    for pattern in shard.paths:
+        for path in ROOT.glob(pattern):
+            for file in [path] if path.is_file() else path.rglob("test_*.py"):
+                name = str(file.relative_to(ROOT))
+                loads = name.startswith(("amanda_driver_tf/tests", "tests/portable"))
+                if loads == shard.tensorflow and "/src/" not in name:
+                    found.add(name)
+    return found
+
+
+def test_every_file_is_in_one_shard(noxfile: Any) -> None:
+    native = [shard for shard in noxfile.SHARDS.values() if not shard.env]
+    files = [file for shard in native for file in files_of(shard)]
+    assert sorted(files) == sorted(set(files))
+    tests = [*ROOT.glob("amanda_*/tests/**/test_*.py"), *ROOT.glob("tests/**/test_*.py")]
+    assert set(files) == {str(path.relative_to(ROOT)) for path in tests}
+
+
+def test_shards_take_at_most_twelve_minutes(noxfile: Any) -> None:
+    for name, shard in noxfile.SHARDS.items():
+        seconds = sum(sum(map(max, DURATIONS.get(file, {}).values())) for file in files_of(shard))
+        assert seconds / CORES < 12 * 60, name
+
+
+def test_durations_are_of_files_that_exist() -> None:
+    assert [file for file in DURATIONS if not (ROOT / file).exists()] == []
