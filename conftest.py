@@ -52,6 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="collect the tests that need no TensorFlow, or those that do",
     )
     group.addoption(
+        "--record-contexts",
+        action="store_true",
+        help="have coverage.py, where it measures, note the test function that runs a line",
+    )
+    group.addoption(
         "--record-durations",
         metavar="FOLDER",
         type=Path,
@@ -80,6 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Begin to measure, before any fixture runs; skip what coverage.py would make fail."""
     item.stash[_STARTED] = _busy()
+    if item.config.getoption("--record-contexts"):
+        _record_context(item)
     if sys.gettrace() is not None and item.get_closest_marker("untraced") is not None:
         pytest.skip("it notices the tracer of coverage.py")
 
@@ -104,7 +111,7 @@ class Durations:
         """Add up what the cases of a test function took."""
         for name, value in report.user_properties:
             if name == "cpu_seconds" and report.when == "teardown":
-                function = report.nodeid.split("::", 1)[1].split("[")[0]
+                function = _function(report.nodeid).split("::", 1)[1]
                 self.seconds[_file(report.nodeid)][function] += float(str(value))
 
     def pytest_sessionfinish(self) -> None:
@@ -133,8 +140,21 @@ def _is_ruled_out(path: Path, config: pytest.Config) -> bool:
     return chosen == "without" and any(path.is_relative_to(folder) for folder in folders)
 
 
+def _record_context(item: pytest.Item) -> None:
+    """Begin the context of a test function; one for each of its cases takes many gigabytes."""
+    coverage = importlib.import_module("coverage")
+    measured = coverage.Coverage.current()
+    if measured is not None:
+        measured.switch_context(_function(item.nodeid))
+
+
 def _file(nodeid: str) -> str:
     return nodeid.split("::")[0]
+
+
+def _function(nodeid: str) -> str:
+    """Return the id without the parameters of the case."""
+    return nodeid.split("[")[0]
 
 
 def _busy() -> float:

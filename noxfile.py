@@ -96,6 +96,7 @@ FAULTY = ["torch", "tensorflow", "tensorflow-function", "tensorflow-graph"]
 # The tiers of tests, by their marks. `one_interceptor` marks what cannot depend on the torch
 # interceptor; the native one runs it.
 FAST = "not slow and not exhaustive"
+SLOW = "slow and not exhaustive"
 ALL = "not exhaustive"
 EXHAUSTIVE = "exhaustive"
 EVERY = ""
@@ -176,11 +177,14 @@ def durations(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Measure which lines the fast tests run, `-- all`: all but the exhaustive; by package."""
-    tier = "all" if "all" in session.posargs else "fast"
+    """Measure which lines the fast tests run, and, with `-- all`, the slow ones; by package."""
     environment(session, *FURTHER, *COVERAGE)
-    measure_coverage(session, tier)
-    run(session, "python", "tests/tiers/covered.py", f".coverage.{tier}", "--tier", tier)
+    measure_fast(session)
+    report_coverage(session, "fast")
+    if "all" in session.posargs:
+        shutil.copy(ROOT / ".coverage.fast", ROOT / ".coverage.all")
+        measure_coverage(session, "all", [*NATIVE, PURE], SLOW)
+        report_coverage(session, "all")
 
 
 @nox.session
@@ -188,7 +192,7 @@ def mutation(session: nox.Session) -> None:
     """Make 100 defects in the sources, one at a time, and see which ones the fast tests find."""
     environment(session, *FURTHER, *COVERAGE)
     if not (ROOT / ".coverage.fast").exists():
-        measure_coverage(session, "fast")
+        measure_fast(session)
     run(session, "python", "tests/tiers/mutation.py", ".coverage.fast", *session.posargs)
 
 
@@ -351,19 +355,29 @@ def test(
         session.error("No test was found for these arguments")
 
 
-def measure_coverage(session: nox.Session, tier: str) -> None:
-    """Run a tier under coverage.py; writes .coverage.TIER, with the test that ran each line."""
-    configuration = "tests/tiers/coverage.toml"
-    data = str(ROOT / f".coverage.{tier}")
-    Path(data).unlink(missing_ok=True)
+def measure_fast(session: nox.Session) -> None:
+    """Measure the fast tests, with the test functions that ran each line, which `mutation` needs."""
+    (ROOT / ".coverage.fast").unlink(missing_ok=True)
+    measure_coverage(session, "fast", [*NATIVE, PURE_DRIVER], FAST, "--record-contexts")
+
+
+def measure_coverage(
+    session: nox.Session, name: str, shards: Sequence[Shard], marks: str, *arguments: str
+) -> None:
+    """Run tests under coverage.py, and add what they ran to .coverage.NAME."""
     test(
         session,
-        [*NATIVE, PURE_DRIVER if tier == "fast" else PURE],
-        FAST if tier == "fast" else ALL,
-        *("--cov", f"--cov-config={configuration}", "--cov-context=test", "--cov-append"),
-        "--cov-report=",
-        COVERAGE_FILE=data,
+        shards,
+        marks,
+        *("--cov", "--cov-config=tests/tiers/coverage.toml", "--cov-append", "--cov-report="),
+        *arguments,
+        COVERAGE_FILE=str(ROOT / f".coverage.{name}"),
     )
+
+
+def report_coverage(session: nox.Session, tier: str) -> None:
+    """Print what a tier ran by package; fail below its bounds."""
+    run(session, "python", "tests/tiers/covered.py", f".coverage.{tier}", "--tier", tier)
 
 
 def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_module, distribute_tensor
 from torch.nn.utils import prune
 
 import amanda
@@ -58,6 +61,26 @@ def test_pruning_is_that_of_pytorch(sparsity: float) -> None:
         assert pruned.pruned == int((there.weight_mask == 0).sum())
         assert pruned.elements == layer.weight.numel()
         assert layer.weight.detach().abs().min() > 0  # The weight itself stays.
+
+
+def test_a_distributed_weight_is_pruned_as_a_plain_one(tmp_path: Path) -> None:
+    values, twin = torch.randn(2, 12), nn.Linear(12, 3)
+    model: Any = copy.deepcopy(twin)
+    prune_by_torch(twin, "weight", 0.5)
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        distribute_module(model, mesh)
+        with amanda.apply(Prune(0.5)):
+            output = model(distribute_tensor(values, mesh, [Replicate()]))
+            output.square().sum().backward()
+        twin(values).square().sum().backward()
+        assert torch.equal(output.to_local(), twin(values))
+        expected: Any = twin.weight_orig
+        assert torch.equal(model.weight.grad.to_local(), expected.grad)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_what_has_no_weight_is_listed() -> None:

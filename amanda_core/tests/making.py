@@ -9,8 +9,21 @@ from typing import Any
 
 from amanda_core import OpContext, Session, Site, Tool, discovery
 from amanda_core.activation import Handle
+from amanda_core.framework_versions import FrameworkVersions
 
 from . import toy
+
+#: A distribution that is there wherever the tests run, in place of a framework.
+PLUGGY = FrameworkVersions(
+    framework="Pluggy",
+    module="pluggy",
+    distributions=("pluggy",),
+    oldest="1.0",
+    newest="99.0",
+    driver="amanda-core",
+    variable="AMANDA_PLUGGY_INTERCEPTOR",
+    self_test="self_test_of_pluggy",
+)
 
 
 def tool(

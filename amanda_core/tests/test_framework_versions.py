@@ -10,17 +10,8 @@ import pytest
 
 from amanda_core.framework_versions import FrameworkVersions, cache_folder
 
-# A distribution that is there wherever these tests run stands for a framework.
-PLUGGY = FrameworkVersions(
-    framework="Pluggy",
-    module="pluggy",
-    distributions=("pluggy",),
-    oldest="1.0",
-    newest="99.0",
-    driver="amanda-core",
-    variable="AMANDA_PLUGGY_INTERCEPTOR",
-    self_test="self_test_of_pluggy",
-)
+from .making import PLUGGY
+
 OLD = dataclasses.replace(PLUGGY, oldest="98.0")
 NEW = dataclasses.replace(PLUGGY, oldest="0.1", newest="0.2")
 

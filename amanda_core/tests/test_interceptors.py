@@ -12,17 +12,8 @@ from amanda_core.errors import DriverError, UnsupportedError
 from amanda_core.framework_versions import FrameworkVersions
 from amanda_core.interceptors import NATIVE, Extension, Interceptors
 
-# A distribution that is there wherever these tests run stands for a framework.
-PLUGGY = FrameworkVersions(
-    framework="Pluggy",
-    module="pluggy",
-    distributions=("pluggy",),
-    oldest="1.0",
-    newest="99.0",
-    driver="amanda-core",
-    variable="AMANDA_PLUGGY_INTERCEPTOR",
-    self_test="self_test_of_pluggy",
-)
+from .making import PLUGGY
+
 BUILT = Interceptors(PLUGGY, "python", lambda: Extension(None, "It is built"), "Operators")
 NOT_BUILT = dataclasses.replace(BUILT, extension=lambda: Extension("no compiler", ""))
 OLD = dataclasses.replace(BUILT, versions=dataclasses.replace(PLUGGY, oldest="98.0"))
@@ -55,7 +46,7 @@ def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_native_one_is_used_where_it_is_built() -> None:
     assert BUILT.choice() == (NATIVE, "It is built")
-    assert NOT_BUILT.choice() == ("python", "There is no native one: no compiler")
+    assert NOT_BUILT.choice() == ("python", "The native interceptor cannot be used: no compiler")
 
 
 @pytest.mark.parametrize("interceptors", [BUILT, NOT_BUILT])

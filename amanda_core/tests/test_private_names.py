@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from amanda_core.testing.private_names import mentions, mentions_in_c, own_names
+from amanda_core.testing.private_names import (
+    DriverSources,
+    mentions,
+    mentions_in_c,
+    own_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,3 +79,15 @@ def test_literals_of_c_are_found() -> None:
     source = 'find("_base");\n// "_words"\n#include "_x.h"\nfind("name", "_own");\nf("torch._C");\n'
     found = mentions_in_c(source, "torch", ["_own"])
     assert [(mention.line, mention.name) for mention in found] == [(1, "_base"), (5, "torch._C")]
+
+
+def test_sources_of_a_driver_are_searched_by_their_language(tmp_path: Path) -> None:
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "watch.cpp").write_text('find("_base"); find("_own");\n')
+    (tmp_path / "taps.py").write_text("def _own(t): return t._version\n")
+    (tmp_path / "notes.txt").write_text("torch._C")
+    sources = DriverSources(tmp_path, "torch")
+    assert sorted(sources.texts) == ["native/watch.cpp", "taps.py"]
+    assert sources.mentions("taps.py") == ["taps.py:1: …._version"]
+    assert sources.mentions("native/watch.cpp") == ["native/watch.cpp:1: _base"]
+    assert sources.mentions("taps.py", "import torch\ntorch._C\n") == ["taps.py:2: torch._C"]

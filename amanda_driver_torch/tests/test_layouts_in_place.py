@@ -295,7 +295,9 @@ def test_gradients_of_nested_tensors_are_seen(tool: str, interceptor: str) -> No
 
 
 @INTERCEPTORS
-@pytest.mark.parametrize("ask", ["insert_after_backward_op", "insert_before_op"])
+@pytest.mark.parametrize(
+    "ask", ["insert_after_backward_op", "insert_before_op", "replace_backward_op"]
+)
 def test_edits_of_nested_tensors_with_gradients_are_refused(ask: str, interceptor: str) -> None:
     tool = amanda.Tool()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import os
 import sys
@@ -20,6 +19,8 @@ from amanda_core import OpContext
 from amanda_driver_torch import _build
 from amanda_driver_torch._interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._versions import VARIABLE
+
+from .making import check_references
 
 if _build.native is None:
     pytest.skip(f"no native interceptor: {_build.missing}", allow_module_level=True)
@@ -279,19 +280,11 @@ def test_no_reference_is_kept_or_lost() -> None:
         with pytest.raises(RuntimeError):
             torch.mm(value, torch.ones(3))
 
-    watched = [value, layer, layer[0], layer[0].weight, torch.relu, torch.Tensor.relu, nn.Module]
+    own = [value, layer, layer[0], layer[0].weight]
+    shared = [torch.relu, torch.Tensor.relu, nn.Module]
     for tool in (amanda.Tool(), Seen()):
         with amanda.apply(tool), torch.no_grad():
-            for _ in range(30):
-                program()
-            gc.collect()
-            before = [sys.getrefcount(thing) for thing in watched]
-            objects = len(gc.get_objects())
-            for _ in range(200):
-                program()
-            gc.collect()
-            assert [sys.getrefcount(thing) for thing in watched] == before
-            assert len(gc.get_objects()) - objects < 100
+            check_references(program, 200, own, shared)
 
 
 def test_an_op_without_a_plan_runs_no_python() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import importlib
 import signal
 import subprocess
@@ -23,6 +22,8 @@ import amanda_driver_torch
 from amanda import OpContext
 from amanda_driver_torch import _build
 from amanda_driver_torch._versions import VARIABLE
+
+from .making import check_references
 
 native = _build.native
 
@@ -363,22 +364,13 @@ def test_no_path_keeps_or_loses_a_reference() -> None:
         with pytest.raises(TypeError):
             layer(None)
 
-    watched = [value, layer, layer[0], layer[0].weight, torch.relu, nn.Module, native.Watch]
+    own = [value, layer, layer[0], layer[0].weight]
     for tool in (amanda.Tool(), Count(), Scale(), Failing()):
         with amanda.apply(tool):
             if not isinstance(tool, Failing):
                 tool.add_inst_for_op(lambda context: None, backward=True)
             run = program if isinstance(tool, Failing) else _without_failing(layer, value)
-            for _ in range(20):
-                run()
-            gc.collect()
-            before = [sys.getrefcount(thing) for thing in watched]
-            objects = len(gc.get_objects())
-            for _ in range(60):
-                run()
-            gc.collect()
-            assert [sys.getrefcount(thing) for thing in watched] == before
-            assert len(gc.get_objects()) - objects < 60
+            check_references(run, 60, own, shared=[torch.relu, nn.Module, native.Watch])
 
 
 def _without_failing(layer: nn.Module, value: torch.Tensor) -> Any:

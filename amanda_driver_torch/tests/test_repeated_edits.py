@@ -9,7 +9,6 @@ The oracle is the plain program, with what a tool changes written into it by han
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +23,7 @@ import amanda
 from amanda_core.errors import EditError, RoutineResultError
 from amanda_core.testing.tools import after, at_outputs, before, idle
 
-from .making import close, equal, leaf
+from .making import check_references, close, equal, leaf
 from .repeating import TIMES, data, product
 
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -234,18 +233,8 @@ def test_edits_leave_no_reference_behind() -> None:
     def grow(value: torch.Tensor) -> torch.Tensor:
         return value + 1
 
-    watched = [x, w, grow]
     tools = [before("linear", grow, [1]), after("linear", grow), before("linear", lambda *v: None)]
     with amanda.apply(*tools):
         for switch in (torch.no_grad, torch.enable_grad):
             with switch():
-                for _ in range(30):
-                    product(x, w)
-                gc.collect()
-                counts = [sys.getrefcount(thing) for thing in watched]
-                objects = len(gc.get_objects())
-                for _ in range(100):
-                    product(x, w)
-                gc.collect()
-            assert [sys.getrefcount(thing) for thing in watched] == counts
-            assert len(gc.get_objects()) - objects < 50
+                check_references(lambda: product(x, w), 100, own=[x, w, grow])

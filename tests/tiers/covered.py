@@ -54,14 +54,13 @@ def main() -> int:
         taken[package] += numbers.n_executed_branches
         modules.append((numbers.n_missing, numbers.n_statements, file))
     below = []
-    for package in sorted(lines):
-        covered = 100 * run[package] / lines[package]
-        bound = BOUNDS[options.tier].get(package)
-        if bound is not None and covered < bound:
+    for package, bound in BOUNDS[options.tier].items():
+        covered = 100 * run[package] / max(lines[package], 1)
+        if covered < bound:
             below.append(package)
         print(
             f"{package:22} {run[package]:6} of {lines[package]:6} lines {covered:5.1f}%"
-            + (f" (at least {bound}%)" if bound else "")
+            + f" (at least {bound}%)"
             + f"   {taken[package]:6} of {branches[package]:6} branches"
             + f" {100 * taken[package] / max(branches[package], 1):5.1f}%"
         )
@@ -74,9 +73,9 @@ def main() -> int:
 
 
 def package_of(path: Path) -> str:
-    """Return the name of the distribution that a module belongs to, without `amanda_`."""
+    """Return the package that a module belongs to; `amanda` is part of the core."""
     packages = [part for part in path.parts[:-1] if part.startswith("amanda")]
-    return "core" if packages[-1] == "amanda" else packages[-1].removeprefix("amanda_")
+    return "amanda_core" if packages[-1] == "amanda" else packages[-1]
 
 
 if __name__ == "__main__":

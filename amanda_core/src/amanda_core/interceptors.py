@@ -183,12 +183,12 @@ class Interceptors:
             raise UnsupportedError(
                 f"{variable}={NATIVE}, but {missing}",
                 where=driver,
-                fix=f"Install a compiler and then {driver} anew, or unset the variable",
+                fix=f"Install a compiler and reinstall {driver}, or unset the variable",
             )
         if asked:
             return Choice(asked, f"{variable} asks for it")
         if missing is not None:
-            return Choice(self.python, f"There is no native one: {missing}")
+            return Choice(self.python, f"The native interceptor cannot be used: {missing}")
         return Choice(NATIVE, built)
 
 

@@ -2,6 +2,10 @@
 
 Owns the hooks on nodes and which record each of them has. The hooks hold their record weakly and no
 tensor: a context that holds tensors, referred to from a C++ node, would leak for ever.
+
+The module is long because a hook lives in four steps that share its record: it is set where the
+forward op ran, finds its context when its node runs first, passes gradients through the plan, and
+is removed with the last tool that planned something there.
 """
 
 from __future__ import annotations

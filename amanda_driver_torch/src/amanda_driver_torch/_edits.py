@@ -22,6 +22,7 @@ __all__ = [
     "check_tensor",
     "edited",
     "edited_gradient",
+    "refuse_nested",
 ]
 
 
@@ -68,7 +69,7 @@ def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
         return new
     if torch.is_grad_enabled() and requires_grad(old):
         check_tensor(old, new, step)
-        _refuse_nested(old, step.where)
+        refuse_nested(old, step.where)
     return pass_straight(old, new, node=node)
 
 
@@ -99,7 +100,8 @@ def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = Fal
         )
 
 
-def _refuse_nested(old: torch.Tensor, where: str) -> None:
+def refuse_nested(old: torch.Tensor, where: str) -> None:
+    """Raise `UnsupportedError` if `old` is a nested tensor of the strided layout."""
     if is_nested_strided(old):
         raise UnsupportedError(
             "Nested tensors of the strided layout that require gradients cannot be edited, nor "
@@ -133,7 +135,7 @@ def check_gradient(old: Any, new: Any, where: str) -> None:
         return
     check_gradient_shape(new, shape_of(old), where)
     if new is not old and isinstance(old, torch.Tensor):
-        _refuse_nested(old, where)
+        refuse_nested(old, where)
 
 
 def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:

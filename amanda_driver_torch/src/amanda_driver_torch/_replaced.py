@@ -15,7 +15,7 @@ import torch
 from amanda_core import Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._autograd import run_replaced
-from amanda_driver_torch._edits import check_gradient_shape
+from amanda_driver_torch._edits import check_gradient_shape, refuse_nested
 from amanda_driver_torch._modes import call_routine
 from amanda_driver_torch._nodes import differentiable, placed
 from amanda_driver_torch._signature import outputs_of, restructure
@@ -32,6 +32,8 @@ def run_with_replaced_backward(run: Run, replacement: Step) -> Any:
     if not slots:
         return run.call_original(run.values)
     chosen = list(slots)
+    for tensor in slots.values():
+        refuse_nested(tensor, replacement.where)
     returned: list[Any] = []
     where = replacement.where
     backward_program = run.execution.backward

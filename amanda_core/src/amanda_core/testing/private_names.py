@@ -1,8 +1,8 @@
 """Private names of a framework in the sources of its driver: there is one place for them.
 
-A private name may be gone in the next release of the framework. A driver says each in one module,
-where a new release is read about; a test of the driver's calls `mentions` for every other source
-and wants nothing back. Owns the search; what is private, the caller says.
+A private name may be gone in the next release of the framework. A driver names each of them in one
+module, where it is looked up when a new release is out; a test of the driver searches its other
+`DriverSources` and expects to find none. Owns the search; the caller says what is private.
 """
 
 from __future__ import annotations
@@ -10,9 +10,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Mention", "has_underscore", "mentions", "mentions_in_c", "own_names"]
+import amanda_core
+
+__all__ = [
+    "DriverSources",
+    "Mention",
+    "has_underscore",
+    "mentions",
+    "mentions_in_c",
+    "own_names",
+]
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*\.?")
 _C_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
@@ -71,6 +81,46 @@ def mentions_in_c(source: str, framework: str, own: Collection[str]) -> list[Men
         for text in _C_STRING.findall(line)
         if _is_private_text(text, framework, own, has_underscore)
     ]
+
+
+class DriverSources:
+    """The sources of a driver, and the private names of its framework in them.
+
+    Attributes:
+        texts: Path below the driver's package -> source, in Python, C and C++.
+    """
+
+    def __init__(
+        self,
+        package: Path,
+        framework: str,
+        is_private: Callable[[str], bool] = has_underscore,
+        theirs: Collection[str] = (),
+    ) -> None:
+        """Read the sources below `package`; see `mentions` for the other arguments."""
+        self.texts = {
+            path.relative_to(package).as_posix(): path.read_text("utf-8")
+            for path in sorted(package.rglob("*"))
+            if path.suffix in (".py", ".c", ".cpp", ".h")
+        }
+        core = Path(amanda_core.__file__).parent.rglob("*.py")
+        driver = [text for name, text in self.texts.items() if name.endswith(".py")]
+        self._own = own_names([*driver, *(path.read_text("utf-8") for path in core)])
+        self._framework, self._is_private, self._theirs = framework, is_private, theirs
+
+    def mentions(self, name: str, text: str | None = None) -> list[str]:
+        """Return the private names in a source as ``path:line: name``.
+
+        Args:
+            name: The path of the source below the driver's package.
+            text: Searched in its place, if it is given.
+        """
+        text = self.texts[name] if text is None else text
+        if name.endswith(".py"):
+            found = mentions(text, self._framework, self._own, self._is_private, self._theirs)
+        else:
+            found = mentions_in_c(text, self._framework, self._own)
+        return [f"{name}:{line}: {private}" for line, private in found]
 
 
 class _Search:

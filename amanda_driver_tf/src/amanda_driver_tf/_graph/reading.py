@@ -129,7 +129,7 @@ class Reading:
                 )
 
     def version(self, tensor: Any, owner: Record) -> Value | None:
-        """The version of a tensor of this body that the op of a gradient saw, or None."""
+        """Return the version of a tensor of this body that the forward op read, or None."""
         forward = self._weaver.body.node_of(owner.forward)
         if forward is not None:
             self._weaver.visit(forward)
@@ -202,8 +202,8 @@ class Reading:
 
 
 def _is_derivable(op: Any) -> bool:
-    """Return True if the gradient of an op can be derived anew, for this op alone.
+    """Return True if the gradient of an op can be derived again, for this op alone.
 
-    The functions that it runs, and gradient functions of its own, hold tensors of its graph.
+    Not if the op runs functions or has a custom gradient: both hold tensors of the op's graph.
     """
     return not is_container(op.type) and GRADIENT_OP_TYPE not in op.node_def.attr

@@ -1,4 +1,4 @@
-"""What is around ops: steps, modules, the order of routines, recomputation."""
+"""Steps, modules, the order of routines and recomputation."""
 
 from __future__ import annotations
 
