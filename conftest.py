@@ -31,6 +31,21 @@ for _name in ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(_name)
 
+# Generated examples are the same in each run, and a busy machine does not make a test fail.
+with contextlib.suppress(ModuleNotFoundError):
+    _hypothesis = importlib.import_module("hypothesis")
+    _hypothesis.settings.register_profile(
+        "repeatable",
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[
+            _hypothesis.HealthCheck.too_slow,
+            _hypothesis.HealthCheck.function_scoped_fixture,
+        ],
+    )
+    _hypothesis.settings.load_profile("repeatable")
+
 # What a shell starts in the background ignores Ctrl-C, and so would the programs that the tests
 # start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -162,6 +162,7 @@ def test_an_encoder_layer(fused: bool) -> None:
 BERT = 12 * (4 * 128 * 768**2 + 2 * 128 * 768 * 3072 + 2 * 12 * 128**2 * 64) + 768**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "fused"])
 def test_bert(attention: str) -> None:
     fused = attention == "fused"

@@ -85,6 +85,7 @@ def found(server: ProgramServer, tmp_path_factory: pytest.TempPathFactory) -> An
     return run(server, tmp_path_factory.mktemp("programs") / "found.json", *FAST, code=OWN_TOOLS)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FAST)
 def test_program_is_the_same_under_tools(name: str, found: Any) -> None:
     if "is not installed" in found["left_out"].get(name, ""):

@@ -56,6 +56,7 @@ def generator() -> nn.Module:
     return gpt2(n_positions=256).eval()
 
 
+@pytest.mark.slow
 def test_contexts_stay_flat_over_generation(generator: Any) -> None:
     prompt = torch.tensor([[5, 7, 9]])
     counts = []

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import amanda
@@ -138,17 +138,6 @@ def programs(draw: Any) -> list[Line]:
     return lines
 
 
-def sampled(count: int) -> settings:
-    """So many programs, the same in each run."""
-    return settings(
-        max_examples=count,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-
-
 def run(lines: list[Line], x: torch.Tensor, w: torch.Tensor, call: Call) -> torch.Tensor:
     """The loss of a program; `call(line, function, *arguments)` runs each line's operator."""
     values = [x]
@@ -241,7 +230,7 @@ class Program(torch.nn.Module):
         return run(self.lines, x, w, call)
 
 
-@sampled(max(PROGRAMS // 4, 1))
+@settings(max_examples=max(PROGRAMS // 4, 1))
 @given(programs(), st.integers(0, 1000))
 def test_the_order_of_tools_that_edit_different_lines_does_not_matter(
     lines: list[Line], seed: int
@@ -270,7 +259,7 @@ def test_the_order_of_tools_that_edit_different_lines_does_not_matter(
     torch.testing.assert_close(one, expected, rtol=1e-10, atol=1e-12, msg=str(lines))
 
 
-@sampled(PROGRAMS)
+@settings(max_examples=PROGRAMS)
 @given(programs(), st.integers(0, 1000))
 def test_edited_program_equals_its_hand_written_twin(lines: list[Line], seed: int) -> None:
     torch.manual_seed(seed)

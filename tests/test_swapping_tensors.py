@@ -40,6 +40,7 @@ def _swapping_conversions() -> Iterator[None]:
     torch.__future__.set_swap_module_params_on_conversion(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOOLS)
 def test_conversions_during_and_after(name: str) -> None:
     def program(net: nn.Module) -> list[torch.Tensor]:

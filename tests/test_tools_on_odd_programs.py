@@ -121,6 +121,7 @@ def run(hidden: Hidden) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_program_runs_as_without_it(program: str, name: str) -> None:

@@ -16,6 +16,7 @@ from .architectures import ARCHITECTURES, Architecture, loss_of
 SHARE = 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=str)
 def test_the_operators_of_models_have_words(architecture: Architecture) -> None:
     forward: collections.Counter[tuple[str, str | None]] = collections.Counter()

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amanda_core.config import (
@@ -293,9 +293,7 @@ FILES = st.one_of(
 )
 
 
-@settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300)
 @given(content=FILES)
 def test_whatever_a_file_holds_is_a_configuration_or_an_error_of_ours(
     tmp_path: Path, content: bytes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amanda_core import results
@@ -151,7 +151,6 @@ def test_files_of_results_are_read_as_json_within_limits(tmp_path: Path) -> None
         results.load(tmp_path / "pipe")
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.one_of(st.binary(max_size=100), st.text(max_size=50).map(str.encode)))
 def test_any_file_is_json_or_an_error_of_ours(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.json"

@@ -418,6 +418,7 @@ def layers() -> Any:
     return keras.Model(x, of.Dense(3, activation="gelu")(of.GlobalMaxPooling2D()(y)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "expected"),
     [

@@ -266,6 +266,7 @@ def test_signature_and_explicit_calls_of_modules() -> None:
     assert tool.ops == ["ones", "linear", "linear", "linear"]
 
 
+@pytest.mark.slow
 def test_no_reference_is_kept_or_lost() -> None:
     layer = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     value, index = x(), 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -73,6 +74,14 @@ def inserting() -> amanda.Tool:
     tool.add_inst_for_op(forward)
     tool.add_inst_for_op(backward, backward=True)
     return tool
+
+
+@pytest.fixture(autouse=True)
+def few_objects() -> Iterator[None]:
+    """Leave out what was there before: many calls of the collector would look at all of it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.mark.parametrize("tool", [watching_all, inserting])

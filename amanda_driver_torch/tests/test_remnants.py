@@ -70,6 +70,7 @@ def remnants(backward: bool, fail: bool = False) -> dict[str, weakref.ref[Any]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [True, False], ids=["backward-run", "backward-not-run"])
 @pytest.mark.parametrize("fail", [True, False], ids=["failed", "left"])
 def test_nothing_is_alive_once_all_is_let_go(backward: bool, fail: bool) -> None:

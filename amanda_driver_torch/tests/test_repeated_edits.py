@@ -211,6 +211,7 @@ def test_function_modes_of_the_user_hear_nothing_of_edits() -> None:
             equal(output.detach(), plain(x, w * n))
 
 
+@pytest.mark.slow
 def test_values_die_after_the_execution() -> None:
     x, w = data()
     made: list[weakref.ref[torch.Tensor]] = []
@@ -227,6 +228,7 @@ def test_values_die_after_the_execution() -> None:
             assert made[-1]() is None
 
 
+@pytest.mark.slow
 def test_edits_leave_no_reference_behind() -> None:
     x, w = data()
 

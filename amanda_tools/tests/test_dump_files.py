@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from amanda_core.errors import ResultError
@@ -58,9 +58,7 @@ json_values = st.recursive(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(st.data())
 def test_any_change_of_an_index_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "dump"
@@ -83,7 +81,7 @@ def test_any_change_of_an_index_is_read_or_refused(tmp_path: Path, data: st.Data
         read(folder)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -93,9 +91,7 @@ def test_any_bytes_are_refused(content: bytes) -> None:
 
 
 @forms
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255), cut=st.booleans())
 @example(place=0.09765625, byte=1, cut=False)  # zipfile says so with an EOFError
 def test_any_change_of_a_file_is_read_or_refused(

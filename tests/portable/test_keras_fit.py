@@ -184,6 +184,7 @@ def test_fit_traced_before() -> None:
     np.testing.assert_allclose(fit(model, 1), fit(twin, 1), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {"steps_per_execution": 3}], ids=str)
 def test_fit_compiled_otherwise(options: dict[str, Any]) -> None:
     twin = compiled(network(masked=True), "momentum")
@@ -265,6 +266,7 @@ def save(model: Any, folder: Path) -> None:
 old_arrays = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
+@pytest.mark.slow
 @old_arrays
 def test_files_written_under_tools_hold_nothing_of_them(tmp_path: Path) -> None:
     model = compiled(network(), "momentum")

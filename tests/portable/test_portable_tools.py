@@ -86,6 +86,7 @@ def instrumented(backend: str, inside: bool, *tools: amanda.Tool) -> Record:
 # The references.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["plain", "pruned", "pruned, dense gradients", "scaled gradients", "swish"],

@@ -186,6 +186,7 @@ def test_sparsity_is_the_same_everywhere(backend: str, inside: bool) -> None:
     ]
 
 
+@pytest.mark.slow
 @backends
 def test_all_profilers_together(backend: str) -> None:
     tools = (Flops(), Latency(), Memory(), Sparsity())

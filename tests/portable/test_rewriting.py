@@ -266,6 +266,7 @@ MASK = _random.random((2, 5, 7)) > 0.3
 MASK[..., 0] = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"use_causal_mask": True}, {"attention_mask": MASK}])
 @pytest.mark.parametrize("shapes", ["known", "unknown"])
 def test_attention_of_keras_by_one_function(options: dict[str, Any], shapes: str) -> None:

@@ -195,6 +195,7 @@ def test_counting_in_a_function_under_a_tape(model: Any, x: Any, traced: str) ->
     assert (tool.counter, tool.backward_counter) == (106, 106)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traced", ["before", "inside"])
 def test_counting_in_a_function_with_its_tape(
     model: Any, x: Any, traced: str, traced_step: Any

@@ -73,6 +73,7 @@ def test_a_traced_run_is_the_plain_run(tmp_path: Path) -> None:
     assert str(tmp_path / "out/trace.json") in traced.stderr
 
 
+@pytest.mark.exhaustive
 def test_pruned_training_with_a_trace(tmp_path: Path) -> None:
     tools = ["-t", "prune:sparsity=0.5", "-t", "trace"]
     done = amanda(*tools, "-o", "out", str(SCRIPT), "--epochs", "3", cwd=tmp_path)
@@ -143,6 +144,7 @@ def test_one_that_is_interrupted(tmp_path: Path) -> None:
     assert calls(tmp_path / "out/trace.json")["conv2d"] == 2 * STEPS
 
 
+@pytest.mark.exhaustive
 @pytest.mark.one_interceptor
 @pytest.mark.parametrize(("ending", "status"), [([], 0), (["--fail"], 1)])
 def test_each_rank_of_torchrun_writes_its_own(

@@ -81,6 +81,7 @@ def differentiated(program: Callable[..., Any], *given: Any) -> list[Any]:
     return [result, *tape.gradient(result, given)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tape", ["inside", "outside"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_op_is_seen_in_what_only_xla_runs(name: str, tape: str) -> None:

@@ -89,7 +89,7 @@ def _drawn(way: str) -> Iterator[tuple[Drawn, random.Random]]:
     "way",
     [
         next(iter(WAYS)),
-        *(pytest.param(w, marks=pytest.mark.slow) for w in [*WAYS, *IN_SESSIONS, *TWICE][1:]),
+        *(pytest.param(w, marks=pytest.mark.exhaustive) for w in [*WAYS, *IN_SESSIONS, *TWICE][1:]),
     ],
 )
 def test_drawn_programs(way: str) -> None:

@@ -85,6 +85,7 @@ def run(program: Any, edits: list[Edit], way: str) -> None:
         check(program, [X, W, V], edits, way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
 def test_random_edits(program: Any, way: str) -> None:

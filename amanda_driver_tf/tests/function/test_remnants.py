@@ -222,6 +222,7 @@ def test_records_die_with_their_graphs() -> None:
     assert ours() == []
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_new_tools() -> None:
     function = tf.function(layer)
 

@@ -72,6 +72,7 @@ ROUTINES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["before", "after", "grad_out", "grad_in"])
 @pytest.mark.parametrize("name", ROUTINES)
 def test_staged_routines_do_what_host_routines_do(name: str, kind: str) -> None:

@@ -79,6 +79,7 @@ def test_many_edits_together(kind: str) -> None:
     check(recurrent(), VALUES, EDITS[:13], kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "how"),
     [
@@ -376,6 +377,7 @@ def test_slices_as_gradients_of_an_invariant() -> None:
         check(program, VALUES, [edit])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["foldl", "scan", "map_fn"])
 def test_loops_over_rows(how: str) -> None:
     def program(ops: Ops, x: Any, w: Any) -> Any:

@@ -131,6 +131,7 @@ def copies(*values: Any) -> Any:
     return [value if value is None else tf.identity(value) for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_identities_everywhere_change_no_bit(name: str) -> None:
     built = build(PROGRAMS[name], VALUES)
@@ -205,6 +206,7 @@ def looped(ops: Ops, x: Any, w: Any) -> Any:
     return ops("Sum", "loss", ops("Square", "last", h))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

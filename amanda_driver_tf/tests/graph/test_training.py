@@ -73,6 +73,7 @@ def masking(mask: Any = MASK) -> amanda.Tool:
 
 
 # Not references with gate 0: plain TensorFlow diverges, reads and updates are not ordered.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("resource", "gate"), [(True, 0), (True, 1), (True, 2), (False, 1), (False, 2)]
 )
