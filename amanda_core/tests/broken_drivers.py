@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 
 from amanda_core import Blind, IPoint, OpContext, Plan, Session, Tool, hookimpl
 from amanda_core.errors import PositionError, RoutineResultError
+from amanda_core.testing import toy, toy_driver
+from amanda_core.testing.toy_driver import CAPABILITIES, Planned, ToyAttachment, ToyDriver
 from amanda_core.threads import THREAD
-
-from . import toy, toy_driver
-from .toy_driver import CAPABILITIES, Planned, ToyAttachment, ToyDriver
 
 __all__ = ["BROKEN", "Sabotaged"]
 

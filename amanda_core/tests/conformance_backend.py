@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from amanda_core.testing import Backend, Gradients, Program, Value
-
-from . import toy, toy_driver
-from .toy_driver import REPLACED, ToyDriver
+from amanda_core.testing import Backend, Gradients, Program, Value, toy, toy_driver
+from amanda_core.testing.toy_driver import REPLACED, ToyDriver
 
 
 class ToyBackend(Backend):

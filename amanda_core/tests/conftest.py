@@ -9,9 +9,9 @@ import importlib_metadata
 import pytest
 
 from amanda_core import discovery
-
-from . import toy
-from .toy_driver import REPLACED, ToyDriver
+from amanda_core import installed as installation
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import REPLACED, ToyDriver
 
 
 class Installed:
@@ -33,6 +33,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
     monkeypatch.setattr(discovery, "_drivers", {})
     monkeypatch.setattr(discovery, "_broken", {})
     monkeypatch.setattr(discovery, "_broken_plugins", {})
+    monkeypatch.setattr(discovery, "_without", "")
+    monkeypatch.setattr(installation, "_blocked", {})
     return nothing
 
 

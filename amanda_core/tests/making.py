@@ -10,8 +10,7 @@ from typing import Any
 from amanda_core import OpContext, Session, Site, Tool, discovery
 from amanda_core.activation import Handle
 from amanda_core.framework_versions import FrameworkVersions
-
-from . import toy
+from amanda_core.testing import toy
 
 #: A distribution that is there wherever the tests run, in place of a framework.
 PLUGGY = FrameworkVersions(

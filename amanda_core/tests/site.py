@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+from amanda_core.testing import toy
+
+#: Where the toy framework is, of which the installation gets a copy: it needs no pytest then.
+TESTING = Path(toy.__file__).parent
 
 PLUGIN = """
 import sys
@@ -165,7 +168,10 @@ class Site:
         land.mkdir()
         (land / "__init__.py").write_text("")
         for name in ("toy.py", "toy_driver.py"):
-            (land / name).write_text((HERE / name).read_text())
+            text = (TESTING / name).read_text()
+            (land / name).write_text(
+                text.replace("from amanda_core.testing import", "from . import")
+            )
         (self.path / "toyframe.py").write_text(FRAME)
         (self.path / "toyplugin.py").write_text(PLUGIN)
         (self.path / "toytools.py").write_text(TOOLS)

@@ -14,8 +14,8 @@ from amanda_core.errors import (
     ReplacementConflictError,
     RoutineResultError,
 )
+from amanda_core.testing import toy
 
-from . import toy
 from .making import Pruner, linear_model, session_of, tool
 
 pytestmark = pytest.mark.usefixtures("driver")

@@ -10,10 +10,10 @@ import pytest
 import amanda
 from amanda_core import OpContext, discovery, hookimpl
 from amanda_core.errors import MissingDriverError, ReentryError, ToolError
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import ToyDriver
 
-from . import toy
 from .making import Named, session_of, tool
-from .toy_driver import ToyDriver
 
 pytestmark = pytest.mark.usefixtures("driver")
 
@@ -244,7 +244,9 @@ def test_a_driver_that_fails_to_detach_does_not_keep_the_others_attached(
     with pytest.raises(RuntimeError, match="two") as caught, amanda.apply(editing(1)):
         pass
     assert log == ["two", "one"]
-    assert caught.value.__notes__ == ["Another driver failed to detach: Interrupted('one')"]
+    (note,) = caught.value.__notes__
+    assert note.startswith("Another driver failed to detach: ")
+    assert "Driver 'one' failed to detach: Interrupted: one" in note.replace("\\'", "'")
     assert driver.detached == 1
     assert toy.dispatch is found
     assert model() == 3.0

@@ -10,8 +10,8 @@ import amanda
 from amanda_core import OpContext
 from amanda_core.errors import AmandaWarning
 from amanda_core.session import Session
+from amanda_core.testing import toy
 
-from . import toy
 from .making import session_of, tool
 
 pytestmark = pytest.mark.usefixtures("driver")

@@ -11,8 +11,8 @@ import pytest
 
 import amanda
 from amanda_core import IPoint, OpContext, Tool
+from amanda_core.testing import toy
 
-from . import toy
 from .making import session_of, site, tool
 
 pytestmark = pytest.mark.usefixtures("driver")

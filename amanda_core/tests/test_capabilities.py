@@ -11,9 +11,9 @@ import amanda
 from amanda_core import DriverInfo, IPoint, OpContext
 from amanda_core.cli import drivers as drivers_command
 from amanda_core.errors import LateActionError, UnsupportedError
+from amanda_core.testing.toy_driver import CAPABILITIES, ToyDriver
 
 from .making import session_of, site, tool
-from .toy_driver import CAPABILITIES, ToyDriver
 
 pytestmark = pytest.mark.usefixtures("driver")
 

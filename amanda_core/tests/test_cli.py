@@ -14,12 +14,12 @@ import pytest
 import amanda
 from amanda_core import discovery
 from amanda_core.cli import app, main
+from amanda_core.testing.toy_driver import CAPABILITIES, ToyDriver
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point
 from .site import Site, distribution
 from .test_discovery import broken
-from .toy_driver import CAPABILITIES, ToyDriver
 
 SHOWN = """
 import sys
@@ -67,14 +67,16 @@ def point(name: str, made: Any, group: str = discovery.TOOL_GROUP) -> Point:
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["tools"], ["tools", "--json"], ["drivers"]]
 )
-def test_listing_imports_neither_a_framework_nor_a_tool(site: Site, arguments: list[str]) -> None:
+def test_listing_imports_no_framework(site: Site, arguments: list[str]) -> None:
     done = site.python("-c", SHOWN.format(arguments=arguments))
     assert done.returncode == 0, done.stderr
     modules = set(done.stderr.split())
     assert "click" in modules
-    unwanted = {"toyframe", "toytools", "torch", "numpy", "tensorflow", "jax", "rich", "tomllib"}
+    unwanted = {"toyframe", "torch", "numpy", "tensorflow", "jax", "rich", "tomllib"}
     assert not modules & unwanted
-    assert ("toyplugin" in modules) == (arguments == ["drivers"])
+    # Only by importing them is it known which tools are broken.
+    assert ("toytools" in modules) == (arguments[0] == "tools")
+    assert ("toyplugin" in modules) == (arguments[0] in ("tools", "drivers"))
 
 
 def test_the_program_and_the_module_are_the_same(site: Site) -> None:
@@ -113,11 +115,12 @@ def test_tools_are_listed_with_where_they_come_from(
     installed: Installed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed.points += [
-        Point("noting", broken, discovery.TOOL_GROUP, DISTRIBUTION),
-        point("twice", 1),
-        point("twice", 2),
+        point("noting", Noting),
+        point("twice", Noting),
+        point("twice", Noting),
         point("off\x1b[2J", 3),
         Point("lost", broken, discovery.TOOL_GROUP, None),
+        point("seven", 7),
     ]
     monkeypatch.setenv("AMANDA_DISABLE_PLUGINS", "off\x1b[2J, x")
     assert call("tools", "--json") == 0
@@ -127,13 +130,21 @@ def test_tools_are_listed_with_where_they_come_from(
         ("twice", "duplicate", "amanda-driver-toy"),
         ("twice", "duplicate", "amanda-driver-toy"),
         ("off\x1b[2J", "blocked", "amanda-driver-toy"),
-        ("lost", "ok", ""),
+        ("lost", "broken", ""),
+        ("seven", "broken", "amanda-driver-toy"),
     ]
-    assert set(found[0]) == {"name", "status", "distribution", "version", "factory"}
+    assert set(found[0]) == {
+        *("name", "reference", "status", "distribution", "version", "factory", "error", "fix")
+    }
+    assert found[0]["error"] is None
+    assert found[4]["error"] == (
+        "The tool 'lost' of unknown cannot be loaded: ImportError: libtoy.so is missing"
+    )
     assert call("tools") == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert out.splitlines()[1].split() == ["noting", "ok", "amanda-driver-toy", "0.4"]
+    assert "libtoy.so is missing" in out
 
 
 def test_no_tools_at_all(installed: Installed, capsys: pytest.CaptureFixture[str]) -> None:

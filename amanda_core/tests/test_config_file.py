@@ -46,7 +46,7 @@ def loaded(folder: Path, *flags: str, output: str | None = None, **environment: 
         (
             "[tool.amanda]\nzzz = 1",
             2,
-            "Unknown key 'zzz' .*What it has: drivers, output, select, tools",
+            "Unknown key 'zzz' .*What it has: disable_plugins, drivers, output, select, tools",
         ),
         ("[tool.amanda]\n\n\n'a b'.c = 1", 4, "Unknown key 'a b'"),
         ("tool.amanda = 3", 1, "tool.amanda must be a table, not 3"),
@@ -265,7 +265,10 @@ def test_empty_variables_say_nothing() -> None:
 # Nothing but ConfigError comes out, whatever a file holds.
 
 KEYS = st.sampled_from(
-    ["tool", "amanda", "tools", "output", "drivers", "select", "ops", "steps", "enable", "a", "'.'"]
+    [
+        *("tool", "amanda", "tools", "output", "drivers", "disable_plugins", "select", "ops"),
+        *("steps", "enable", "a", "'.'"),
+    ]
 )
 VALUES = st.recursive(
     st.one_of(

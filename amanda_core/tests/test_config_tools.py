@@ -97,7 +97,11 @@ def test_options_reach_the_tool_in_its_types() -> None:
             UnknownToolError,
             r"No tool 'prone'.*-t.*Did you mean 'prune'\?.*pip install ",
         ),
-        ("zzz", UnknownToolError, "What is installed: broken, double.*pip install amanda-tools"),
+        (
+            "zzz",
+            UnknownToolError,
+            "What is installed: broken, .*other-tools/double.*pip install amanda-tools",
+        ),
         ("prune", OptionError, r"needs the option 'sparsity'.*Give it: -t prune:sparsity=VALUE"),
         ("prune:sparsety=1", OptionError, "no option 'sparsety'.*Did you mean 'sparsity'"),
         ("prune:values=1", OptionError, "no option 'values'.*has: norm, rounds, sparsity"),

@@ -8,8 +8,7 @@ import amanda
 from amanda import Tool
 from amanda_core import OpContext
 from amanda_core.errors import ReplacementConflictError
-
-from . import toy
+from amanda_core.testing import toy
 
 pytestmark = pytest.mark.usefixtures("driver")
 

@@ -23,17 +23,17 @@ from amanda_core.testing import (
     evaluate,
     needs,
     source_of,
+    toy,
 )
 from amanda_core.testing.capabilities import needs_of
 from amanda_core.testing.conformance import suite_tests
 from amanda_core.testing.models import CORE_WORDS
 from amanda_core.testing.oracle import mapped, same
+from amanda_core.testing.toy_driver import CAPABILITIES as CAPABILITIES_OF_TOY
+from amanda_core.testing.toy_driver import REPLACED
 
-from . import toy
 from .broken_drivers import BROKEN, Sabotaged
 from .conformance_backend import ToyBackend
-from .toy_driver import CAPABILITIES as CAPABILITIES_OF_TOY
-from .toy_driver import REPLACED
 
 pytest_plugins = ["pytester"]
 

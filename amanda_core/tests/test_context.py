@@ -11,10 +11,10 @@ import pytest
 import amanda
 from amanda_core import IPoint, OpContext
 from amanda_core.errors import PositionError, StaleContextError
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import NAMESPACE, ToyDriver
 
-from . import toy
 from .making import session_of, site, tool
-from .toy_driver import NAMESPACE, ToyDriver
 
 pytestmark = pytest.mark.usefixtures("driver")
 

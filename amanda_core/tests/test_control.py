@@ -11,10 +11,10 @@ import pytest
 import amanda
 from amanda_core.activation import Switch
 from amanda_core.errors import ThreadError, ToolError
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import ToyDriver
 
-from . import toy
 from .making import session_of, tool
-from .toy_driver import ToyDriver
 
 pytestmark = pytest.mark.usefixtures("driver")
 

@@ -28,11 +28,11 @@ from amanda_core import (
 )
 from amanda_core.cli import drivers as drivers_command
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError, UnsupportedError
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import ToyDriver
 
-from . import toy
 from .conftest import Installed
 from .making import DISTRIBUTION, Point, tool
-from .toy_driver import ToyDriver
 
 
 def broken() -> Any:

@@ -9,13 +9,13 @@ import pytest
 import amanda
 from amanda_core import discovery, hookimpl
 from amanda_core.driver import Finding
+from amanda_core.testing.toy_driver import ToyDriver
 
 from .conftest import Installed
 from .making import DISTRIBUTION, Point
 from .site import Site
 from .test_cli import Noting, call, point, site
 from .test_discovery import broken
-from .toy_driver import ToyDriver
 
 __all__ = ["site"]  # The fixture.
 
@@ -98,7 +98,10 @@ def test_doctor_over_distributions_on_the_path(site: Site) -> None:
     assert done.returncode == 1
     found = json.loads(done.stdout)
     assert ("toy", "warning") in {(f["of"], f["severity"]) for f in found["findings"]}
-    assert {"count", "absent", "number", "worse"} <= {f["of"] for f in found["findings"]}
+    named = {f["of"]: f["severity"] for f in found["findings"]}
+    assert named.items() >= {"absent": "error", "number": "error", "worse": "error"}.items()
+    assert named["toy-tools/count"] == "warning"
+    assert named["other-tools/count"] == "error"
     done = site.amanda("tools", "count")
     assert done.returncode == 2
     assert "in several distributions: " in done.stderr

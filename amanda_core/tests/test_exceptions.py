@@ -9,10 +9,10 @@ import pytest
 import amanda
 from amanda_core import IPoint, OpContext
 from amanda_core.errors import AmandaWarning, annotate
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import ToyDriver
 
-from . import toy
 from .making import session_of, site, tool
-from .toy_driver import ToyDriver
 
 pytestmark = pytest.mark.usefixtures("driver")
 

@@ -8,10 +8,10 @@ import pytest
 
 import amanda
 from amanda_core import OpContext
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import ToyDriver, plans_of
 
-from . import toy
 from .making import session_of, tool
-from .toy_driver import ToyDriver, plans_of
 
 pytestmark = pytest.mark.usefixtures("driver")
 

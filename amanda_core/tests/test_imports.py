@@ -19,10 +19,10 @@ from amanda_core import Session, discovery, hookimpl
 from amanda_core.activation import Handle
 from amanda_core.errors import AmandaWarning
 from amanda_core.imports import EndOfImport, ImportWatcher, running_imports
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import ToyDriver
 
-from . import toy
 from .making import tool
-from .toy_driver import ToyDriver
 
 FRAMEWORK = "toy_framework_imported_later"
 

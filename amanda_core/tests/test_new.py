@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from amanda_core.cli import app, new
 from amanda_core.errors import ConfigError
 
-from .site import Site, distribution
+from .site import OTHERS, Site, distribution
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,8 +51,10 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
     (package,) = (made / "src").iterdir()
     (site.path / package.name).symlink_to(package)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-W", "error"]
+    # Its tests have the toy framework's driver themselves.
+    environment = site.environment(AMANDA_DISABLE_PLUGINS=f"{OTHERS},amanda-driver-toy")
     done = subprocess.run(
-        command, cwd=made, env=site.environment(), capture_output=True, text=True, check=False
+        command, cwd=made, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
     passed = re.search(r"(\d+) passed", done.stdout)
@@ -60,6 +62,19 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
     assert int(passed.group(1)) >= (20 if kind == "driver" else 2)
     listed = site.amanda(f"{kind}s")
     assert f"amanda-{kind}-op-report 0.1.0" in listed.stdout
+    if kind == "tool":
+        # The one that wants a framework says which.
+        assert "1 skipped" in done.stdout
+        assert "needs PyTorch and its driver" in done.stdout
+        site.write("train.py", "import toyframe\ntoyframe.relu(toyframe.Value(1.0))\n")
+        ran = site.amanda("run", "-t", "op-report", "-o", "out", "train.py")
+        assert ran.returncode == 0, ran.stderr
+        shown = site.amanda("show", "out/op-report.json")
+        assert shown.stdout.splitlines()[0] == "op-report.json: op-report/1"
+        assert shown.stdout.splitlines()[-1].split() == ["relu", "1"]
+    # What its README says is installed is what the commands that it shows need.
+    extras = project["optional-dependencies"]["test"]
+    assert any(requirement.startswith("amanda-core[cli]") for requirement in extras)
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ import pytest
 import amanda
 from amanda_core import NotifiedAttachment, Session, discovery, hookimpl
 from amanda_core.errors import DriverError
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import ToyAttachment, ToyDriver
 
-from . import toy
 from .making import session_of, tool
-from .toy_driver import ToyAttachment, ToyDriver
 
 Key = tuple[bool, bool, int]
 

@@ -14,8 +14,8 @@ import pytest
 
 import amanda
 from amanda_core.cli.progress import Progress, interval_for
+from amanda_core.testing import toy
 
-from . import toy
 from .site import Site
 
 

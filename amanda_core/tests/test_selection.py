@@ -13,8 +13,8 @@ import amanda
 from amanda import Selection, Tool, select
 from amanda_core import OpContext
 from amanda_core.errors import NamespaceError, SelectionError
+from amanda_core.testing import toy
 
-from . import toy
 from .making import tool
 
 pytestmark = pytest.mark.usefixtures("driver")

@@ -11,8 +11,8 @@ import pytest
 import amanda
 from amanda_core import IPoint, OpContext, Tool
 from amanda_core.errors import DependencyCycleError, ToolError
+from amanda_core.testing import toy
 
-from . import toy
 from .making import Named, session_of, tool
 
 pytestmark = pytest.mark.usefixtures("driver")

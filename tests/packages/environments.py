@@ -68,6 +68,38 @@ class Environment:
             raise SystemExit(f"{done.stdout}\nIt ended with {done.returncode}, not {status}")
         return done.stdout
 
+    def shell(self, script: str) -> str:
+        """Run a script as a user would, whose `pip` takes of ours what was built."""
+        constraints = self.folder / "constraints.txt"
+        # Pinned to the files: an index may have something else of these names.
+        built = [f"{path.name.partition('-')[0]} @ {path.as_uri()}" for path in self._members()]
+        text = (ROOT / "constraints.txt").read_text()
+        constraints.write_text("\n".join([text, *built, ""]))
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "AMANDA_", "RANK", "VIRTUAL_ENV"))
+        }
+        done = subprocess.run(
+            ["sh", "-c", script],
+            cwd=self.work,
+            env={
+                **kept,
+                "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
+                "PIP_CONSTRAINT": str(constraints),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{done.stdout}\nIt ended with {done.returncode}")
+        return done.stdout
+
+    def _members(self) -> list[Path]:
+        return sorted(self.wheels.glob("amanda_*.whl"))
+
     def python(self, source: str, status: int = 0) -> str:
         """Run a program given as text."""
         return self.run("python", "-c", source, status=status)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from environments import ROOT, Environment, build
+from publishing import follow
 
 MEMBERS = ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools")
 TRAIN = """
@@ -37,6 +38,7 @@ def main() -> None:
             holds_what_it_should(wheel)
         of_core(Environment(root / "core", wheels), scaffolded[1])
         of_torch(Environment(root / "torch", wheels), scaffolded[0])
+        of_the_guide(Environment(root / "guide", wheels))
     print("All well.")
 
 
@@ -135,6 +137,12 @@ def of_torch(environment: Environment, tool: Path) -> None:
     said = environment.run("python", "-c", own, status=1)
     assert "No working driver is installed" in said, said
     environment.run("python", "-m", "pip", "check")
+
+
+def of_the_guide(environment: Environment) -> None:
+    """The guide to publishing a tool, by somebody who has installed the command line alone."""
+    environment.install("amanda-core[cli]")
+    follow(environment)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from amanda_core import discovery
 from amanda_core.conflicts import Conflict, conflicts
+from amanda_core.containment import contain, described, without_exit
 from amanda_core.driver import Attachment, Blind, NotifiedAttachment
 from amanda_core.driver_failures import OnDriverError, check_policy
 from amanda_core.errors import (
@@ -68,6 +69,8 @@ class _Stack:
         self.attachments: dict[str, Attachment] = {}
         self.watcher: ImportWatcher | None = None
         self.closed = False
+        #: Whether `open` is through: what is asked of drivers from then on is asked in an import.
+        self.opened = False
         #: The imports that were running before the tools were applied.
         self.older = running_imports()
         self.ends: list[EndOfImport] = []
@@ -95,6 +98,7 @@ class _Stack:
             if names:
                 self.watcher = ImportWatcher(names, self.imported)
                 self.watcher.start()
+            self.opened = True
             self.session.begin_step()
         except BaseException:
             self.close()
@@ -127,6 +131,7 @@ class _Stack:
                 f"{module} is loaded, but its driver {driver.info.name!r} does not attach to it: "
                 "its operators are not seen. `amanda doctor` may say why",
                 _STACKLEVEL,
+                importing=self.opened,
             )
             return
 
@@ -136,10 +141,11 @@ class _Stack:
             if isinstance(attachment, NotifiedAttachment):
                 try:
                     attachment.changed()
-                except Exception as error:  # A switch must not stay half entered for it.
+                except BaseException as error:  # A switch must not stay half entered for it.
+                    contain(error)
                     broken = DriverError(
                         f"Driver {name!r} fails at a change of the switches or tools: "
-                        f"{type(error).__name__}: {error}"
+                        f"{described(error)}"
                     )
                     broken.__cause__ = error
                     self.session.defer(broken)
@@ -149,10 +155,11 @@ class _Stack:
             attachment = driver.call("amanda_attach", session=self.session)
         except AmandaError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            contain(error)
             raise DriverError(
                 f"Driver {driver.info.name!r} of {driver.distribution} failed to attach: "
-                f"{type(error).__name__}: {error}"
+                f"{described(error)}"
             ) from error
         if attachment is None:
             return False
@@ -163,6 +170,7 @@ class _Stack:
                 f"The driver {driver.info.name!r} has no gradients: backward analysis routines do "
                 "not run there.",
                 _STACKLEVEL,
+                importing=self.opened,
             )
         return True
 
@@ -170,7 +178,8 @@ class _Stack:
         if threading.get_ident() != self.thread:
             self.session.warn_once(
                 f"{module} was imported by another thread than the one that applied the tools; its "
-                "operators are seen after the next `apply`."
+                "operators are seen after the next `apply`.",
+                importing=True,
             )
             return
         for driver in discovery.drivers():
@@ -192,9 +201,10 @@ class _Stack:
         if self.watcher is not None:
             self.watcher.stop()
         failure: BaseException | None = None
-        for attachment in reversed(self.attachments.values()):
+        for name, attachment in reversed(self.attachments.items()):
             try:
-                attachment.detach()
+                with without_exit(f"Driver {name!r} failed to detach"):
+                    attachment.detach()
             except BaseException as error:  # The other drivers must be detached all the same.
                 if failure is None:
                     failure = error

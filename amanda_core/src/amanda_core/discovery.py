@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,20 +15,22 @@ from typing import Any
 import importlib_metadata
 import pluggy
 
-from amanda_core import hookspecs
+from amanda_core import hookspecs, plugin_answers, tool_names
 from amanda_core.action import Action, IPoint
+from amanda_core.containment import contain, described, warn
 from amanda_core.context import OpContext
-from amanda_core.driver import DRIVER_API, DriverInfo, Finding
-from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError
+from amanda_core.driver import DriverInfo, Finding
+from amanda_core.errors import DriverError, MissingDriverError
 from amanda_core.imports import ImportWatcher
 from amanda_core.installed import (
-    BLOCKING,
     DRIVER_GROUP,
     PLUGIN_GROUP,
     TOOL_GROUP,
     Installed,
+    canonical,
     installed,
 )
+from amanda_core.installed import block as block_names
 from amanda_core.results import printable
 
 __all__ = [
@@ -50,7 +51,6 @@ _NO_DRIVER_FIX = (
     "Install the driver of your framework: pip install amanda-driver-<framework>; "
     "`amanda drivers` lists what is installed"
 )
-_TOGETHER = "Install versions of amanda-core and of the driver that belong together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,8 @@ class _CorePlugin:
 
 
 _manager: pluggy.PluginManager | None = None
+_discovering = False
+_without = ""
 _drivers: dict[str, Driver] = {}
 _broken: dict[str, DriverError] = {}
 _broken_plugins: dict[str, DriverError] = {}
@@ -107,28 +109,48 @@ _lock = threading.RLock()
 
 
 def plugin_manager() -> pluggy.PluginManager:
-    """The plugin manager of this process, with all installed drivers and plugins registered."""
-    global _manager
+    """Return the plugin manager of this process, with all installed plugins registered."""
+    global _manager, _discovering
     with _lock:
         if _manager is None:
-            manager = pluggy.PluginManager("amanda")
-            manager.add_hookspecs(hookspecs)
-            manager.register(_CorePlugin(), "amanda-core")
-            # First the plugins: they may wrap what is asked of the drivers below.
-            for found in installed(PLUGIN_GROUP):
-                if not found.blocked:
-                    try:
-                        _register_plugin(manager, found.name, found.point.load(), found.origin)
-                    except Exception as error:
-                        _broken_plugins[found.name] = _skip("Plugin", found, error)
-            for found in installed(DRIVER_GROUP):
-                if not found.blocked:
-                    try:
-                        _register(manager, found.name, found.point.load(), found.origin)
-                    except Exception as error:
-                        _broken[found.name] = _skip("Driver", found, error)
-            _manager = manager
+            if _discovering:
+                raise DriverError(
+                    "A plugin asks for the installed plugins while they are being imported",
+                    fix="Ask when they are needed, and not when the module is imported",
+                )
+            _discovering = True
+            try:
+                _manager = _discovered()
+            except BaseException:
+                # Ctrl-C: the next caller begins from nothing, or it would find each driver twice.
+                for found in (_drivers, _broken, _broken_plugins):
+                    found.clear()
+                raise
+            finally:
+                _discovering = False
+            # Not before all is found: what shows a warning is code of the program's.
+            for broken in (*_broken_plugins.values(), *_broken.values()):
+                warn(f"Skipped: {printable(broken)}", stacklevel=3)
         return _manager
+
+
+def _discovered() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("amanda")
+    manager.add_hookspecs(hookspecs)
+    manager.register(_CorePlugin(), "amanda-core")
+    # First the plugins: they may wrap what is asked of the drivers below.
+    for group, kind, register_one, broken in (
+        (PLUGIN_GROUP, "Plugin", _register_plugin, _broken_plugins),
+        (DRIVER_GROUP, "Driver", _register, _broken),
+    ):
+        for found in installed(group):
+            if not found.blocked:
+                try:
+                    register_one(manager, found.name, found.point.load(), found.origin)
+                except BaseException as error:
+                    contain(error)
+                    broken[found.name] = _as_driver_error(kind, found, error)
+    return manager
 
 
 def register(plugin: Any, name: str, distribution: str = "registered by hand") -> Driver:
@@ -171,11 +193,44 @@ def drivers() -> tuple[Driver, ...]:
     return tuple(_drivers.values())
 
 
-def use_only(names: Sequence[str]) -> None:
-    """Forget all drivers but those called `names`; raises as `driver` does for each."""
+def use_only(names: Sequence[str], where: str = "") -> None:
+    """Forget all drivers but those called `names`; raises as `driver` does for each.
+
+    Args:
+        names: The drivers. Without one, tools are applied and see nothing.
+        where: What names them, for messages.
+    """
+    global _without
     wanted = {id(driver(name)) for name in names}
     for name in [name for name, found in _drivers.items() if id(found) not in wanted]:
         unregister(name)
+    _without = "" if names else where or "discovery.use_only()"
+
+
+def without_drivers() -> str:
+    """Return what asks for no driver at all; empty where nothing does."""
+    return _without
+
+
+def block(names: Sequence[str], where: str) -> None:
+    """Block plugins and distributions of these names in this process; see `installed.block`.
+
+    Nothing of them is imported from now on. What has been imported already is not called any more.
+    """
+    block_names(names, where)
+    if _manager is None:
+        return
+    for found in installed(DRIVER_GROUP):
+        if found.blocked:
+            _broken.pop(found.name, None)
+            known = _drivers.get(found.name)
+            if known is not None and known.distribution == found.origin:
+                unregister(found.name)
+    for found in installed(PLUGIN_GROUP):
+        if found.blocked:
+            _broken_plugins.pop(found.name, None)
+            if _manager.has_plugin(_name_of_plugin(found.name)):
+                unregister_plugin(found.name)
 
 
 def driver(name: str) -> Driver:
@@ -186,27 +241,39 @@ def driver(name: str) -> Driver:
         DriverError: It is installed but broken; the cause is chained.
     """
     plugin_manager()
+    wanted = canonical(name)
     for key, found in _drivers.items():
-        if name in (key, found.info.name):
+        if wanted in (canonical(key), canonical(found.info.name)):
             return found
-    if name in _broken:
-        raise _broken[name]
-    if any(found.blocked and found.name == name for found in installed(DRIVER_GROUP)):
-        raise MissingDriverError(
-            f"The driver {name!r} is blocked", where=BLOCKING, fix="Take it out of that variable"
-        )
+    for key, broken in _broken.items():
+        if canonical(key) == wanted:
+            raise broken
+    for one in installed(DRIVER_GROUP):
+        if one.blocked and canonical(one.name) == wanted:
+            raise MissingDriverError(
+                f"The driver {name!r} is blocked by {one.blocked}", fix="Take it out there"
+            )
     known = ", ".join(_drivers) or "none"
     raise MissingDriverError(
         f"No driver {name!r} is installed; there are: {known}", fix=_NO_DRIVER_FIX
     )
 
 
+def driver_of(found: Installed) -> Driver:
+    """Return the driver of an entry point; raises as `driver` does."""
+    known = driver(found.name)
+    if known.distribution != found.origin and found.name in _broken:
+        raise _broken[found.name]
+    return known
+
+
 def preflight(found: Driver) -> list[Finding]:
     """Return what a driver finds in this environment; that it fails to look is a finding itself."""
     try:
-        return list(found.call("amanda_preflight") or ())
-    except Exception as error:
-        message = f"Its preflight failed: {type(error).__name__}: {error}"
+        return plugin_answers.findings(found.call("amanda_preflight"))
+    except BaseException as error:
+        contain(error)
+        message = f"Its preflight failed: {described(error)}"
         return [Finding("error", message, "Reinstall or upgrade it")]
 
 
@@ -235,23 +302,23 @@ def announce() -> None:
 def _announce(found: Driver) -> None:
     try:
         found.call("amanda_framework_imported")
-    except Exception as error:
+    except BaseException as error:
+        contain(error)
         # What it could not prepare it will have to refuse; importing must not fail for it.
-        warnings.warn(
+        warn(
             f"Driver {found.info.name!r} of {found.distribution} could not prepare itself: "
-            f"{type(error).__name__}: {error}",
-            AmandaWarning,
+            f"{described(error)}",
             stacklevel=2,
         )
 
 
 def require_any() -> None:
-    """Raise `MissingDriverError` if no driver is installed at all."""
-    if not drivers():
+    """Raise `MissingDriverError` if no driver works, unless none is wanted."""
+    if not drivers() and not _without:
         broken = "; ".join(str(error) for error in _broken.values())
-        blocked = ", ".join(found.name for found in installed(DRIVER_GROUP) if found.blocked)
-        if blocked:
-            broken += f"{'; ' if broken else ''}{BLOCKING} blocks {blocked}"
+        for found in installed(DRIVER_GROUP):
+            if found.blocked:
+                broken += f"{'; ' if broken else ''}{found.blocked} blocks {found.name}"
         raise MissingDriverError(
             "No working driver is installed, so no operator can be seen"
             + (f" ({broken})" if broken else ""),
@@ -260,8 +327,16 @@ def require_any() -> None:
 
 
 def tools() -> dict[str, importlib_metadata.EntryPoint]:
-    """Name -> entry point of each installed tool not blocked; `.load()` gives its factory."""
-    return {found.name: found.point for found in installed(TOOL_GROUP) if not found.blocked}
+    """Return the entry point of each installed tool that is not blocked, by how it is asked for.
+
+    That is its name, or ``DISTRIBUTION/TOOL`` where another tool has the name. ``load()`` of an
+    entry point gives the factory.
+    """
+    return {
+        reference: found.point
+        for reference, found in tool_names.references()
+        if reference and not found.blocked
+    }
 
 
 def _is_wrapper(call: pluggy.HookImpl) -> bool:
@@ -280,20 +355,24 @@ def _name_of_plugin(name: str) -> str:
 
 def _fit(manager: pluggy.PluginManager, name: str, plugin: Any, what: str) -> None:
     """Register with pluggy what fits the hooks, under `name`."""
-    for hook in vars(hookspecs):
-        named = hook.startswith("amanda_") and getattr(plugin, hook, None) is not None
-        if named and manager.parse_hookimpl_opts(plugin, hook) is None:
-            raise DriverError(
-                f"{what} has {hook}, which is not marked as a hook", fix="Mark it with hookimpl"
-            )
     try:
+        for hook in vars(hookspecs):
+            named = hook.startswith("amanda_") and getattr(plugin, hook, None) is not None
+            if named and manager.parse_hookimpl_opts(plugin, hook) is None:
+                raise DriverError(
+                    f"{what} has {hook}, which is not marked as a hook", fix="Mark it with hookimpl"
+                )
         hash(plugin)  # Hooks of one driver are called without the others, which stand in a set.
         manager.register(plugin, name)
         manager.check_pending()
-    except (pluggy.PluginValidationError, TypeError, ValueError) as error:
+    except BaseException as error:
         if manager.get_plugin(name) is plugin:
             manager.unregister(name=name)
-        raise DriverError(f"{what} does not fit the hooks: {error}") from error
+        contain(error)
+        if isinstance(error, DriverError):
+            raise
+        # Also what its attributes raise: pluggy looks at each.
+        raise DriverError(f"{what} does not fit the hooks: {described(error)}") from error
 
 
 def _register_plugin(manager: pluggy.PluginManager, name: str, plugin: Any, origin: str) -> None:
@@ -320,23 +399,7 @@ def _register(manager: pluggy.PluginManager, name: str, plugin: Any, origin: str
         )
     _fit(manager, name, plugin, f"Driver {name!r}")
     try:
-        try:
-            info = _call(manager, plugin, "amanda_driver_info")
-        except Exception as error:
-            raise DriverError(
-                f"Driver {name!r} of {origin} fails to describe itself: "
-                f"{type(error).__name__}: {error}",
-                fix=_TOGETHER,
-            ) from error
-        if info is None:
-            raise DriverError(
-                f"Driver {name!r} does not describe itself", fix="Implement amanda_driver_info"
-            )
-        if info.api != DRIVER_API:
-            raise DriverError(
-                f"Driver {name!r} speaks driver API {info.api}, this core speaks {DRIVER_API}",
-                fix=_TOGETHER,
-            )
+        info = _described_by(manager, name, plugin, origin)
         for other, known in _drivers.items():
             if known.info.name == info.name:
                 raise DriverError(
@@ -351,15 +414,26 @@ def _register(manager: pluggy.PluginManager, name: str, plugin: Any, origin: str
     return found
 
 
-def _skip(kind: str, found: Installed, error: Exception) -> DriverError:
-    """Warn of a driver or plugin that does not work, and return what is wrong with it."""
-    broken = error if isinstance(error, DriverError) else None
-    if broken is None:
-        broken = DriverError(
-            f"{kind} {found.name!r} of {found.origin} cannot be loaded: "
-            f"{type(error).__name__}: {error}",
-            fix="Reinstall or upgrade it",
-        )
-        broken.__cause__ = error
-    warnings.warn(f"Skipped: {printable(broken)}", AmandaWarning, stacklevel=4)
+def _described_by(manager: pluggy.PluginManager, name: str, plugin: Any, origin: str) -> DriverInfo:
+    what = f"Driver {name!r} of {origin}"
+    try:
+        return plugin_answers.check_info(_call(manager, plugin, "amanda_driver_info"), what)
+    except DriverError:
+        raise
+    except BaseException as error:
+        contain(error)
+        raise DriverError(
+            f"{what} fails to describe itself: {described(error)}", fix=plugin_answers.TOGETHER
+        ) from error
+
+
+def _as_driver_error(kind: str, found: Installed, error: BaseException) -> DriverError:
+    """Return what is wrong with a driver or plugin that does not work."""
+    if isinstance(error, DriverError):
+        return error
+    broken = DriverError(
+        f"{kind} {found.name!r} of {found.origin} cannot be loaded: {described(error)}",
+        fix="Reinstall or upgrade it",
+    )
+    broken.__cause__ = error
     return broken

@@ -1,20 +1,20 @@
 """What installed distributions bring: entry points, whose they are, and which are blocked.
 
-Owns the entry-point groups and the variable that blocks plugins. Imports none of them; metadata
-is written by strangers, so nothing in it is trusted to be well formed.
+Owns the entry-point groups and which plugins are blocked. Imports none of them; metadata is written
+by strangers, so nothing in it is trusted to be well formed.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import importlib_metadata
 
-from amanda_core.errors import AmandaWarning
+from amanda_core.containment import contain, described, warn
 from amanda_core.results import printable
 
 __all__ = [
@@ -23,8 +23,11 @@ __all__ = [
     "PLUGIN_GROUP",
     "TOOL_GROUP",
     "Installed",
+    "block",
     "blocked_names",
+    "canonical",
     "installed",
+    "split_names",
     "unreadable",
 ]
 
@@ -34,6 +37,8 @@ PLUGIN_GROUP = "amanda.plugins"
 TOOL_GROUP = "amanda.tools"
 #: Names of plugins or distributions that are not to be used, with commas between, or ``*``.
 BLOCKING = "AMANDA_DISABLE_PLUGINS"
+#: Names blocked in this process -> the flag, or the line of a configuration, that blocks them.
+_blocked: dict[str, str] = {}
 _warned = False
 
 
@@ -46,7 +51,7 @@ class Installed:
         value: ``module:attribute``.
         distribution: Name of the distribution, or an empty string where it is not known.
         version: Its version, or an empty string.
-        blocked: Whether the environment forbids its use.
+        blocked: What forbids its use: a variable, a flag, or the line of a file; else empty.
         point: The entry point; ``load()`` imports it.
     """
 
@@ -54,7 +59,7 @@ class Installed:
     value: str
     distribution: str
     version: str
-    blocked: bool
+    blocked: str
     point: Any
 
     @property
@@ -63,19 +68,44 @@ class Installed:
         return f"{self.distribution} {self.version}".strip() or "unknown"
 
 
-def blocked_names() -> frozenset[str]:
-    """The names that `BLOCKING` lists."""
-    parts = (part.strip() for part in os.environ.get(BLOCKING, "").split(","))
-    return frozenset(part for part in parts if part)
+def canonical(name: str) -> str:
+    """Return the one form of all spellings of a distribution's name (PEP 503).
+
+    >>> canonical("Amanda_Tools")
+    'amanda-tools'
+    """
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def split_names(text: str) -> tuple[str, ...]:
+    """Return the names in a text with commas between them."""
+    return tuple(part for part in (part.strip() for part in text.split(",")) if part)
+
+
+def block(names: Iterable[str], where: str) -> None:
+    """Block plugins and distributions of these names in this process, or all by ``*``.
+
+    Args:
+        names: The names, in any spelling.
+        where: What blocks them, for messages.
+    """
+    for name in names:
+        _blocked.setdefault(name, where)
+
+
+def blocked_names() -> dict[str, str]:
+    """Return each blocked name, and what blocks it."""
+    return dict.fromkeys(split_names(os.environ.get(BLOCKING, "")), BLOCKING) | _blocked
 
 
 def installed(group: str) -> tuple[Installed, ...]:
-    """All entry points of a group, blocked ones included, in the order of discovery."""
-    names = blocked_names()
+    """Return all entry points of a group, blocked ones included, in the order of discovery."""
+    blocking = {canonical(name): where for name, where in blocked_names().items()}
     found = []
     for point in _points(group):
         distribution, version = _origin(point)
-        blocked = not names.isdisjoint({"*", point.name, distribution} - {""})
+        names = ["*", *(canonical(name) for name in (point.name, distribution) if name)]
+        blocked = next((blocking[name] for name in names if name in blocking), "")
         value = str(getattr(point, "value", ""))
         found.append(Installed(point.name, value, distribution, version, blocked, point))
     return tuple(found)
@@ -87,15 +117,17 @@ def unreadable() -> tuple[str, ...]:
     for distribution in importlib_metadata.distributions():
         try:
             list(distribution.entry_points)
-        except Exception as error:
-            found.append(f"{_place(distribution)}: {type(error).__name__}: {error}")
+        except BaseException as error:
+            contain(error)
+            found.append(f"{_place(distribution)}: {described(error)}")
     return tuple(found)
 
 
 def _points(group: str) -> Iterable[Any]:
     try:
         return importlib_metadata.entry_points(group=group)
-    except Exception:
+    except BaseException as error:
+        contain(error)
         # One distribution with a damaged entry_points.txt hides those of all others.
         return _of_readable(group)
 
@@ -110,13 +142,13 @@ def _of_readable(group: str) -> list[Any]:
             if name not in seen:  # The first on the path is the one that is imported.
                 seen.add(name)
                 found += distribution.entry_points.select(group=group)
-        except Exception as error:
+        except BaseException as error:
+            contain(error)
             if not _warned:
                 _warned = True
-                warnings.warn(
+                warn(
                     f"Skipped: the entry points of {_place(distribution)} cannot be read "
-                    f"({type(error).__name__}: {error}). Reinstall it",
-                    AmandaWarning,
+                    f"({described(error)}). Reinstall it",
                     stacklevel=2,
                 )
     return found
@@ -125,7 +157,8 @@ def _of_readable(group: str) -> list[Any]:
 def _place(distribution: Any) -> str:
     try:
         name = distribution.name
-    except Exception:
+    except BaseException as error:
+        contain(error)
         name = None
     return printable(name or getattr(distribution, "_path", "a distribution without a name"))
 
@@ -133,5 +166,6 @@ def _place(distribution: Any) -> str:
 def _origin(point: Any) -> tuple[str, str]:
     try:
         return printable(point.dist.name), printable(point.dist.version)
-    except Exception:  # Whatever a distribution without metadata raises.
+    except BaseException as error:  # Whatever a distribution without metadata raises.
+        contain(error)
         return "", ""

@@ -121,7 +121,10 @@ class Result(Protocol):
         """The summary for people."""
 
     def to_json(self) -> str:
-        """All of it, as JSON (RFC 8259, so without NaN)."""
+        """All of it, as JSON (RFC 8259, so without NaN).
+
+        `amanda show` reads an object that has a ``format``: name and version, as ``my-tool/1``.
+        """
 
 
 @runtime_checkable

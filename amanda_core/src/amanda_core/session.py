@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import Action, IPoint
+from amanda_core.containment import warn, without_exit
 from amanda_core.context import OpContext
 from amanda_core.driver_failures import DriverFailures
 from amanda_core.errors import AmandaWarning, annotate
@@ -236,7 +237,7 @@ class Session:
             )
         if new:
             try:
-                with inside_routine():
+                with inside_routine(), without_exit("A plugin fails to prepare a context"):
                     self._hook.amanda_prepare_context(context=context)
             except BaseException:
                 self._drop(context)  # Or it would be taken for a prepared one.
@@ -347,7 +348,8 @@ class Session:
 
     def recorded(self, context: OpContext, action: Action) -> None:
         """Show the plugins what an analysis routine asks for; any of them may refuse it."""
-        self._hook.amanda_action_recorded(context=context, action=action)
+        with without_exit("A plugin fails to look at an action"):
+            self._hook.amanda_action_recorded(context=context, action=action)
 
     def _call(
         self,
@@ -411,11 +413,21 @@ class Session:
                 annotate(first, f"Then also {type(other).__name__}: {other}")
             raise first
 
-    def warn_once(self, message: str, stacklevel: int = 1) -> None:
-        """Warn with `AmandaWarning`, once in this session; `stacklevel` as seen by the caller."""
+    def warn_once(self, message: str, stacklevel: int = 1, *, importing: bool = False) -> None:
+        """Warn with `AmandaWarning`, once in this session.
+
+        Args:
+            message: The text.
+            stacklevel: As seen by the caller.
+            importing: Whether it is said inside an import, which must not fail where warnings are
+                errors.
+        """
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, AmandaWarning, stacklevel=stacklevel + 1)
+            if importing:
+                warn(message, stacklevel + 1)
+            else:
+                warnings.warn(message, AmandaWarning, stacklevel=stacklevel + 1)
 
     def begin_step(self) -> None:
         """Tell the tools that a step begins."""

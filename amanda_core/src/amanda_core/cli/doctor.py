@@ -5,23 +5,19 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 import click
 
 from amanda_core import __version__, discovery
+from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.drivers import describe as describe_drivers
 from amanda_core.cli.tools import describe as describe_tools
+from amanda_core.containment import contain, described
 from amanda_core.driver import Finding
-from amanda_core.errors import AmandaError
-from amanda_core.installed import (
-    BLOCKING,
-    PLUGIN_GROUP,
-    blocked_names,
-    installed,
-    unreadable,
-)
+from amanda_core.installed import PLUGIN_GROUP, blocked_names, canonical, installed, unreadable
 from amanda_core.results import Table
 
 __all__ = ["doctor"]
@@ -38,15 +34,18 @@ __all__ = ["doctor"]
     help="Import this first, such as a framework and what a program uses beside it, to see which "
     "hooks, modes and replaced functions it leaves behind; may be repeated.",
 )
+@with_blocking
 def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
     """Ask each driver what in this environment would make results wrong, and load each tool.
 
     The exit status is 1 if there is an error among the findings.
     """
-    found = _import(modules)
-    drivers, tools = describe_drivers(), describe_tools()
-    found += [*_of_process(), *_of_drivers(drivers), *_of_plugins(), *_of_tools(tools)]
-    found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
+    # What others print is not part of the findings, which programs read.
+    with redirect_stdout(sys.stderr):
+        found = _import(modules)
+        drivers, tools = describe_drivers(), describe_tools()
+        found += [*_of_process(), *_of_drivers(drivers), *_of_plugins(), *_of_tools(tools)]
+        found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
     if as_json:
         show_json(
             {
@@ -124,21 +123,21 @@ def _import(modules: tuple[str, ...]) -> list[tuple[str, Finding]]:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:
-            message = f"It cannot be imported: {type(error).__name__}: {error}"
-            found.append((module, Finding("error", message)))
+        except BaseException as error:
+            contain(error)
+            found.append((module, Finding("error", f"It cannot be imported: {described(error)}")))
     return found
 
 
 def _of_tools(tools: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
-    from amanda_core.config import factories
-
     found = []
-    for name in dict.fromkeys(tool["name"] for tool in tools if tool["status"] != "blocked"):
-        try:
-            factories.factory(name)
-        except AmandaError as error:
-            found.append((name, Finding("error", error.what, error.fix)))
+    for tool in tools:
+        reference = tool["reference"] or tool["name"]
+        if tool["status"] in ("broken", "duplicate"):
+            found.append((reference, Finding("error", tool["error"], tool["fix"])))
+        elif tool["status"] == "ok" and reference != tool["name"]:
+            message = f"Another tool is called {tool['name']!r}, too; this one is {reference!r}"
+            found.append((reference, Finding("warning", message, f"-t {reference} names it")))
     return found
 
 
@@ -150,9 +149,10 @@ def _of_distributions() -> list[tuple[str, Finding]]:
 
 
 def _of_blocking(plugins: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
-    known = {plugin[key] for plugin in plugins for key in ("name", "distribution")}
-    known.update(name for p in installed(PLUGIN_GROUP) for name in (p.name, p.distribution))
+    known = {canonical(plugin[key]) for plugin in plugins for key in ("name", "distribution")}
+    known.update(canonical(n) for p in installed(PLUGIN_GROUP) for n in (p.name, p.distribution))
     return [
-        (BLOCKING, Finding("warning", f"{name!r} blocks nothing", "No plugin has this name"))
-        for name in sorted(blocked_names() - known - {"*"})
+        (where, Finding("warning", f"{name!r} blocks nothing", "No plugin has this name"))
+        for name, where in sorted(blocked_names().items())
+        if canonical(name) not in known | {"*"}
     ]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
+from contextlib import redirect_stdout
 from typing import Any
 
 import click
 
-from amanda_core import discovery
+from amanda_core import discovery, plugin_answers
+from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
+from amanda_core.containment import contain, described
 from amanda_core.driver import DriverInfo, DriverStatus
 from amanda_core.errors import AmandaError, AmandaWarning
 from amanda_core.installed import DRIVER_GROUP, Installed, installed
@@ -20,11 +23,12 @@ __all__ = ["describe", "drivers"]
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+@with_blocking
 def drivers(as_json: bool) -> None:
     """List the installed drivers, which make Amanda speak to frameworks.
 
-    Broken drivers are listed with what is wrong, those that AMANDA_DISABLE_PLUGINS (names with
-    commas between, or *) blocks as blocked. No framework is imported.
+    Broken drivers are listed with what is wrong, and those that are disabled as blocked. No
+    framework is imported.
     """
     found = describe()
     if as_json:
@@ -58,11 +62,12 @@ def drivers(as_json: bool) -> None:
 
 def describe() -> list[dict[str, Any]]:
     """Return what is known of each installed driver."""
-    with warnings.catch_warnings():
+    # What a plugin prints is not part of the list, which programs read.
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         # What it would say of broken ones stands in the list.
         warnings.simplefilter("ignore", AmandaWarning)
         discovery.plugin_manager()
-    return [_describe(found) for found in installed(DRIVER_GROUP)]
+        return [_describe(found) for found in installed(DRIVER_GROUP)]
 
 
 def _describe(found: Installed) -> dict[str, Any]:
@@ -71,7 +76,7 @@ def _describe(found: Installed) -> dict[str, Any]:
         status = "blocked"
     else:
         try:
-            driver = discovery.driver(found.name)
+            driver = discovery.driver_of(found)
             info, now = driver.info, _status(driver)
         except AmandaError as broken:
             status, error = "broken", str(broken)
@@ -103,7 +108,7 @@ def _by_mode(info: DriverInfo) -> dict[str, list[str]]:
 def _status(found: discovery.Driver) -> DriverStatus | None:
     """Return what a driver would do at the next `apply`; None where it does not say."""
     try:
-        said = found.call("amanda_driver_status")
-    except Exception as error:
-        return DriverStatus(None, "", f"It does not say: {type(error).__name__}: {error}")
-    return said if isinstance(said, DriverStatus) else None
+        return plugin_answers.status(found.call("amanda_driver_status"))
+    except BaseException as error:
+        contain(error)
+        return DriverStatus(None, "", f"It does not say: {described(error)}")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from amanda_core import discovery
+from amanda_core.cli.blocking import DISABLE_PLUGINS, block
+from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program
 from amanda_core.cli.running import Run
-from amanda_core.config import Selecting, factories, from_flags, load
+from amanda_core.config import Selecting, factories, from_flags, layers
+from amanda_core.config.explanation import explain
+from amanda_core.config.settings import merge
 from amanda_core.config.text import parse_steps
 from amanda_core.errors import AmandaError, ConfigError
-from amanda_core.results import Output
+from amanda_core.results import Output, Table, printable
 
 __all__ = ["divide", "run"]
 
@@ -33,7 +38,8 @@ _HELP = """Run a script or module under tools, without a change to it.
 Everything behind the script or module is its own. Which tools run, their options and the rest
 may stand in the table [tool.amanda] of the nearest pyproject.toml in the script's folder or
 above (the current one for -m); AMANDA_TOOLS ("prune:sparsity=0.5;trace"), AMANDA_OUTPUT and
-AMANDA_DRIVERS come before it, and flags before those.
+AMANDA_DRIVERS come before it, and flags before those. What is disabled by any of them, or by
+AMANDA_DISABLE_PLUGINS, is disabled.
 
 Each tool's result is written to DIR/<name>.json, and its further files to DIR/<name>/, also
 after an error, Ctrl-C or SIGTERM; a summary goes to stderr. Started by a launcher that sets
@@ -106,6 +112,7 @@ def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Progr
 )
 @click.option("--force", is_flag=True, help="Replace the results of these tools in the folder.")
 @click.option("--drivers", metavar="A,B", help="The drivers that may attach; all by default.")
+@DISABLE_PLUGINS
 @click.option("--ops", multiple=True, metavar="GLOB", help="Only these ops; may be repeated.")
 @click.option(
     "--modules", multiple=True, metavar="GLOB", help="Only ops in these modules; may be repeated."
@@ -113,6 +120,12 @@ def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Progr
 @click.option("--steps", metavar="A:B", help="Only from step A up to and without B; also A:, ::N.")
 @click.option("--config", "file", metavar="FILE", help="Read [tool.amanda] of this file instead.")
 @click.option("--no-config", is_flag=True, help="Read no file.")
+@click.option(
+    "--show-config",
+    is_flag=True,
+    help="Print which settings hold, and what says each: flag, variable, or file and line. Nothing "
+    "is run; without a script, the configuration is that of the current folder.",
+)
 @click.option(
     "--keep-going",
     is_flag=True,
@@ -127,25 +140,21 @@ def run(
     output: str | None,
     force: bool,
     drivers: str | None,
+    disable_plugins: str | None,
     ops: tuple[str, ...],
     modules: tuple[str, ...],
     steps: str | None,
     file: str | None,
     no_config: bool,
+    show_config: bool,
     keep_going: bool,
     quiet: bool,
     _module: str | None,
 ) -> Run | int:
     """Run a program; `_HELP` says the rest."""
-    program = context.meta[_PROGRAM]
-    if program is None:
-        raise click.UsageError("Name a script, or a module with -m.", context)
+    program: Program | None = context.meta[_PROGRAM]
     if file and no_config:
         raise click.UsageError("--config and --no-config exclude one another.", context)
-    if not program.is_module and not Path(program.target).exists():
-        path = os.path.join(os.getcwd(), program.target)
-        click.echo(f"amanda: can't open file {path!r}: No such file", err=True)
-        return 2
     select = Selecting(
         ops or None,
         modules or None,
@@ -153,12 +162,26 @@ def run(
         parse_steps(steps, "--steps") if steps is not None else None,
         "--ops, --modules, --steps",
     )
-    config = load(
-        program.folder,
-        from_flags(tools, output, drivers, select or None),
+    flags = from_flags(tools, output, drivers, select or None, disable_plugins)
+    if program is None and not show_config:
+        raise click.UsageError("Name a script, or a module with -m.", context)
+    found = layers(
+        program.folder if program is not None else Path.cwd(),
+        flags,
         file=Path(file) if file else None,
         use_file=not no_config,
     )
+    if program is None or show_config:
+        click.echo(f"Configuration: {printable(found[0].path or 'no file')}")
+        rows = explain(*found, output=f"{_DEFAULT} (a new folder)")
+        show(Table("", ("setting", "value", "said by"), rows), sys.stdout)
+        return 0
+    if not program.is_module and not Path(program.target).exists():
+        path = os.path.join(os.getcwd(), program.target)
+        click.echo(f"amanda: can't open file {path!r}: No such file", err=True)
+        return 2
+    config = merge(*found)
+    block(config.disabled)
     if not config.tools:
         raise ConfigError(
             "No tool is named",
@@ -177,7 +200,7 @@ def run(
     program.enter()  # Before tools are imported: one's own may lie beside the script.
     if config.drivers is not None:
         try:
-            discovery.use_only(config.drivers)
+            discovery.use_only(config.drivers, config.where)
         except AmandaError as error:
             raise type(error)(error.what, where=config.where, fix=error.fix) from error
     made = {settings.name: factories.make(settings) for settings in config.tools}

@@ -18,6 +18,7 @@ from amanda_core import discovery
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import Progress, interval_for
+from amanda_core.containment import contain, described
 from amanda_core.errors import AmandaError
 from amanda_core.results import HasResult, Output, Result, Table, printable, share
 from amanda_core.tool import Tool
@@ -156,7 +157,7 @@ class Run:
             return 0
         self._finished = True
         failed = False
-        idle = [*self._idle(), *self._skipped()]
+        idle = self._before_the_end()
         try:
             self._handle.remove()
         except BaseException as error:  # Of a routine, which could not be raised where it arose.
@@ -172,6 +173,14 @@ class Run:
             self._say("interrupted while results were written; some are missing")
             failed = True
         return int(failed)
+
+    def _before_the_end(self) -> list[str]:
+        """Return what can be asked only while the tools are applied."""
+        try:
+            return [*self._idle(), *self._skipped()]
+        except BaseException as error:
+            contain(error)
+            return [f"what a driver did not see is not known: {described(error)}"]
 
     def _idle(self) -> Iterator[str]:
         """The tools that no operator was given to, and what is to be done; asked before the end."""
@@ -193,6 +202,8 @@ class Run:
                     f"{', '.join(declined)} was loaded, but its driver did not attach. `amanda "
                     "doctor` may say why"
                 )
+            elif discovery.without_drivers():
+                why = f"{discovery.without_drivers()} lets no driver attach"
             elif not frameworks:
                 why = "the program loaded no framework of those that `amanda drivers` lists"
             elif known.selection is None or not ran:
@@ -243,34 +254,37 @@ class Run:
         complete = True
         for name, tool in self.tools.items():
             # An attribute of that name may be something else of the tool's own.
-            if not isinstance(tool, HasResult) or not callable(tool.result):
-                continue
             try:
-                found[name] = tool.result()
-            except Exception as error:
+                if isinstance(tool, HasResult) and callable(tool.result):
+                    found[name] = tool.result()
+            except BaseException as error:
+                contain(error)
                 complete = self._not_written(name, error)
         try:
             share(found)
-        except Exception as error:
-            self._say(f"error: results do not show the figures of others: {_told(error)}")
+        except BaseException as error:
+            contain(error)
+            self._say(f"error: results do not show the figures of others: {described(error)}")
             complete = False
         return found, complete
 
-    def _not_written(self, name: str, error: Exception) -> bool:
-        text = str(error) if isinstance(error, AmandaError) else _told(error)
+    def _not_written(self, name: str, error: BaseException) -> bool:
+        text = str(error) if isinstance(error, AmandaError) else described(error)
         self._say(f"error: the result of {name!r} is not written: {text}")
         return False
 
     def _write(self, name: str, result: Result) -> bool:
         try:
             files = self.output.write(name, result)
-        except Exception as error:
+        except BaseException as error:
+            contain(error)
             return self._not_written(name, error)
         if not self.quiet:
             try:
                 self._summarise(name, result, [str(file) for file in files])
-            except Exception as error:
-                self._say(f"the result of {name!r} is written and has no table: {_told(error)}")
+            except BaseException as error:
+                contain(error)
+                self._say(f"the result of {name!r} is written and has no table: {described(error)}")
         return True
 
     def _summarise(self, name: str, result: Result, files: Sequence[str]) -> None:
@@ -291,7 +305,3 @@ class Run:
 
 def _titled(table: Table, name: str) -> Table:
     return table if table.title else Table(name, table.columns, table.rows)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -43,7 +43,8 @@ def show(file: Path, part: str | None, everything: bool, as_json: bool) -> None:
         if not _is_result(content):
             raise click.UsageError(
                 f"{str(path)!r} is not the result of a tool: it has no 'format'. Files that tools "
-                "write beside their results are for the programs that their pages name"
+                "write beside their results are for the programs that their pages name. A tool of "
+                "one's own puts a 'format' into what its to_json() gives, such as 'my-tool/1'"
             )
         if part is not None and part not in content:
             raise click.UsageError(

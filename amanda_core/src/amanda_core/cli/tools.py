@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from enum import Enum
 from typing import Any
 
 import click
 
+from amanda_core import tool_names
+from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
-from amanda_core.installed import TOOL_GROUP, installed
+from amanda_core.containment import contain, described
+from amanda_core.errors import AmandaError
+from amanda_core.installed import Installed
 from amanda_core.results import Table, printable
 
 __all__ = ["describe", "tools"]
@@ -20,11 +25,12 @@ __all__ = ["describe", "tools"]
 @click.command()
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+@with_blocking
 def tools(name: str | None, as_json: bool) -> None:
     """List the installed tools, or with NAME the options of one.
 
-    The list imports none of them, so it does not show which are broken; `amanda doctor` does. Tools
-    that AMANDA_DISABLE_PLUGINS (names with commas between, or *) blocks are listed as blocked.
+    What cannot be imported is listed as broken, with what is wrong. Of two tools of one name, the
+    one that is not Amanda's own is listed, and asked for, as DISTRIBUTION/TOOL.
     """
     if name is not None:
         _one(name, as_json)
@@ -34,7 +40,12 @@ def tools(name: str | None, as_json: bool) -> None:
         show_json(found)
         return
     rows = [
-        (tool["name"], tool["status"], f"{tool['distribution']} {tool['version']}", tool["factory"])
+        (
+            tool["reference"] or tool["name"],
+            tool["status"],
+            f"{tool['distribution']} {tool['version']}",
+            tool["error"] or tool["factory"],
+        )
         for tool in found
     ]
     show(Table("", ("tool", "status", "distribution", "factory"), rows), sys.stdout)
@@ -43,31 +54,43 @@ def tools(name: str | None, as_json: bool) -> None:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Return what is known of each installed tool without importing it."""
-    every = installed(TOOL_GROUP)
-    names = Counter(found.name for found in every if not found.blocked)
-    return [
-        {
-            "name": found.name,
-            "status": "blocked"
-            if found.blocked
-            else "duplicate"
-            if names[found.name] > 1
-            else "ok",
-            "distribution": found.distribution,
-            "version": found.version,
-            "factory": found.value,
-        }
-        for found in every
-    ]
+    """Return what is known of each installed tool; those that are not blocked are imported."""
+    # What a tool prints when it is imported is not part of the list, which programs read.
+    with redirect_stdout(sys.stderr):
+        return [_describe(reference, found) for reference, found in tool_names.references()]
+
+
+def _describe(reference: str, found: Installed) -> dict[str, Any]:
+    from amanda_core.config import factories
+
+    status, error, fix = "ok", None, None
+    if found.blocked:
+        status = "blocked"
+    else:
+        try:
+            factories.factory(reference or found.name)
+        except AmandaError as broken:
+            status = "broken" if reference else "duplicate"
+            error, fix = broken.what, broken.fix
+    return {
+        "name": found.name,
+        "reference": reference,
+        "status": status,
+        "distribution": found.distribution,
+        "version": found.version,
+        "factory": found.value,
+        "error": error,
+        "fix": fix,
+    }
 
 
 def _one(name: str, as_json: bool) -> None:
     from amanda_core.config import factories
 
-    made = factories.factory(name)
-    known = factories.options(made)
-    about = inspect.getdoc(made) or ""
+    with redirect_stdout(sys.stderr):
+        made = factories.factory(name)
+        known = factories.options(made, name)
+        about = _about(made)
     if as_json:
         show_json(
             {
@@ -100,7 +123,21 @@ def _one(name: str, as_json: bool) -> None:
     show(Table("", ("option", "type", "default"), rows), sys.stdout)
 
 
+def _about(made: Callable[..., Any]) -> str:
+    try:
+        return inspect.getdoc(made) or ""
+    except BaseException as error:
+        contain(error)
+        return f"(what it says of itself cannot be read: {described(error)})"
+
+
 def _plain(default: Any) -> Any:
     if isinstance(default, Enum):
         return default.name
-    return default if isinstance(default, (bool, int, float, str, type(None))) else str(default)
+    if isinstance(default, (bool, int, float, str, type(None))):
+        return default
+    try:
+        return str(default)
+    except BaseException as error:
+        contain(error)
+        return f"({type(default).__name__})"

@@ -13,6 +13,7 @@ from pathlib import Path
 from amanda_core.config import document, schema, settings, text
 from amanda_core.config.settings import Config, Layer, Selecting, Setting, ToolSettings
 from amanda_core.errors import ConfigError
+from amanda_core.installed import BLOCKING, split_names
 
 __all__ = [
     "Config",
@@ -23,19 +24,20 @@ __all__ = [
     "from_environment",
     "from_file",
     "from_flags",
+    "layers",
     "load",
 ]
 
 
-def load(
+def layers(
     start: Path,
     flags: Layer,
     *,
     file: Path | None = None,
     use_file: bool = True,
     environment: Mapping[str, str] = os.environ,
-) -> Config:
-    """The configuration that holds for a program.
+) -> tuple[Layer, Layer, Layer]:
+    """Return what the file, the environment and the flags say.
 
     Args:
         start: The folder of the program; the nearest pyproject.toml with a table ``[tool.amanda]``
@@ -49,7 +51,20 @@ def load(
         ConfigError: Some source is malformed.
     """
     layer = from_file(start, file) if use_file else Layer()
-    return settings.merge(layer, from_environment(environment), flags)
+    return layer, from_environment(environment), flags
+
+
+def load(
+    start: Path,
+    flags: Layer,
+    *,
+    file: Path | None = None,
+    use_file: bool = True,
+    environment: Mapping[str, str] = os.environ,
+) -> Config:
+    """Return the configuration that holds for a program; see `layers`."""
+    found = layers(start, flags, file=file, use_file=use_file, environment=environment)
+    return settings.merge(*found)
 
 
 def from_file(start: Path, file: Path | None = None) -> Layer:
@@ -58,14 +73,23 @@ def from_file(start: Path, file: Path | None = None) -> Layer:
     return schema.read(found) if found is not None else Layer()
 
 
+#: The variables, in the order of the arguments of `from_flags`.
+_VARIABLES = ("AMANDA_TOOLS", "AMANDA_OUTPUT", "AMANDA_DRIVERS", BLOCKING)
+
+
 def from_environment(environment: Mapping[str, str] = os.environ) -> Layer:
-    """The layer of AMANDA_TOOLS (``prune:sparsity=0.5;trace``), AMANDA_OUTPUT, AMANDA_DRIVERS."""
-    tools = environment.get("AMANDA_TOOLS", "")
+    """Return the layer of the environment variables.
+
+    AMANDA_TOOLS (``prune:sparsity=0.5;trace``), AMANDA_OUTPUT, AMANDA_DRIVERS and
+    AMANDA_DISABLE_PLUGINS.
+    """
+    tools, output, drivers, disabled = (environment.get(name) or None for name in _VARIABLES)
     return from_flags(
-        text.split(tools, ";", "AMANDA_TOOLS"),
-        environment.get("AMANDA_OUTPUT") or None,
-        environment.get("AMANDA_DRIVERS") or None,
-        names=("AMANDA_TOOLS", "AMANDA_OUTPUT", "AMANDA_DRIVERS"),
+        text.split(tools or "", ";", _VARIABLES[0]),
+        output,
+        drivers,
+        disabled=disabled if disabled and split_names(disabled) else None,
+        names=_VARIABLES,
     )
 
 
@@ -74,8 +98,9 @@ def from_flags(
     output: str | None = None,
     drivers: str | None = None,
     select: Selecting | None = None,
+    disabled: str | None = None,
     *,
-    names: tuple[str, str, str] = ("-t", "-o", "--drivers"),
+    names: tuple[str, ...] = ("-t", "-o", "--drivers", "--disable-plugins"),
 ) -> Layer:
     """The layer of values given as text.
 
@@ -84,22 +109,34 @@ def from_flags(
         output: The folder of results.
         drivers: Names with commas between.
         select: The ops and steps that all tools are for.
-        names: What the first three are called in messages.
+        disabled: Names of plugins and distributions with commas between, or ``*``.
+        names: What all but `select` are called in messages.
     """
     if output is not None and ("\0" in output or not output.strip()):
         raise ConfigError(f"{output[:80]!r} is no folder", where=names[1])
     wanted = None
     if drivers is not None:
-        wanted = tuple(part.strip() for part in drivers.split(",") if part.strip())
+        wanted = split_names(drivers)
         if not wanted or len(set(wanted)) < len(wanted):
             raise ConfigError(
                 f"{drivers[:80]!r} names no driver, or one twice",
                 where=names[2],
-                fix="Write names with commas between, such as 'a,b'",
+                fix="Write names with commas between, such as 'a,b'; a file that has "
+                "'drivers = []' lets none attach",
+            )
+    blocked = None
+    if disabled is not None:
+        blocked = split_names(disabled)
+        if not blocked:
+            raise ConfigError(
+                f"{disabled[:80]!r} names no plugin",
+                where=names[3],
+                fix="Write names with commas between, such as 'a,b', or '*' for all",
             )
     return Layer(
         Setting(output, names[1]) if output is not None else None,
         Setting(wanted, names[2]) if wanted is not None else None,
         text.parse_tools(tools, names[0]),
         select or Selecting(),
+        Setting(blocked, names[3]) if blocked is not None else None,
     )

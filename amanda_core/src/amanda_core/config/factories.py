@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from amanda_core import tool_names
 from amanda_core.config.convert import MismatchError, convert, expected
 from amanda_core.config.schema import RESERVED, nearest
 from amanda_core.config.settings import Selecting, ToolSettings
+from amanda_core.containment import contain, described
 from amanda_core.errors import AmandaError, BrokenToolError, OptionError, UnknownToolError
-from amanda_core.installed import BLOCKING, TOOL_GROUP, installed
+from amanda_core.installed import Installed
 from amanda_core.tool import Tool
 
 __all__ = ["Option", "factory", "make", "options"]
@@ -57,39 +59,57 @@ def factory(reference: str, where: str = "") -> Callable[..., Any]:
     """
     if ":" in reference:
         return _own(reference, where)
-    every = installed(TOOL_GROUP)
-    named = [found for found in every if found.name == reference]
-    usable = [found for found in named if not found.blocked]
-    if named and not usable:
-        raise UnknownToolError(
-            f"The tool {reference!r} is blocked by {BLOCKING}",
-            where=where,
-            fix="Take it out of that variable",
-        )
-    if not usable:
-        raise _unknown(reference, where, [found.name for found in every if not found.blocked])
-    if len(usable) > 1:
-        origins = " and ".join(found.origin for found in usable)
-        raise BrokenToolError(
-            f"The tool {reference!r} is in several distributions: {origins}",
-            where=where,
-            fix=f"Uninstall one, or block it by its distribution: {BLOCKING}",
-        )
-    (found,) = usable
+    found = _installed(reference, where)
     try:
         made = found.point.load()
-    except Exception as error:
+    except BaseException as error:
+        contain(error)
         raise BrokenToolError(
-            f"The tool {reference!r} of {found.origin} cannot be loaded: "
-            f"{type(error).__name__}: {error}",
+            f"The tool {reference!r} of {found.origin} cannot be loaded: {described(error)}",
             where=where,
             fix="Reinstall or upgrade it",
         ) from error
     return _callable(made, reference, where)
 
 
-def options(made: Callable[..., Any]) -> tuple[Option, ...]:
-    """The options of a factory, in the order of its parameters."""
+def _installed(reference: str, where: str) -> Installed:
+    found = tool_names.candidates(reference)
+    if not found:
+        raise _unknown(reference, where)
+    if found[0].blocked:
+        raise UnknownToolError(
+            f"The tool {reference!r} is blocked by {found[0].blocked}",
+            where=where,
+            fix="Take it out there",
+        )
+    if len(found) > 1:
+        origins = " and ".join(one.origin for one in found)
+        raise BrokenToolError(
+            f"The tool {reference!r} is in several distributions: {origins}",
+            where=where,
+            fix=f"Say which one: {found[0].distribution or 'DISTRIBUTION'}/{found[0].name}",
+        )
+    return found[0]
+
+
+def options(made: Callable[..., Any], reference: str = "") -> tuple[Option, ...]:
+    """Return the options of a factory, in the order of its parameters.
+
+    Raises:
+        BrokenToolError: It does not say which it takes.
+    """
+    try:
+        return _options(made)
+    except BaseException as error:
+        contain(error)
+        raise BrokenToolError(
+            f"The tool {reference or made!r} does not say what options it takes: "
+            f"{described(error)}",
+            fix="The entry point must be a Tool class, or a function that returns a tool",
+        ) from error
+
+
+def _options(made: Callable[..., Any]) -> tuple[Option, ...]:
     function: Any = made
     if inspect.isclass(made):
         # Not inspect.signature(class): Tool.__new__ takes anything, and which of the two methods
@@ -124,7 +144,7 @@ def make(settings: ToolSettings) -> Tool:
     """
     reference = settings.reference
     make_tool = factory(reference, settings.where)
-    arguments = _arguments(settings, options(make_tool))
+    arguments = _arguments(settings, options(make_tool, reference))
     wheres = dict.fromkeys([s.where for s in settings.options.values()] or [settings.where])
     where = ", ".join(wheres)
     try:
@@ -134,9 +154,10 @@ def make(settings: ToolSettings) -> Tool:
             raise
         where = f"the tool {reference!r}, {where}"
         raise type(error)(error.what, where=where, fix=error.fix) from error
-    except Exception as error:
+    except BaseException as error:
+        contain(error)
         raise OptionError(
-            f"The tool {reference!r} refuses its options: {type(error).__name__}: {error}",
+            f"The tool {reference!r} refuses its options: {described(error)}",
             where=where,
             fix=f"`amanda tools {reference}` lists them",
         ) from error
@@ -212,9 +233,10 @@ def _own(reference: str, where: str) -> Callable[..., Any]:
             found = getattr(found, name)
     except AmandaError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        contain(error)
         raise BrokenToolError(
-            f"The tool {reference!r} cannot be loaded: {type(error).__name__}: {error}",
+            f"The tool {reference!r} cannot be loaded: {described(error)}",
             where=where,
             fix="Write module:Class or path/to/file.py:Class",
         ) from error
@@ -252,29 +274,32 @@ def _callable(made: Any, reference: str, where: str) -> Callable[..., Any]:
     return found
 
 
-def _unknown(reference: str, where: str, known: list[str]) -> UnknownToolError:
+def _unknown(reference: str, where: str) -> UnknownToolError:
     # One name only: suggesting to install whatever is called alike invites impostors.
-    every = installed(TOOL_GROUP)
-    upgrade = "--upgrade " if any(found.distribution == "amanda-tools" for found in every) else ""
+    every = tool_names.references()
+    known = [known for known, found in every if known and not found.blocked]
+    upgrade = "--upgrade " if any(tool_names.is_shipped(found) for _, found in every) else ""
     return UnknownToolError(
         f"No tool {reference[:80]!r} is installed",
         where=where,
         fix=f"{nearest(reference, known, 'is installed')}. Perhaps it is in another version of the "
-        f"built-in tools: pip install {upgrade}amanda-tools",
+        f"built-in tools: pip install {upgrade}{tool_names.SHIPPED}",
     )
 
 
 def _hints(function: Any) -> dict[str, Any]:
     try:
         return get_type_hints(function)
-    except Exception:
+    except BaseException as error:
+        contain(error)
         # An annotation that exists for type checkers alone spoils all of them: one by one.
         hints = {}
         scope = getattr(inspect.unwrap(function), "__globals__", {})
         for name, annotation in getattr(function, "__annotations__", {}).items():
             try:
                 hints[name] = get_type_hints(_Annotated({name: annotation}), scope)[name]
-            except Exception:
+            except BaseException as error:
+                contain(error)
                 hints[name] = _CODE_ONLY
         return hints
 

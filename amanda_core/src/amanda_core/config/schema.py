@@ -11,13 +11,13 @@ from typing import Any
 
 from amanda_core.config.document import Document
 from amanda_core.config.settings import Layer, Selecting, Setting, ToolSettings
-from amanda_core.config.text import NAME, check_name, parse_steps
+from amanda_core.config.text import INSTALLED, NAME, check_name, parse_steps
 from amanda_core.errors import ConfigError
 
 __all__ = ["nearest", "read"]
 
 _ROOT = ("tool", "amanda")
-_KEYS = ("output", "drivers", "tools", "select")
+_KEYS = ("output", "drivers", "disable_plugins", "tools", "select")
 _SELECT = ("ops", "modules", "namespace", "steps")
 #: Keys of a tool's table that are not options of the tool.
 RESERVED = ("enable", "select", "tool")
@@ -39,7 +39,7 @@ def read(document: Document) -> Layer:
     """
     table = _table(document.data.get("tool", {}), document, _ROOT[:1]).get("amanda", {})
     table = _known(table, _KEYS, document, _ROOT)
-    output = drivers = None
+    output = drivers = disabled = None
     if "output" in table:
         keys = (*_ROOT, "output")
         text = _string(table["output"], document, keys)
@@ -47,12 +47,19 @@ def read(document: Document) -> Layer:
     if "drivers" in table:
         keys = (*_ROOT, "drivers")
         drivers = Setting(_strings(table["drivers"], document, keys), document.where(*keys))
+    if "disable_plugins" in table:
+        keys = (*_ROOT, "disable_plugins")
+        disabled = Setting(
+            _strings(table["disable_plugins"], document, keys), document.where(*keys)
+        )
     tools = _table(table.get("tools", {}), document, (*_ROOT, "tools"))
     return Layer(
         output,
         drivers,
         {name: _tool(name, value, document) for name, value in tools.items()},
         _selecting(table.get("select", {}), document, (*_ROOT, "select")),
+        disabled,
+        document.path,
     )
 
 
@@ -67,7 +74,7 @@ def _tool(name: str, value: Any, document: Document) -> ToolSettings:
     tool = None
     if "tool" in table:
         tool = _string(table["tool"], document, (*keys, "tool"))
-        if not NAME.fullmatch(tool):
+        if not INSTALLED.fullmatch(tool) or tool.endswith(".py"):
             # A file names installed tools only: reading one must not decide what is executed.
             raise ConfigError(
                 f"{tool[:80]!r} is no name of an installed tool",

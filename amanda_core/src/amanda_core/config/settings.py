@@ -37,13 +37,23 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Selecting:
-    """The arguments of `amanda_core.selection.select`; None where nothing was said."""
+    """The arguments of `amanda_core.selection.select`; None where nothing was said.
+
+    Attributes:
+        ops: Patterns of operators.
+        modules: Patterns of modules.
+        namespace: Where the operators run.
+        steps: A range of steps, or a list of them.
+        where: What says so, for messages.
+        origins: Name of an argument -> what says it, where several were merged.
+    """
 
     ops: tuple[str, ...] | None = None
     modules: tuple[str, ...] | None = None
     namespace: str | None = None
     steps: Steps | None = None
     where: str = ""
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def over(self, lower: Selecting) -> Selecting:
         """This, with what it leaves open taken from `lower`."""
@@ -53,7 +63,16 @@ class Selecting:
             lower.namespace if self.namespace is None else self.namespace,
             lower.steps if self.steps is None else self.steps,
             self.where or lower.where,
+            {name: where for part in (lower, self) for name, (_, where) in part.said().items()},
         )
+
+    def said(self) -> dict[str, tuple[Any, str]]:
+        """Return each argument that is said, by name: its value, and what says it."""
+        return {
+            name: (value, self.origins.get(name, self.where))
+            for name in ("ops", "modules", "namespace", "steps")
+            if (value := getattr(self, name)) is not None
+        }
 
     def __bool__(self) -> bool:
         return any(x is not None for x in (self.ops, self.modules, self.namespace, self.steps))
@@ -101,12 +120,23 @@ class ToolSettings:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source says; None and empty where it says nothing."""
+    """What one source says; None and empty where it says nothing.
+
+    Attributes:
+        output: The folder of results.
+        drivers: Names of the drivers that may attach.
+        tools: The tools, by the names that their results get.
+        select: The ops and steps that all tools are for.
+        disabled: Names of the plugins and distributions that are not to be used.
+        path: The file, where it is one.
+    """
 
     output: Setting | None = None
     drivers: Setting | None = None
     tools: Mapping[str, ToolSettings] = field(default_factory=dict)
     select: Selecting = Selecting()
+    disabled: Setting | None = None
+    path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +146,16 @@ class Config:
     Attributes:
         tools: The tools to run, in the order of the source that named them.
         output: Absolute path of the folder of results, or None where nobody named one.
-        drivers: Names of the drivers that may attach, or None for all.
+        drivers: Names of the drivers that may attach; empty for none of them, None for all.
         where: Where the drivers were named.
+        disabled: What each source says of plugins and distributions that are not to be used.
     """
 
     tools: tuple[ToolSettings, ...] = ()
     output: Path | None = None
     drivers: tuple[str, ...] | None = None
     where: str = ""
+    disabled: tuple[Setting, ...] = ()
 
 
 def merge(file: Layer, environment: Layer, flags: Layer) -> Config:
@@ -131,7 +163,7 @@ def merge(file: Layer, environment: Layer, flags: Layer) -> Config:
 
     The highest layer that names tools decides which of them run; options and selection that it does
     not give come from the lower ones. Selections for all tools stand below a tool's own within the
-    file, and those of the flags above both.
+    file, and those of the flags above both. What is disabled anywhere is disabled.
     """
     layers = (file, environment, flags)
     tools: dict[str, ToolSettings] = {}
@@ -156,6 +188,7 @@ def merge(file: Layer, environment: Layer, flags: Layer) -> Config:
         (output.base or Path.cwd()) / os.path.expanduser(output.value) if output else None,
         tuple(drivers.value) if drivers else None,
         drivers.where if drivers else "",
+        tuple(layer.disabled for layer in layers if layer.disabled is not None),
     )
 
 

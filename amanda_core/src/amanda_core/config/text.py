@@ -13,6 +13,7 @@ from amanda_core.config.settings import Setting, Steps, ToolSettings
 from amanda_core.errors import ConfigError
 
 __all__ = [
+    "INSTALLED",
     "NAME",
     "check_name",
     "parse_list",
@@ -25,7 +26,9 @@ __all__ = [
 
 #: Names of tools and their aliases, which are file names too.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9_-]{1,63}){0,8}")
-_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+#: Names of installed tools: ``TOOL`` or ``DISTRIBUTION/TOOL``.
+INSTALLED = re.compile(rf"({NAME.pattern}/)?{NAME.pattern}")
+_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -76,8 +79,9 @@ def parse_list(text: str, where: str) -> list[str]:
 def parse_tool(text: str, where: str) -> ToolSettings:
     """Read ``[ALIAS=]TOOL[:key=value,...]``.
 
-    TOOL is the name of an installed tool, or ``module:Class`` or ``path/to/file.py:Class``: what
-    stands behind the first colon are options if it has a ``=``, and a class if it has none.
+    TOOL is the name of an installed tool, where several have it with its distribution before it
+    (``acme-tools/trace``), or ``module:Class`` or ``path/to/file.py:Class``. What follows the first
+    colon are options if it has a ``=``, and a class if it has none.
 
     Raises:
         ConfigError: It has another form, or gives an option twice.
@@ -88,14 +92,14 @@ def parse_tool(text: str, where: str) -> ToolSettings:
     if not equals:
         alias, tool = "", head
     attribute, _, options = rest.partition(":")
-    default = tool
+    default = tool.rpartition("/")[2]
     if rest and "=" not in attribute:
-        if not _REFERENCE.fullmatch(attribute):
+        if not _ATTRIBUTE.fullmatch(attribute):
             raise ConfigError(f"{_short(text)} names no tool", where=where, fix=form)
         tool, default = f"{tool}:{attribute}", attribute
     else:
         options = rest
-        if not NAME.fullmatch(tool):
+        if not INSTALLED.fullmatch(tool) or tool.endswith(".py"):
             raise ConfigError(f"{_short(tool)} is no name of a tool", where=where, fix=form)
     name = check_name(alias.strip() or default, where)
     found: dict[str, Setting] = {}

@@ -1,6 +1,7 @@
-"""The conformance kit: what an author of a driver runs to know that it speaks Amanda's language.
+"""Test support for authors of tools and of drivers.
 
-Write a `Backend`, then ``TestConformance = conformance(MyBackend)`` in a test module, or
+A tool is tried without a framework: `run_toy_program`, `check_result`. A driver runs through the
+conformance kit: write a `Backend`, then ``TestConformance = conformance(MyBackend)`` in a test, or
 ``pytest -p amanda_core.testing.plugin --pyargs amanda_core.testing.suite --amanda-backend=m:Name``.
 Stands beside the engine, which never imports it; needs pytest.
 """
@@ -19,10 +20,17 @@ from amanda_core.testing.models import MODELS, Model, Node, Value, numbers  # no
 from amanda_core.testing.oracle import Edits, differentiate, evaluate  # noqa: E402
 from amanda_core.testing.program import Program, function_of, source_of  # noqa: E402
 from amanda_core.testing.rig import Built, Rig  # noqa: E402
+from amanda_core.testing.trial import (  # noqa: E402
+    OPERATORS,
+    ToyRun,
+    check_result,
+    run_toy_program,
+)
 
 __all__ = [
     "CAPABILITIES",
     "MODELS",
+    "OPERATORS",
     "Backend",
     "Built",
     "Edits",
@@ -31,7 +39,9 @@ __all__ = [
     "Node",
     "Program",
     "Rig",
+    "ToyRun",
     "Value",
+    "check_result",
     "conformance",
     "core_tests",
     "differentiate",
@@ -40,5 +50,6 @@ __all__ = [
     "needs",
     "numbers",
     "run",
+    "run_toy_program",
     "source_of",
 ]

@@ -1,7 +1,8 @@
-"""A framework of scalars for the tests: named ops through one dispatch function, and a tape.
+"""A framework of single numbers, for tests without a real one: operators, and a tape.
 
 It stands in for a real eager framework, knows nothing of Amanda, and has what makes real ones
-awkward: inputs that are lists, defaults, several outputs, one op with several backward nodes.
+awkward: inputs that are lists, defaults, several outputs, one op with several backward nodes. Its
+driver is `toy_driver`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+__all__ = [
+    "Node",
+    "Op",
+    "Value",
+    "add",
+    "backward",
+    "linear",
+    "mul",
+    "no_grad",
+    "pair",
+    "parameter",
+    "relu",
+    "scope",
+    "total",
+    "update",
+]
 
 Gradients = Sequence[float | None]
 Run = Callable[[Gradients], Gradients]
@@ -31,9 +49,11 @@ class Node:
 
     @property
     def __name__(self) -> str:
+        """Its name, where frameworks have it."""
         return self.name
 
     def __call__(self, gradients: Gradients) -> Gradients:
+        """Compute the gradients that go along its edges."""
         run: Run = self._differentiable
         for wrapper in self.wrappers:
             run = partial(wrapper, run)
@@ -65,6 +85,9 @@ class Value:
 
     def __repr__(self) -> str:
         return f"Value({self.data})"
+
+    def __float__(self) -> float:
+        return self.data
 
 
 def parameter(data: float, name: str = "") -> Value:
@@ -184,26 +207,32 @@ def dispatch(op: Op, arguments: list[Any]) -> tuple[Value, ...]:
 
 
 def add(x: Value, y: Value) -> Value:
+    """Return the sum."""
     return dispatch(ADD, [x, y])[0]
 
 
 def mul(x: Value, y: Value) -> Value:
+    """Return the product."""
     return dispatch(MUL, [x, y])[0]
 
 
 def linear(x: Value, w: Value, b: Value | None = None) -> Value:
+    """Return x * w + b."""
     return dispatch(LINEAR, [x, w, b])[0]
 
 
 def relu(x: Value) -> Value:
+    """Return the larger of `x` and 0."""
     return dispatch(RELU, [x])[0]
 
 
 def pair(x: Value) -> tuple[Value, ...]:
+    """Return x + 1 and 2x, the two outputs of one operator."""
     return dispatch(PAIR, [x])
 
 
 def total(values: list[Value]) -> Value:
+    """Return the sum of the values in a list, which is one input."""
     return dispatch(TOTAL, [values])[0]
 
 
@@ -244,8 +273,14 @@ def _run_backward(value: Value, gradient: float) -> None:
 
 
 def backward(value: Value, gradient: float = 1.0, *, background: bool = False) -> None:
-    """Run the backward program; in the background as engines with threads of their own do it,
-    where an exception would end the process (here: is lost)."""
+    """Run the backward program from a value, and leave gradients in the parameters.
+
+    Args:
+        value: The output.
+        gradient: The gradient that arrives at it.
+        background: Run in another thread, as engines with threads of their own do. An exception,
+            which would end the process there, is lost here.
+    """
     if not background:
         _run_backward(value, gradient)
         return
@@ -290,11 +325,12 @@ def scope(name: str) -> Iterator[None]:
 
 
 def scope_path() -> str:
+    """Return the path of the scope that the program is in."""
     return ".".join(_local.path)
 
 
 def update(parameters: Sequence[Value], rate: float) -> None:
-    """A step of gradient descent."""
+    """End a step: take one of gradient descent, and drop the gradients."""
     for value in parameters:
         value.data -= rate * (value.grad or 0.0)
         value.grad = None

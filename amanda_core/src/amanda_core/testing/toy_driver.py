@@ -1,8 +1,9 @@
 """A complete eager driver, of the framework `toy`, written against the public interface only.
 
-What it shows: facts and site keys, analysis at the first execution, plans cached for an epoch,
-values edited beside the tape, raw backward ops, aligned gradients by gates around an op. In one
-file, though long, so that it can be read from top to bottom.
+With it, tools are tried where no framework is installed: `registered`. What it shows: facts and
+site keys, analysis at the first execution, plans cached for an epoch, values edited beside the
+tape, raw backward ops, aligned gradients by gates around an op. In one file, though long, so that
+it can be read from top to bottom.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from amanda_core import (
-    DRIVER_API,
     Blind,
     DriverInfo,
     Finding,
@@ -24,10 +24,12 @@ from amanda_core import (
     Plan,
     Session,
     Site,
+    discovery,
     hookimpl,
 )
+from amanda_core.testing import toy
 
-from . import toy
+__all__ = ["ToyDriver", "registered"]
 
 T = TypeVar("T")
 
@@ -67,6 +69,7 @@ class Planned:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing was asked for."""
         return not (self.before or self.after or self.aligned_before or self.aligned_after)
 
 
@@ -85,7 +88,7 @@ class ToyDriver:
         name: str = "toy",
         modules: tuple[str, ...] = ("toy",),
         capabilities: frozenset[str] | Mapping[str, frozenset[str]] = CAPABILITIES,
-        api: int = DRIVER_API,
+        api: int = 2,
     ) -> None:
         self.info = DriverInfo(
             name, modules, (f"{name}/*/eager",), capabilities, VOCABULARY, api=api
@@ -99,21 +102,27 @@ class ToyDriver:
 
     @hookimpl
     def amanda_driver_info(self) -> DriverInfo:
+        """Describe the driver."""
         return self.info
 
     @hookimpl
     def amanda_preflight(self) -> Sequence[Finding]:
+        """Say something of the environment."""
         return [Finding("info", "The toy framework has one version")]
 
     @hookimpl
     def amanda_prepare_context(self, context: OpContext) -> None:
+        """Give an operator of the toy framework its common word, and its inputs their roles."""
         if context.namespace.startswith(f"{self.info.name}/"):
             self.prepared.append(context.op_type)
             if context.is_forward():
                 context["type"] = VOCABULARY.get(context.op_type)
+                if context.op_type == "linear":
+                    context["input_roles"] = ("input", "weight", "bias")
 
     @hookimpl
     def amanda_attach(self, session: Session) -> ToyAttachment | None:
+        """Start to intercept for a session, in the thread that calls."""
         if not self.loaded:
             return None
         with self._lock:
@@ -124,6 +133,7 @@ class ToyDriver:
         return attachment
 
     def release(self, attachment: ToyAttachment) -> None:
+        """Let go of an attachment; with the last one the framework is as it was found."""
         with self._lock:
             del self.attachments[attachment.thread]
             self.detached += 1
@@ -147,6 +157,24 @@ class ToyDriver:
         return replacement
 
 
+@contextmanager
+def registered() -> Iterator[ToyDriver]:
+    """Extent in which the toy framework has a driver, as if one were installed.
+
+    ``with registered(), amanda.apply(tool): toy.relu(toy.Value(1.0))``
+    """
+    for found in discovery.drivers():
+        if isinstance(found.plugin, ToyDriver):
+            yield found.plugin
+            return
+    driver = ToyDriver(modules=(toy.__name__,))
+    discovery.register(driver, "toy", "amanda_core.testing.toy_driver")
+    try:
+        yield driver
+    finally:
+        discovery.unregister("toy")
+
+
 class ToyAttachment:
     """The driver's hold on the framework for one session."""
 
@@ -159,35 +187,43 @@ class ToyAttachment:
         self.leaves: list[tuple[toy.Node, Any]] = []
 
     def detach(self) -> None:
+        """Restore what was found."""
         for node, wrapper in self.leaves:
             node.wrappers.remove(wrapper)
         self.driver.release(self)
 
     def isolate(self) -> AbstractContextManager[object]:
+        """Return an extent in which nothing is recorded for backward."""
         return toy.no_grad()
 
     def coverage(self) -> Sequence[Blind]:
+        """Say what is not seen."""
         return [Blind("Value.data", "an attribute is read without dispatch")]
 
     # What stands in place of the framework's functions.
 
     def scope_entered(self, path: str) -> None:
+        """Tell the tools."""
         if self.session.watches_scopes:
             self.session.enter_scope(path)
 
     def scope_left(self, path: str) -> None:
+        """Tell the tools."""
         if self.session.watches_scopes:
             self.session.leave_scope(path)
 
     def update(self, *args: Any) -> None:
+        """End a step."""
         self.vanilla["update"](*args)
         self.session.end_step()
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Run the backward program, and raise what a routine raised in another thread."""
         self.vanilla["backward"](*args, **kwargs)
         self.session.raise_pending()
 
     def dispatch(self, op: toy.Op, arguments: list[Any]) -> tuple[toy.Value, ...]:
+        """Run an operator as it was planned, or analyse it first."""
         session = self.session
         if not session.enabled:
             return self._original(op, arguments)

@@ -1,0 +1,108 @@
+"""What plugins answer, checked before anything relies on it.
+
+Owns the forms that `DriverInfo`, findings and a `DriverStatus` must have. Python checks no types,
+and an answer of another form would fail far from the plugin that gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from amanda_core.driver import DRIVER_API, DriverInfo, DriverStatus, Finding
+from amanda_core.errors import DriverError
+
+__all__ = ["TOGETHER", "check_info", "findings", "status"]
+
+#: What to do where a driver and the core do not fit.
+TOGETHER = "Install versions of amanda-core and of the driver that belong together"
+_SEVERITIES = ("info", "warning", "error")
+
+
+def check_info(info: Any, what: str) -> DriverInfo:
+    """Return a driver's description if it has the form, and is of this interface.
+
+    Args:
+        info: What the driver answered.
+        what: The driver, for messages.
+
+    Raises:
+        DriverError: It does not.
+    """
+    if info is None:
+        raise DriverError(f"{what} does not describe itself", fix="Implement amanda_driver_info")
+    # First: a description for another interface may have another form.
+    api = getattr(info, "api", None)
+    if type(api) is int and api != DRIVER_API:
+        raise DriverError(
+            f"{what} speaks driver API {api}, this core speaks {DRIVER_API}", fix=TOGETHER
+        )
+    if not isinstance(info, DriverInfo):
+        raise _malformed(what, f"a {type(info).__name__} and not a DriverInfo")
+    for field, is_right, form in (
+        ("api", type(api) is int, "a whole number"),
+        ("name", _is_name(info.name), "a text without '/'"),
+        ("modules", _are_texts(info.modules), "a tuple of texts"),
+        ("namespaces", _are_texts(info.namespaces), "a tuple of texts"),
+        ("capabilities", _are_capabilities(info.capabilities), "a frozenset of texts, or by mode"),
+        ("vocabulary", _is_vocabulary(info.vocabulary), "a mapping of texts to texts"),
+    ):
+        if not is_right:
+            raise _malformed(what, f"with {field}={getattr(info, field)!r:.80}, not {form}")
+    return info
+
+
+def findings(answer: Any) -> list[Finding]:
+    """Return the findings of a driver; what is none is a finding about the driver."""
+    if answer is None:
+        return []
+    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
+        return [_no_finding(answer)]
+    return [found if _is_finding(found) else _no_finding(found) for found in answer]
+
+
+def status(answer: Any) -> DriverStatus | None:
+    """Return the status of a driver; None where it says none, or something else."""
+    if not isinstance(answer, DriverStatus):
+        return None
+    texts = (answer.interceptor, answer.why, "" if answer.version is None else answer.version)
+    return answer if all(isinstance(text, str) for text in texts) else None
+
+
+def _malformed(what: str, how: str) -> DriverError:
+    return DriverError(f"{what} describes itself by {how}", fix="Correct its amanda_driver_info")
+
+
+def _no_finding(answer: Any) -> Finding:
+    kind = type(answer).__name__
+    message = f"Its preflight gives a {kind} that is no well-formed Finding"
+    return Finding("error", message, "Correct its amanda_preflight, or upgrade it")
+
+
+def _is_finding(found: Any) -> bool:
+    return (
+        isinstance(found, Finding)
+        and found.severity in _SEVERITIES
+        and isinstance(found.message, str)
+        and isinstance(found.fix, str)
+    )
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and bool(name) and "/" not in name
+
+
+def _are_texts(value: Any, *kinds: type[Collection[Any]]) -> bool:
+    # A text is a sequence of texts itself: of its letters.
+    return isinstance(value, kinds or (tuple, list)) and all(isinstance(x, str) for x in value)
+
+
+def _are_capabilities(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        words = value.values()
+        return _are_texts([*value]) and all(_are_texts(some, frozenset) for some in words)
+    return _are_texts(value, frozenset)
+
+
+def _is_vocabulary(value: Any) -> bool:
+    return isinstance(value, Mapping) and _are_texts([*value, *value.values()])

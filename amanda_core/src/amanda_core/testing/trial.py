@@ -1,0 +1,118 @@
+"""Trying a tool without a framework: a toy program under it, and whether its result is well-formed.
+
+For authors of tools. Owns one program of a few operators, forward and backward, whose numbers can
+be computed by hand, and the check of what `amanda run` and `amanda show` need of a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import amanda
+from amanda_core import results
+from amanda_core.testing import toy
+from amanda_core.testing.toy_driver import registered
+
+__all__ = ["OPERATORS", "ToyRun", "check_result", "run_toy_program"]
+
+#: The readable names of the toy program's operators, in the order in which they run.
+OPERATORS = ("hidden/linear", "hidden/relu", "pair", "total", "output/linear", "mul")
+
+
+@dataclass
+class ToyRun:
+    """What a run of the toy program came to.
+
+    Attributes:
+        losses: The loss of each step.
+        gradients: Parameter -> its gradient in the last step.
+        parameters: Parameter -> its value after the last step.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, float | None] = field(default_factory=dict)
+    parameters: dict[str, float] = field(default_factory=dict)
+
+
+def run_toy_program(*tools: amanda.Tool, steps: int = 1, rate: float = 0.125) -> ToyRun:
+    """Train a toy model under tools: `OPERATORS` in each step, then backward and an update.
+
+    Besides plain operators it has what tools are likely to miss: an operator with two outputs
+    (``pair``), one whose input is a list (``total``), two calls of one operator of which one leaves
+    out an argument (``linear``), and operators in modules and outside of any.
+
+    Args:
+        *tools: The tools; without one the program runs plain, which shows what a tool changes.
+        steps: How many steps to train.
+        rate: The learning rate.
+
+    Returns:
+        The losses, gradients and parameters.
+
+    >>> run_toy_program().gradients
+    {'weight': 66.0, 'bias': 33.0, 'scale': 484.0}
+    """
+    parameters = {
+        "weight": toy.parameter(3.0, "weight"),
+        "bias": toy.parameter(1.0, "bias"),
+        "scale": toy.parameter(0.5, "scale"),
+    }
+    run = ToyRun()
+    with contextlib.ExitStack() as extent:
+        if tools:
+            extent.enter_context(registered())
+            extent.enter_context(amanda.apply(*tools))
+        for _ in range(steps):
+            loss = _loss(toy.Value(2.0, name="x"), **parameters)
+            toy.backward(loss)
+            run.losses.append(loss.data)
+            run.gradients = {name: value.grad for name, value in parameters.items()}
+            toy.update([*parameters.values()], rate)
+    run.parameters = {name: value.data for name, value in parameters.items()}
+    return run
+
+
+def _loss(x: toy.Value, weight: toy.Value, bias: toy.Value, scale: toy.Value) -> toy.Value:
+    with toy.scope("hidden"):
+        hidden = toy.linear(x, weight, bias)
+        hidden = toy.relu(hidden)
+    more, twice = toy.pair(hidden)
+    both = toy.total([more, twice])
+    with toy.scope("output"):
+        output = toy.linear(both, scale)
+    return toy.mul(output, output)
+
+
+def check_result(result: Any) -> dict[str, Any]:
+    """Check that `amanda run` can show and write what a tool found, and `amanda show` read it.
+
+    Args:
+        result: What the tool's ``result()`` returned.
+
+    Returns:
+        The content of its JSON.
+
+    Raises:
+        AssertionError: It has not the form; the message says what is missing.
+        ResultError: Its JSON is none.
+        OutputError: It writes outside of the folder that it is given.
+    """
+    kind = type(result).__name__
+    assert isinstance(result, results.Result), f"{kind} needs the methods table() and to_json()"
+    table = result.table()
+    assert isinstance(table, results.Table), f"table() of {kind} must return a Table, not {table!r}"
+    str(table)
+    with tempfile.TemporaryDirectory() as folder:
+        output = results.Output(Path(folder) / "out", ["tool"])
+        content = results.load(output.write("tool", result)[0])
+    assert isinstance(content, dict), f"to_json() of {kind} must be an object, such as {{...}}"
+    assert isinstance(content.get("format"), str), (
+        f"to_json() of {kind} must have a 'format', such as 'my-tool/1': `amanda show` tells by it "
+        "that a file is a result, and whoever reads it, which version"
+    )
+    named: dict[str, Any] = content
+    return named
