@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amanda_core import DRIVER_API
 from amanda_core.cli import app, new
 from amanda_core.errors import ConfigError
 
@@ -108,6 +109,14 @@ def test_what_is_made_is_typed_and_in_form(kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_a_driver_writes_down_the_interface_that_it_is_made_for(tmp_path: Path) -> None:
+    # Read from the installed core it would agree with every core.
+    assert call("driver", "mine", "-o", str(tmp_path)) == 0
+    plugin = tmp_path / "amanda-driver-mine/src/amanda_driver_mine/plugin.py"
+    assert re.search(rf"^ +api={DRIVER_API},", plugin.read_text(), re.MULTILINE)
+    assert "DRIVER_API" not in plugin.read_text()
+
+
 def test_the_files_are_listed(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,8 +158,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_an_installed_name_is_not_taken(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = SimpleNamespace(name="amanda-driver-mine")
-    monkeypatch.setattr(importlib_metadata, "distributions", lambda: [mine])
+    # Metadata is spelt in many ways, and some of it cannot be read at all.
+    mine = SimpleNamespace(name="Amanda_driver.mine")
+    found = [SimpleNamespace(name=None), SimpleNamespace(), mine]
+    monkeypatch.setattr(importlib_metadata, "distributions", lambda: found)
     assert call("driver", "mine", "-o", str(tmp_path)) == 2
     assert "'amanda-driver-mine' is installed already. Where: NAME." in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 __all__ = ["ROOT", "Environment", "build"]
 
 ROOT = Path(__file__).parents[2]
+#: A line of a script that installs distributions by their names.
+_PIP_INSTALL = re.compile(r"^(?P<pip>\S*pip install) (?P<what>[^-\n].*)$", re.MULTILINE)
 LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 
 
@@ -69,24 +72,19 @@ class Environment:
         return done.stdout
 
     def shell(self, script: str) -> str:
-        """Run a script as a user would, whose `pip` takes of ours what was built."""
-        constraints = self.folder / "constraints.txt"
-        # Pinned to the files: an index may have something else of these names.
-        built = [f"{path.name.partition('-')[0]} @ {path.as_uri()}" for path in self._members()]
-        text = (ROOT / "constraints.txt").read_text()
-        constraints.write_text("\n".join([text, *built, ""]))
+        """Run a script with the environment's programs; what it installs of ours was built here."""
         kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PYTHON", "AMANDA_", "RANK", "VIRTUAL_ENV"))
         }
         done = subprocess.run(
-            ["sh", "-c", script],
+            ["sh", "-c", _PIP_INSTALL.sub(self._installing, script)],
             cwd=self.work,
             env={
                 **kept,
                 "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
-                "PIP_CONSTRAINT": str(constraints),
+                "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,8 +95,9 @@ class Environment:
             raise SystemExit(f"{done.stdout}\nIt ended with {done.returncode}")
         return done.stdout
 
-    def _members(self) -> list[Path]:
-        return sorted(self.wheels.glob("amanda_*.whl"))
+    def _installing(self, command: re.Match[str]) -> str:
+        words = (self._wheel(word.strip('"')) for word in command["what"].split())
+        return " ".join([command["pip"], *words])
 
     def python(self, source: str, status: int = 0) -> str:
         """Run a program given as text."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -53,6 +54,22 @@ def test_nothing_is_forgotten_and_nothing_else_is_there(member: str) -> None:
 def test_what_they_need_of_one_another_is_declared(member: str) -> None:
     needed = " ".join(importlib_metadata.requires(member.replace("_", "-")) or ())
     assert ("amanda-core" in needed) == (member != "amanda_core")
+
+
+@pytest.mark.parametrize(
+    "driver", ["amanda_driver_tf", "amanda_driver_torch", "examples/driver_numpy"]
+)
+def test_a_driver_writes_down_the_interface_that_it_is_made_for(driver: str) -> None:
+    calls = [
+        node
+        for path in (ROOT / driver / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "DriverInfo"
+    ]
+    (api,) = (keyword.value for call in calls for keyword in call.keywords if keyword.arg == "api")
+    # A constant of the installed core would agree with every core.
+    assert isinstance(api, ast.Constant)
+    assert isinstance(api.value, int)
 
 
 def test_entry_points_are_found() -> None:

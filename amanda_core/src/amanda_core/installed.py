@@ -26,6 +26,7 @@ __all__ = [
     "block",
     "blocked_names",
     "canonical",
+    "distribution_names",
     "installed",
     "split_names",
     "unreadable",
@@ -109,6 +110,17 @@ def installed(group: str) -> tuple[Installed, ...]:
         value = str(getattr(point, "value", ""))
         found.append(Installed(point.name, value, distribution, version, blocked, point))
     return tuple(found)
+
+
+def distribution_names() -> frozenset[str]:
+    """Return the canonical names of all installed distributions that have a readable one."""
+    found = set()
+    for distribution in importlib_metadata.distributions():
+        try:
+            found.add(canonical(distribution.name))
+        except BaseException as error:  # Such as None, or whatever damaged metadata raises.
+            contain(error)
+    return frozenset(found)
 
 
 def unreadable() -> tuple[str, ...]:

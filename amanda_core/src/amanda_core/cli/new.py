@@ -16,10 +16,10 @@ from string import Template
 from typing import Any
 
 import click
-import importlib_metadata
 
 from amanda_core import DRIVER_API, __version__
 from amanda_core.errors import ConfigError, OutputError
+from amanda_core.installed import canonical, distribution_names
 from amanda_core.results import printable
 
 __all__ = ["new"]
@@ -60,7 +60,7 @@ def _make(kind: str, name: str, parent: Path) -> None:
         raise OutputError(
             f"{str(folder)!r} is there already", fix="Remove it, or name another folder with -o"
         )
-    if words["distribution"] in {d.name for d in importlib_metadata.distributions()}:
+    if canonical(words["distribution"]) in distribution_names():
         raise ConfigError(
             f"A distribution {words['distribution']!r} is installed already",
             where="NAME",
