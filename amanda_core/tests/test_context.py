@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import gc
 import weakref
 from typing import Any
@@ -13,6 +14,7 @@ from amanda_core import IPoint, OpContext
 from amanda_core.errors import PositionError, StaleContextError
 from amanda_core.testing import toy
 from amanda_core.testing.toy_driver import NAMESPACE, ToyDriver
+from amanda_core.weak import strongly, weakly
 
 from .making import session_of, site, tool
 
@@ -223,6 +225,16 @@ def test_a_backward_context_finds_what_is_still_alive_of_its_forward_op() -> Non
         gc.collect()
         toy.backward(y)
     assert seen == [None, w]
+
+
+def test_what_may_refer_to_other_values_is_remembered_weakly_or_not_at_all() -> None:
+    class Level(enum.IntEnum):
+        ONE = 1
+
+    kept = [1, 2.0, "a", None, ..., Level.ONE, slice(1, None)]
+    assert strongly(weakly(kept)) == kept
+    assert strongly(weakly((kept, (3,)))) == [kept, [3]]
+    assert strongly(weakly([{"a": 1}, slice([], None)])) == [None, None]
 
 
 def test_contexts_hold_tensors_weakly() -> None:

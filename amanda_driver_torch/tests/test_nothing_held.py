@@ -40,6 +40,33 @@ def cycle() -> list[torch.Tensor]:
     return [x, hidden, y]
 
 
+class Told(torch.autograd.Function):
+    """It keeps a dictionary, or an object without weak references, that is an input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, told: Any) -> torch.Tensor:
+        ctx.told = told
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2, None
+
+
+class Slotted:
+    __slots__ = ("result",)
+
+
+def cycle_through_an_input(told: Any) -> list[torch.Tensor]:
+    x = torch.ones(3, requires_grad=True)
+    y = Told.apply(x * W, told)
+    if isinstance(told, dict):
+        told["result"] = y
+    else:
+        told.result = y
+    return [x, y]
+
+
 def nested(reentrant: bool) -> list[torch.Tensor]:
     def inner(a: torch.Tensor) -> torch.Tensor:
         return (a * W).sin()
@@ -87,8 +114,14 @@ def few_objects() -> Iterator[None]:
 @pytest.mark.parametrize("tool", [watching_all, inserting])
 @pytest.mark.parametrize(
     "program",
-    [cycle, lambda: nested(True), lambda: nested(False)],
-    ids=["cycle", "reentrant", "not reentrant"],
+    [
+        cycle,
+        lambda: cycle_through_an_input({}),
+        lambda: cycle_through_an_input(Slotted()),
+        lambda: nested(True),
+        lambda: nested(False),
+    ],
+    ids=["cycle", "dictionary", "slots", "reentrant", "not reentrant"],
 )
 def test_nothing_is_held_while_applied(program: Any, tool: Any) -> None:
     with amanda.apply(tool()):

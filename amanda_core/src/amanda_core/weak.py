@@ -8,6 +8,7 @@ them taken off once no tool is applied (`let_go`).
 
 from __future__ import annotations
 
+import numbers
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -15,6 +16,9 @@ from typing import Any, Generic, Protocol, TypeVar
 __all__ = ["Known", "Ref", "Witness", "add_holder", "let_go", "only", "strongly", "weakly"]
 
 V = TypeVar("V")
+
+#: Flag of types whose objects may refer to others (`Py_TPFLAGS_HAVE_GC`).
+_TRACKED_BY_GC = 1 << 14
 
 #: What still tells a value apart once nothing refers to it: an object that lives about as long, and
 #: facts about the value; None where there is no such object.
@@ -163,13 +167,26 @@ class _Weak:
 
 
 def weakly(value: Any) -> Any:
-    """A value, or the values in sequences, by weak references where there can be one."""
+    """Return a value, or the values in sequences, as what keeps no other value alive.
+
+    That is a weak reference, or the value itself where it refers to nothing, such as a number. A
+    value of neither kind, such as a dictionary, is not remembered: it may hold what the framework
+    frees only with the graph, and may come to hold it later.
+    """
     if isinstance(value, (list, tuple)):
         return [weakly(item) for item in value]
     try:
         return _Weak(value)
     except TypeError:
-        return value  # Numbers, strings and None hold nothing alive.
+        return value if _refers_to_nothing(value) else None
+
+
+def _refers_to_nothing(value: Any) -> bool:
+    if isinstance(value, slice):
+        return all(map(_refers_to_nothing, (value.start, value.stop, value.step)))
+    if isinstance(value, (numbers.Number, str, bytes)):
+        return True  # Also members of an enumeration.
+    return not type(value).__flags__ & _TRACKED_BY_GC
 
 
 def strongly(value: Any) -> Any:
