@@ -53,7 +53,10 @@ def test_without_a_wish_the_native_interceptor_is_used_where_it_is(
     assert amanda_driver_tf.interceptor().name == expected
     monkeypatch.setattr(_build, "native", None)
     monkeypatch.setattr(_build, "missing", "it was not built")
-    assert amanda_driver_tf.interceptor() == ("python", "The native interceptor cannot be used: it was not built")
+    assert amanda_driver_tf.interceptor() == (
+        "python",
+        "The native interceptor cannot be used: it was not built",
+    )
 
 
 def test_an_interceptor_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing.tools import Edit, editing
+from amanda_core.testing.tools import Edit, Everywhere, editing
 
 from .handwritten import W, X, half
 from .making import Ops, close
@@ -45,6 +45,23 @@ def called(o: Ops, x: Any, w: Any) -> Any:
 )
 def test_edited_gradients_are_differentiated(program: Any, edits: list[Edit], way: str) -> None:
     check(program, [X, W], edits, way)
+
+
+def copied(*values: Any) -> list[Any]:
+    """Edit each value without changing what it is."""
+    return [
+        tf.identity(value) if tf.is_tensor(value) and value.dtype.is_floating else value
+        for value in values
+    ]
+
+
+@pytest.mark.parametrize("way", TWICE)
+@pytest.mark.parametrize("routine", [lambda *values: None, copied], ids=["none", "copied"])
+def test_edits_at_backward_ops_are_what_the_second_derivative_reads(routine: Any, way: str) -> None:
+    """The first derivative is part of the function whose gradient is the second one."""
+    wanted = TWICE[way](layer, Ops([]), [X, W], False)
+    with amanda.apply(Everywhere(routine, aligned=False)):
+        close(TWICE[way](layer, Ops(), [X, W], True), wanted)
 
 
 ANEW = [

@@ -294,6 +294,26 @@ def test_a_graph_is_freed_while_its_tools_stay(differentiated: bool, kind: str) 
         assert graph() is None
 
 
+@pytest.mark.parametrize("traced", ["routine", "gradient"])
+def test_a_graph_is_freed_though_functions_were_traced_in_it(traced: str) -> None:
+    """A staged routine is, and the gradient of an op that reads one tensor in two versions."""
+
+    def freed() -> Any:
+        with tf.Graph().as_default() as graph, new_session(graph) as session:
+            x = tf.constant(2.0)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x * x
+            session.run(tape.gradient(y, x))
+        return weakref.ref(graph)
+
+    routine = amanda.staged(lambda v: v * 2.0) if traced == "routine" else lambda v: v * 2.0
+    with amanda.apply(editing(Edit("Mul", "before", routine, 0))):
+        graph = freed()
+        gc.collect()
+        assert graph() is None
+
+
 def test_tools_can_be_freed() -> None:
     chain = Chain()
     masks: list[Any] = []

@@ -293,6 +293,22 @@ def test_partial_run_that_was_set_up_without_what_would_be_inserted(
             close(session.partial_run(handle, small.mm, {small.x: GIVEN}), GIVEN)
 
 
+def test_partial_run_that_was_set_up_before_observers(small: Small, session: Any) -> None:
+    """They see nothing of it, which the coverage says, and the program runs."""
+    handle = session.partial_run_setup([small.mm, small.act], [small.x])
+    seen: list[Any] = []
+    observer = amanda.Tool()
+    observer.add_inst_for_op(lambda c: c.insert_after_op(seen.append, outputs=[0], observe=True))
+    with amanda.apply(observer) as applied:
+        close(session.partial_run(handle, small.mm, {small.x: GIVEN}), GIVEN)
+        close(session.partial_run(handle, small.act), np.tanh(GIVEN))
+        assert not seen
+        close(session.run(small.mm, {small.x: GIVEN}), GIVEN)
+        assert seen
+        blind = {each.what for each in applied.coverage()["tensorflow"]}
+    assert any("partial runs" in what for what in blind)
+
+
 def test_handles_of_tensors_that_stay_in_the_session(small: Small, session: Any) -> None:
     with small.graph.as_default():
         kept = v1.get_session_handle(small.mm)

@@ -353,6 +353,23 @@ def test_shared_resources_may_stand_behind_edits() -> None:
         assert session.run(behind.size) == 1
 
 
+def test_observers_ahead_of_a_resource_that_stays_are_called() -> None:
+    """The queue is the session's own, so what it is made behind is not cloned with it."""
+    behind = Behind("")
+    seen: list[Any] = []
+    observer = amanda.Tool()
+    observer.add_inst_for_op(
+        lambda c: c.insert_after_op(seen.append, observe=True) if c.op_type == "Neg" else None
+    )
+    with new_session(behind.graph) as session:
+        session.run(behind.start)
+        with amanda.apply(observer):
+            session.run(behind.put)
+        assert session.run(behind.read) == -1.0
+        assert session.run(behind.size) == 1
+    assert len(seen) == 1
+
+
 def test_edits_of_what_is_differentiated_in_a_loop_are_refused() -> None:
     graph = tf.Graph()
     with graph.as_default():

@@ -178,6 +178,7 @@ class _Run:
             if backward
             else (IPoint.BEFORE_FORWARD, IPoint.AFTER_FORWARD)
         )
+        edits = self.mode.edits
         if backward:
             context.fill(grad_outputs=self.values)
         before = self._analyse(context, first)
@@ -208,7 +209,7 @@ class _Run:
                 record.idle = session.epoch
         elif not settled:
             record.planned = session.epoch
-            if before.edits or after.edits:
+            if self.mode.edits != edits:
                 record.edited = session.epoch
         return outputs
 

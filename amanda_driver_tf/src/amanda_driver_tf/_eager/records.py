@@ -44,7 +44,7 @@ class Record:
         settled: Epoch in which there is nothing to do when its gradient is computed ...
         settled_again: ... and when that is itself differentiated.
         planned: Epoch in which something was to be done ...
-        edited: ... that may change a value.
+        edited: ... and changed a value.
         reads: Records of the variable reads that its arguments imply.
         children: Its backward ops, by call site in the gradient function.
     """

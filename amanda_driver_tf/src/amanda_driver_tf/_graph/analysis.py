@@ -190,16 +190,16 @@ class Analysis:
         """Drop what was found out for one rewriting; contexts keep what must last."""
         self._plans.clear()
 
-    def forward_plans(self, aligned: bool) -> dict[tuple[str, str], OpPlans]:
-        """Return what happens at the forward ops that were looked at, by label and name.
+    def plans_kept(self, at_gradients: bool) -> dict[tuple[str, str], OpPlans]:
+        """Return what happens at the ops that were looked at, by label and name.
 
         Args:
-            aligned: Whether their routines at gradients run.
+            at_gradients: Whether routines at gradients run, those of backward ops among them.
         """
         found = {}
         for op, plans in self._plans.values():
-            if plans is not None and plans.context.is_forward():
-                kept = plans if aligned else plans.unaligned()
+            if plans is not None and (at_gradients or plans.context.is_forward()):
+                kept = plans if at_gradients else plans.unaligned()
                 if any(kept[1:]):
                     found[self._labels.of(op.graph), op.name] = kept
         return found

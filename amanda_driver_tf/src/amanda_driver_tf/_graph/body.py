@@ -127,8 +127,14 @@ class Body:
             *(node for node in self.nodes if node.name in by_themselves),
         ]
 
-    def reached(self, roots: Iterable[Any]) -> set[int]:
-        """Ids of the nodes, old and new, that `roots` need as they are wired now."""
+    def reached(self, roots: Iterable[Any], rewired: Collection[int] | None = None) -> set[int]:
+        """Return the ids of the nodes, old and new, that `roots` need as they are wired now.
+
+        Args:
+            roots: Nodes.
+            rewired: Ids of the nodes of the graph whose new wiring counts; None for all. What the
+                others need is left out.
+        """
         by_name = {node.name: node for node in self.nodes}
         found: set[int] = set()
         waiting = list(roots)
@@ -137,6 +143,8 @@ class Body:
             if node is None or id(node) in found:
                 continue
             found.add(id(node))
+            if rewired is not None and isinstance(node, Node) and id(node) not in rewired:
+                continue
             waiting += [value.node for value in node.inputs]
             waiting += [by_name.get(c) if isinstance(c, str) else c for c in node.controls]
         return found

@@ -84,7 +84,7 @@ class Derivatives:
         """
         for step in steps:
             lengths = _gradient_lengths(owner, where)
-            if step.action.observe:
+            if self._weaver.observers.include(step):
                 observers = self._observe(owner, step, lengths, gradients, where, hide, observers)
                 continue
             shown = [None if i in hide else parts for i, parts in enumerate(gradients)]
@@ -161,6 +161,7 @@ class Derivatives:
             arrived: The gradients of the op's outputs.
             lost: Inputs for which it must have none, as nothing would read it.
         """
+        self._weaver.observers.include(step)
         shown = [None if i in owner.missing else parts for i, parts in enumerate(arrived)]
         given, values, _ = _gradient_layout(
             _gradient_lengths(owner, "grad_outputs"), shown, owner, "grad_outputs"

@@ -80,7 +80,7 @@ class _Kept(Analysis):
 
     Args:
         analysis: The whole analysis.
-        plans: What happened at the forward ops, by label and name.
+        plans: What happened at its ops, backward ops among them, by label and name.
     """
 
     def __init__(self, analysis: Analysis, plans: dict[tuple[str, str], OpPlans]) -> None:
@@ -91,7 +91,7 @@ class _Kept(Analysis):
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
-        """The plans of a forward op, None for others."""
+        """The plans of an op; None where nothing happened."""
         return self._kept.get((self._whole.label(op.graph), op.name))
 
 
@@ -123,7 +123,8 @@ class _Carried:
 
     def refuse_in_graph(self) -> None:
         """Refuse that the gradient is put into a graph, where nothing is carried to it."""
-        demanded = any(self.twin.gradients.values())
+        # Where each routine has returned None, the gradient reads what it would read without them.
+        demanded = any(self.twin.gradients.values()) and self.twin.has_edited()
         if not demanded and not (self.twin.is_aligned and _is_vectorised()):
             return
         error = UnsupportedError(
@@ -254,15 +255,16 @@ class FunctionMode(Mode):
             assert carried is not None
             chosen = carried.twin.gradients[GRAPHS[function]]
             inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
-        elif _is_followed(function) and twin.is_edited:
+        outputs = call(twin.name, inputs, count + twin.results)
+        if waits:
+            context.async_wait()  # What a routine raises belongs to this call.
+        # Which routines edit, and do not just return None, is known once they have run.
+        if not twin.takes and _is_followed(function) and twin.has_edited():
             raise UnsupportedError(
                 f"The function {function!r} runs under a tf.autodiff.ForwardAccumulator, and ops "
                 "in it were edited",
                 fix="Leave the accumulator out, or use a tf.GradientTape",
             )
-        outputs = call(twin.name, inputs, count + twin.results)
-        if waits:
-            context.async_wait()  # What a routine raises belongs to this call.
         if not twin.gradients and not twin.watched:
             return outputs
         outputs = outputs or []
@@ -281,14 +283,23 @@ class FunctionMode(Mode):
             if known is not UNKNOWN:
                 return known
         with _BUILDING, _quiet_graph():
-            twin = self._build(function, inputs, carried, silent)
+            try:
+                twin = self._build(function, inputs, carried, silent)
+            except UnsupportedError as refused:
+                # Routines may return None, which needs no place for an edit.
+                twin = self._build(function, inputs, carried, silent, refused)
         # The analysis may have changed the epoch: an invalidated tool.
         if session.caching or silent:
             self._twins.put(function, (session.epoch, *key[1:]), twin)
         return twin
 
     def _build(
-        self, function: str, inputs: Sequence[Any], carried: _Carried | None, silent: bool
+        self,
+        function: str,
+        inputs: Sequence[Any],
+        carried: _Carried | None,
+        silent: bool,
+        refused: UnsupportedError | None = None,
     ) -> Twin | None:
         definition = context.context().get_function_def(function)
         graph = GRAPHS.get(function)
@@ -312,6 +323,7 @@ class FunctionMode(Mode):
             forward = None
             if carried is not None:
                 forward = self._forward(rewriter, carried)
+            rewriter.refused = refused
             woven = rewriter.weave(
                 function, forward, analysis=_Bare(self._analysis, False) if silent else None
             )
@@ -342,7 +354,7 @@ class FunctionMode(Mode):
                 is_edited=woven.is_edited(),
                 is_aligned=not silent and self._analysis.is_aligned(),
                 definition=definition if gradients else None,
-                plans=self._analysis.forward_plans(aligned=not silent) if gradients else None,
+                plans=self._analysis.plans_kept(at_gradients=not silent) if gradients else None,
             )
         except BaseException:
             remove(tuple(rewriter.written.names))  # What was written until then has no twin.

@@ -85,7 +85,7 @@ class Gradients:
         self._find_targets()
 
     def read(self, value: Value, reader: Node | None = None) -> Value | None:
-        """Return the gradient that an ordinary reader gets; None if it reads `value` as another value.
+        """Return the gradient that an ordinary reader gets; None if it means another value.
 
         Args:
             value: The tensor.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from amanda_core import Session
@@ -55,9 +56,11 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
 
     Attributes:
         token: Under which it stands there.
+        has_edited: Whether a call of it has returned anything but what it was given.
     """
 
     token: str
+    has_edited = False
 
     def __init__(self, function: Flat, listener: Listener, dtypes: Sequence[int]) -> None:
         super().__init__(function, list(dtypes), is_grad_func=False)
@@ -72,7 +75,11 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
         STATE.quiet += 1
         try:
             with _LOCK, context.eager_mode(), record.stop_recording():
-                return self._function(list(args))
+                given = list(args)
+                returned = self._function(given)
+                if any(new is not old for new, old in zip_longest(returned, given)) and returned:
+                    self.has_edited = True
+                return returned
         except BaseException as error:
             self._listener.hear(error)
             raise

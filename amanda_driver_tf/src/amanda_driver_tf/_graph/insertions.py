@@ -98,7 +98,7 @@ class Insertions:
                 is_ref(value.dtype) and (behind or index in references)
                 for index, value in zip(selected, given, strict=True)
             ]
-            if group[0].action.observe:
+            if self._weaver.observers.include(group[0]):
                 observers = [self._observe(name, group, inner, given, node, observers, behind)]
                 continue
             flat = fold(group, inner, dtypes, frozen)

@@ -45,7 +45,7 @@ class Observers:
 
         Staged steps come one by one.
         """
-        flat = observed(steps, layout)
+        flat = observed(steps, layout, self._weaver.refused)
         made: New
         if steps[0].action.staged:
             made = Inlined(name, trace(name, flat, values), values, ())
@@ -54,6 +54,19 @@ class Observers:
         self._weaver.new.append(made)
         self._weaver.changed = True
         return made
+
+    def include(self, step: Step) -> bool:
+        """Return True if a step only looks, or is to, as its edits were refused in this body.
+
+        Raises:
+            UnsupportedError: It is known to edit, or its routine is no Python that can tell.
+        """
+        action, refused = step.action, self._weaver.refused
+        if action.observe or refused is None:
+            return action.observe
+        if action.staged or action.autodiff or action.kind.is_replacement:
+            raise refused
+        return True
 
     # What waits for them.
 

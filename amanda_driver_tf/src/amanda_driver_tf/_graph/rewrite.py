@@ -128,12 +128,14 @@ class Rewriter:
     Attributes:
         written: What must live as long as the functions that were written.
         add: Makes a FunctionDef known to whatever runs it.
+        refused: Why edits cannot stand in what is woven: routines look, and must not edit.
     """
 
     def __init__(self, session: Session, analysis: Analysis, definition: Any, blind: Any) -> None:
         self.session = session
         self.written = Written()
         self.add: Callable[[Any], object] = add_function
+        self.refused: UnsupportedError | None = None
         self._analysis, self._definition, self._blind = analysis, definition, blind
         self._stack: list[str] = []
 
@@ -193,7 +195,14 @@ class Rewriter:
         unpaired = outer is not None and outer.weaver.unpaired
         inside = self._differentiated_inside(woven.body.graph)
         woven.weaver = Weaver(
-            woven.body, analysis or self._analysis, link, call, unpaired, inside, differentiated
+            woven.body,
+            analysis or self._analysis,
+            link,
+            call,
+            unpaired,
+            inside,
+            differentiated,
+            self.refused,
         )
         woven.weaver.weave()
         for what, why in woven.weaver.unheard.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_core.errors import AmandaError, RoutineResultError, UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graph.jacobians import lost
 from amanda_driver_tf._graph.shapes import fitting, of_same_rows, of_same_shape
@@ -149,13 +149,20 @@ def fold(
     return run
 
 
-def observed(steps: Sequence[Step], layout: Layout) -> Flat:
-    """The calls of `steps`, which only look: nothing comes of them."""
+def observed(steps: Sequence[Step], layout: Layout, refused: AmandaError | None = None) -> Flat:
+    """The calls of `steps`, which only look: nothing comes of them.
+
+    Args:
+        steps: The steps.
+        layout: How their positions lie.
+        refused: Why nothing can come of those that may edit; raised once one does.
+    """
 
     def run(flat: list[Any]) -> list[Any]:
         values = layout.group(flat)
         for step in steps:
-            step(values)
+            if step(values) and refused is not None:
+                raise UnsupportedError(refused.what, where=step.where, fix=refused.fix)
         return []
 
     return run

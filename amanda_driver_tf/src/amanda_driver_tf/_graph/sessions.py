@@ -55,12 +55,19 @@ class _Translation:
         written: What must live as long as this does; None where the run stays as it is.
         fetches: The tensors that are fetched instead.
         targets: The ops that are run instead.
+        is_edited: Whether what was inserted may change a value; otherwise it only looks.
     """
 
     def __init__(
-        self, graph: Any, written: Written | None, fetches: list[Any], targets: list[Any]
+        self,
+        graph: Any,
+        written: Written | None,
+        fetches: list[Any],
+        targets: list[Any],
+        is_edited: bool = False,
     ) -> None:
         self.written = written
+        self.is_edited = is_edited
         if written is not None:
             known = getattr(graph, _ATTRIBUTE, None)
             if known is None:
@@ -114,7 +121,7 @@ class GraphMode(Mode):
         return [
             Blind(
                 "partial runs that were set up before the tools were applied",
-                "they run as they were set up, and are refused where something would be inserted",
+                "they run as they were set up, and are refused where something would be edited",
             ),
             Blind(
                 "CallableOptions",
@@ -208,11 +215,11 @@ class GraphMode(Mode):
         """Continue a partial run.
 
         Raises:
-            UnsupportedError: It was set up before the tools were applied, which insert something.
+            UnsupportedError: It was set up before the tools were applied, which edit something.
         """
         _, instead, waiting = getattr(owner, _PARTIAL, {}).get(handle, (None, None, None))
         if instead is None or waiting is None:
-            if self.session.enabled and self._translation(owner, feeds, fetches, []).written:
+            if self.session.enabled and self._translation(owner, feeds, fetches, []).is_edited:
                 raise UnsupportedError(
                     "A partial run was set up before the tools were applied",
                     fix="Call Session.partial_run_setup inside amanda.apply, too",
@@ -257,6 +264,9 @@ class GraphMode(Mode):
             self._reader.bind(owner)
             try:
                 found = self._translate(graph, fetched, set(fed), run)
+            except UnsupportedError as refused:
+                # Routines may return None, which needs no place for an edit.
+                found = self._translate(graph, fetched, set(fed), run, refused)
             finally:
                 self._reader.bind(None)
                 self._analysis.forget()
@@ -270,6 +280,7 @@ class GraphMode(Mode):
         fetched: list[tuple[Any, int]],
         fed: set[tuple[str, int]],
         run: list[Any],
+        refused: UnsupportedError | None = None,
     ) -> _Translation:
         asked = [op for op, _ in fetched] + run
         runs = _needed(asked, fed)
@@ -279,6 +290,7 @@ class GraphMode(Mode):
         woven = Woven("session", body)
         library: list[Any] = []
         rewriter.add = library.append
+        rewriter.refused = refused
         wired = {id(node): (list(node.inputs), len(node.controls)) for node in body.nodes}
         body.running = {id(body.node_of(op)) for op in runs}
         rewriter.weave_body(woven)
@@ -312,6 +324,12 @@ class GraphMode(Mode):
                     f"the random sequence of {node.name!r}",
                     "the op depends on an edited value, so that it begins a sequence of its own",
                 )
+        # An op that stays as it is does not wait for the observers that its clone would wait for.
+        reached = body.reached([*roots, *kept], set(map(id, dirty)))
+        alone = [made for made in new if not made.dtypes and id(made) not in reached]
+        if alone and refused is not None:
+            raise refused  # Nothing would wait for the routine that tells whether it edits.
+        kept += alone
         written = rewriter.written
         cloned = clone(body, dirty, new, kept, library, self.session, written)
         tensors = [
@@ -319,7 +337,7 @@ class GraphMode(Mode):
             for value, (op, index) in zip(seen, fetched, strict=True)
         ]
         operations = [cloned.operations.get(op.name, op) for op in run]
-        return _Translation(graph, written, tensors, operations + cloned.kept)
+        return _Translation(graph, written, tensors, operations + cloned.kept, edited)
 
     def _note_blind(self, what: str, why: str) -> None:
         self._blind[what] = why

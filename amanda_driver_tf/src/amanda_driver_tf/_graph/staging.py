@@ -15,7 +15,13 @@ from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.body import Value, is_ref
 from amanda_driver_tf._graph.routines import Flat
 from amanda_driver_tf._state import quietly
-from amanda_driver_tf._tensorflow_internals.modules import atomic_function, dtypes, func_graph, ops
+from amanda_driver_tf._tensorflow_internals.modules import (
+    atomic_function,
+    context,
+    dtypes,
+    func_graph,
+    ops,
+)
 from amanda_driver_tf._tensorflow_internals.objects import create_operation
 
 __all__ = ["static_shape", "trace", "trace_gradient"]
@@ -32,8 +38,9 @@ def trace(name: str, flat: Flat, inputs: Sequence[Value]) -> Any:
     """
     label = "amanda_routine_" + "".join(c if c.isalnum() else "_" for c in name)
     specs = [tf.TensorSpec(static_shape(value), _dtype(value)) for value in inputs]
-    # With init_scope: the routine is no part of the graph that is being built, if one is.
-    with quietly(), ops.init_scope():
+    # With init_scope: the routine is no part of the graph that is being built, if one is. What is
+    # traced keeps the graph around it alive, so that is an empty one.
+    with quietly(), ops.init_scope(), ops.Graph().as_default(), context.eager_mode():
         graph = func_graph.func_graph_from_py_func(
             label, lambda *tensors: flat(list(tensors)), specs, {}
         )

@@ -12,6 +12,7 @@ import weakref
 from typing import Any
 
 from amanda_driver_tf._graph.analysis import OpPlans
+from amanda_driver_tf._graph.hosts import HostFunction
 from amanda_driver_tf._graph.records import GRAPHS
 from amanda_driver_tf._graph.write import Written
 from amanda_driver_tf._tensorflow_internals.modules import context
@@ -42,7 +43,7 @@ class Twin:
         is_edited: Whether what was inserted may change a value; otherwise it only looks.
         is_aligned: Whether gradients of forward ops are edited.
         number: Tells twins apart.
-        plans: What happens at its forward ops; tools may be changed before its gradients.
+        plans: What happens at its ops; tools may be changed before its gradients.
         definition: FunctionDef of the function it stands for, which may die before its gradients.
     """
 
@@ -70,6 +71,13 @@ class Twin:
         self._written = written
         finalizer = weakref.finalize(self, remove, tuple(written.names))
         finalizer.atexit = False
+
+    def has_edited(self) -> bool:
+        """Return True if a routine has edited a value so far, or may have, as it is staged."""
+        return self.is_edited and any(
+            each.has_edited if isinstance(each, HostFunction) else True
+            for each in self._written.alive
+        )
 
 
 def remove(names: tuple[str, ...]) -> None:

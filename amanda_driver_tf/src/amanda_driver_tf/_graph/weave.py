@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graph.analysis import (
     Analysis,
     OpPlans,
@@ -55,6 +56,7 @@ class Weaver:
         unpaired: Whether somebody who calls this computes gradients that nobody has noted.
         inside: Ids of ops whose gradients are computed in functions that this body runs.
         differentiated: Whether gradients go through the call of this body.
+        refused: Why edits cannot stand in this body: routines look, and must not edit.
 
     Attributes:
         new: The new nodes.
@@ -78,8 +80,10 @@ class Weaver:
         unpaired: bool = False,
         inside: Collection[int] = (),
         differentiated: bool = False,
+        refused: UnsupportedError | None = None,
     ) -> None:
         self.body = body
+        self.refused = refused
         self.new: list[New] = []
         self.kept = Kept(body)
         self.changed = False
@@ -247,6 +251,7 @@ class Weaver:
         self._wire(node, operands(node, seen.inputs, partial(self.insertions.add_beside, node)))
         if plans.before.replacement is not None:
             step = plans.before.replacement
+            self.observers.include(step)
             flat = replaced(step, layout, node.dtypes, self.insertions.shapes_wanted(node))
             unread = unread_of(node.op, self.body)
             if unread and plans.aligned_before.replacement is None:
@@ -284,6 +289,7 @@ class Weaver:
         outputs = node.outputs()
         if plans.before.replacement is not None:
             step = plans.before.replacement
+            self.observers.include(step)
             flat = replaced(step, layout, node.dtypes)
             outputs = self.insertions.insert(
                 f"{node.name}/replacement", flat, inputs, node.dtypes, step

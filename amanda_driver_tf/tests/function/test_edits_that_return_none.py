@@ -1,0 +1,122 @@
+"""Edits that are refused where a graph has no place for them, whose routines return None: no edits.
+
+Each program is refused once a routine edits, and runs as without tools while none does.
+"""
+
+# mypy: allow-untyped-calls
+# TensorFlow has no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda_core.errors import UnsupportedError
+from amanda_core.testing.tools import Edit, Everywhere, editing
+
+from .handwritten import W, X
+from .making import Ops, close
+from .ways import gradients_inside, gradients_outside
+
+v1 = tf.compat.v1
+SHIFT = tf.constant(0.5, X.dtype)
+
+
+def layer(o: Ops, x: Any, w: Any) -> Any:
+    return o("Tanh", "t1", o("MatMul", "m1", x, w))
+
+
+def jacobian(o: Ops) -> list[Any]:
+    """The gradient of the function becomes part of the graph of a loop that pfor vectorises."""
+    function = tf.function(lambda x, w: layer(o, x, w), autograph=False)
+    with tf.GradientTape() as tape:
+        tape.watch([X, W])
+        y = function(X, W)
+    return list(tape.jacobian(y, [X, W]))
+
+
+def gradient_in_a_graph(o: Ops) -> list[Any]:
+    function = tf.function(lambda x, w: layer(o, x, w), autograph=False)
+    with tf.GradientTape() as tape:
+        tape.watch([X, W])
+        y = function(X, W)
+    return list(tf.function(lambda: tape.gradient(y, [X, W]))())
+
+
+def accumulator(o: Ops) -> list[Any]:
+    function = tf.function(lambda x, w: layer(o, x, w), autograph=False)
+    with tf.autodiff.ForwardAccumulator(X, tf.ones_like(X)) as followed:
+        y = function(X, W)
+    return [y, followed.jvp(y)]
+
+
+def eager_jacobian(o: Ops) -> list[Any]:
+    """Its backward ops were looked at before, when a gradient was computed eagerly."""
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([X, W])
+        y = layer(o, X, W)
+    return [*tape.gradient(y, [X, W]), *tape.jacobian(y, [X, W])]
+
+
+@pytest.mark.parametrize("program", [jacobian, gradient_in_a_graph, accumulator, eager_jacobian])
+def test_gradients_that_become_part_of_a_graph(program: Callable[[Ops], list[Any]]) -> None:
+    wanted = program(Ops())
+    with amanda.apply(Everywhere(lambda *values: None, aligned=False)):
+        close(program(Ops()), wanted)
+    edits = Everywhere(lambda *values: [_doubled(value) for value in values], aligned=False)
+    with amanda.apply(edits), pytest.raises(UnsupportedError):
+        program(Ops())
+    close(program(Ops()), wanted)
+
+
+def _doubled(value: Any) -> Any:
+    return value * 2 if tf.is_tensor(value) and value.dtype.is_floating else value
+
+
+def asking(o: Ops, x: Any, w: Any) -> Any:
+    """A custom gradient that asks for one itself does not say which of the two it returns."""
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def run(x: Any) -> Any:
+        def back(given: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = o("AddV2", "a1", x, SHIFT)
+            return tape.gradient(y, x, given)
+
+        return x * 1.0, back
+
+    return tf.reduce_sum(tf.tanh(run(x) * w))
+
+
+class Once:
+    """Returns something at the last of some calls only."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def __call__(self, value: Any) -> Any:
+        self.calls -= 1
+        return None if self.calls else value * 2
+
+
+@pytest.mark.parametrize("differentiate", [gradients_inside, gradients_outside])
+def test_gradients_of_which_nobody_knows_which_is_meant(differentiate: Any) -> None:
+    wanted = differentiate(asking, Ops([]), [X, X * 0.7], False)
+    routine = Once(2)
+    with amanda.apply(editing(Edit("a1", "grad_out", routine, 0))):
+        close(differentiate(asking, Ops(), [X, X * 0.7], True), wanted)
+        with pytest.raises(UnsupportedError, match="asks for itself"):
+            differentiate(asking, Ops(), [X, X * 0.7], True)
+    assert routine.calls == 0
+    for edit in (
+        Edit("a1", "grad_out", amanda.staged(lambda value: value * 2), 0),
+        Edit("a1", "grad_out", lambda value: None, 0, autodiff=True),
+        Edit("a1", "replace", tf.add),
+    ):
+        with amanda.apply(editing(edit)), pytest.raises(UnsupportedError):
+            differentiate(asking, Ops(), [X, X * 0.7], True)
