@@ -319,7 +319,6 @@ def test_a_folder_of_its_own(tmp_path: Path) -> None:
         Dump(folder=tmp_path / "dump")
 
 
-@pytest.mark.slow
 def test_an_error_that_ends_the_program_leaves_a_dump(tmp_path: Path) -> None:
     program = f"""
 import pathlib, torch, amanda

@@ -1,8 +1,9 @@
 """Makes defects in the sources, one at a time, and sees which the fast tests find.
 
 `nox -s mutation`. A seed draws lines of core, drivers and tools, and for each line one defect that
-can be made there. The tests that run the line (by coverage.py's contexts) run against a copy of the
-packages with the defect in it, quickest first, until one fails. Writes docs/internals/mutation.md.
+can be made there. The tests that run the line (by coverage.py's contexts), and then some that run
+other lines of the module, run against a copy of the packages with the defect in it, quickest first,
+until one fails. Writes docs/internals/mutation.md.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ UNTRACED = [
     "amanda_core/tests/test_cli.py::test_a_damaged_distribution_hides_no_other",
     "amanda_core/tests/test_doctor.py",
 ]
+#: How many test functions to run for a defect: of those that run the line, and then others.
+_MOST_OF_LINE, _MOST_OF_MODULE = 400, 100
 TENSORFLOW = ("amanda_driver_tf/tests/", "tests/portable/")
 
 
@@ -229,6 +232,18 @@ def quickest_first(tests: list[str], seconds: dict[str, dict[str, list[float]]])
     return sorted(tests, key=key)
 
 
+def chosen_for(
+    line: int, run_by: dict[int, list[str]], seconds: dict[str, dict[str, list[float]]]
+) -> list[str]:
+    """Return the tests that run a line, and then others that run the module.
+
+    What a process runs once (at import, behind `functools.cache`) is known to its first test alone.
+    """
+    own = quickest_first(run_by.get(line, []), seconds)
+    others = {test for tests in run_by.values() for test in tests}.difference(own)
+    return [*own[:_MOST_OF_LINE], *quickest_first([*others], seconds)[:_MOST_OF_MODULE]]
+
+
 def judged(defect: Defect, tests: list[str], packages: Path, limit: float) -> Verdict:
     """Put a defect into a copy of the packages, run tests against it, and take it out again."""
     below = defect.file.split("/src/", 1)[1]
@@ -296,7 +311,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--member", choices=MEMBERS, action="append", help="of these defects alone")
     parser.add_argument("--least", type=int, default=85, help="how many the tests should find")
-    parser.add_argument("--most-tests", type=int, default=400, help="functions for one defect")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=300, help="seconds for some tests")
     options = parser.parse_args()
@@ -312,13 +326,13 @@ def main() -> int:
 
         def judge(defect: Defect) -> Verdict:
             below = defect.file.split("/src/", 1)[1]
-            tests = quickest_first(run_by.get(below, {}).get(defect.line, []), seconds)
+            tests = chosen_for(defect.line, run_by.get(below, {}), seconds)
             if defect.file.startswith("amanda_core"):
                 # These notice coverage.py, so that it does not know what they run.
                 tests += UNTRACED
             packages = copies.get()
             try:
-                return judged(defect, tests[: options.most_tests], packages, options.limit)
+                return judged(defect, tests, packages, options.limit)
             finally:
                 copies.put(packages)
 
@@ -363,13 +377,10 @@ def written(verdicts: list[Verdict], options: argparse.Namespace) -> int:
         "",
         f"`nox -s mutation` made {len(verdicts)} defects (seed {options.seed}) in lines drawn from "
         "all sources in Python, one at a time: operators, constants and conditions changed, "
-        "statements deleted. For each it ran the fast tests that run the line. Lines are those of "
-        f"commit {commit}.",
+        "statements deleted. For each it ran the fast tests that run the line, and after them "
+        f"some that run other lines of the module. Lines are those of commit {commit}.",
         "",
         f"Found: {len(found)}. Equivalent: {len(equivalent)}. Not found: {len(left)}.",
-        "",
-        "A line that a process runs once (behind `functools.cache`, at import) is known to the "
-        "first test alone that ran it, so that tests which would find its defect may be left out.",
         "",
         "| member | defects | found |",
         "|---|---|---|",
@@ -377,7 +388,7 @@ def written(verdicts: list[Verdict], options: argparse.Namespace) -> int:
         "",
         "## Not found",
         "",
-        *(f"- `{v.defect.name}` {v.defect.what} ({v.tests} tests run the line)" for v in left),
+        *(f"- `{v.defect.name}` {v.defect.what} ({v.tests} test functions were run)" for v in left),
         "",
         "## Equivalent: nobody can tell the difference",
         "",
