@@ -60,7 +60,30 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed.group(1)) >= (20 if kind == "driver" else 2)
+    assert int(passed.group(1)) >= (40 if kind == "driver" else 4)
+    if kind == "driver":
+        # It shows gradients; what it leaves out is named.
+        assert "does not declare 'gradients'" not in done.stdout
+        assert "does not declare 'aligned_gradients'" in done.stdout
+        marked = [path.name for path in made.rglob("*.py") if "CHANGE" in path.read_text()]
+        assert sorted(marked) == ["attachment.py", "backend.py", "plugin.py"]
+        # An underscored name of Amanda's is found by the test that came with it.
+        attachment = package / "attachment.py"
+        attachment.write_text(
+            attachment.read_text().replace(
+                "self.session = session", "self.session = session\n        session._step"
+            )
+        )
+        again = subprocess.run(
+            [*command, "-k", "public_names"],
+            cwd=made,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "_step" in again.stdout
+        assert again.returncode == 1
     listed = site.amanda(f"{kind}s")
     assert f"amanda-{kind}-op-report 0.1.0" in listed.stdout
     if kind == "tool":

@@ -1,8 +1,9 @@
 """The common words for operator types, shared by all backends.
 
-Owns the words and their meaning. A driver's `DriverInfo.vocabulary` translates its own op types
-into them, so that ``context["type"] == "conv2d"`` means the same everywhere. A backend's operator
-that has no word here keeps ``context["type"]`` at None.
+Owns the words and their meaning: of operator types, of the keys that a driver sets in contexts, of
+the roles of inputs, and of the axes in a layout. A driver's `DriverInfo.vocabulary` translates its
+own op types into them, so that ``context["type"] == "conv2d"`` means the same everywhere. A
+backend's operator that has no word here keeps ``context["type"]`` at None.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["OP_TYPES", "backward_word"]
+__all__ = ["AXES", "CONTEXT_KEYS", "INPUT_ROLES", "OP_TYPES", "backward_word"]
 
 #: Word -> meaning. Words are those that frameworks, NumPy and ONNX have in common; a word says what
 #: is computed, not in which positions: ``input_roles`` of a context says that where it matters.
@@ -241,6 +242,60 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "cdist": "distances of all pairs of rows",
         # Backward only
         "accumulate_grad": "a gradient added to that of a leaf",
+    }
+)
+
+#: Key that a driver sets in `amanda_prepare_context` -> its value. Of what has no word, no role or
+#: no layout, a driver leaves the key out; ``type`` and ``backward_type`` are there as None.
+CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "type": "common word of a forward operator, one of `OP_TYPES`",
+        "backward_type": "common word of a backward operator, made by `backward_word`",
+        "input_roles": "roles of the leading inputs in the order of their positions, a tuple",
+        "layout": "axes of the input and output of a layer, such as NCHW",
+        "weight_layout": "axes of the weight, such as OI or HWIO",
+    }
+)
+
+#: Role of an input -> meaning. Positions differ by framework, roles do not.
+INPUT_ROLES: Mapping[str, str] = MappingProxyType(
+    {
+        "input": "what the operator transforms",
+        "weight": "the learned factor, kernel, table or scale",
+        "bias": "the learned addend",
+        "mean": "running mean of a normalisation",
+        "variance": "running variance of a normalisation",
+        "normalized_shape": "the axes that are normalised over, by their sizes",
+        "num_groups": "number of groups of channels",
+        "left": "first operand of what is not commutative",
+        "right": "second operand of what is not commutative",
+        "addend": "what a matrix product is added to",
+        "query": "queries of attention",
+        "key": "keys of attention",
+        "value": "values of attention",
+        "mask": "where attention may look",
+        "indices": "rows that are picked from the weight",
+        "offsets": "where each bag of indices begins",
+        "segments": "the bag of each index",
+        "target": "what a loss compares the input with",
+        "paddings": "widths of a border that is added first",
+        "size": "size that is resized to first",
+        "output_shape": "shape of the output, where it does not follow from the input",
+        "output_like": "a tensor of the output's shape",
+    }
+)
+
+#: Letter of a layout -> axis.
+AXES: Mapping[str, str] = MappingProxyType(
+    {
+        "N": "batch",
+        "C": "channels",
+        "D": "depth",
+        "H": "height",
+        "W": "width",
+        "O": "output channels or features of a weight",
+        "I": "input channels or features of a weight",
+        "M": "outputs for each input channel of a depthwise weight",
     }
 )
 

@@ -1,0 +1,75 @@
+"""The names of Amanda that a driver may use, and the search for others in its sources.
+
+Owns which modules are public for authors of drivers. Of each of them ``__all__`` is; what is not
+named here may change in any release without a new `DRIVER_API`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import amanda_core
+from amanda_core.testing.private_names import mentions, own_names
+
+__all__ = ["PUBLIC_MODULES", "private_uses"]
+
+#: Module -> what a driver finds there.
+PUBLIC_MODULES: Mapping[str, str] = {
+    "amanda_core": "the data types of the interface, sessions, contexts and plans",
+    "amanda_core.errors": "errors, each with a slug, and notes on errors of others",
+    "amanda_core.patching": "attributes replaced while a session needs it",
+    "amanda_core.imports": "hearing of a framework that is imported later",
+    "amanda_core.interceptors": "the choice between a native interceptor and one in Python",
+    "amanda_core.framework_versions": "versions of a framework: tried, untried, refused",
+    "amanda_core.driver_failures": "operators at which the driver itself fails",
+    "amanda_core.identity": "op ids, and where an operator is called",
+    "amanda_core.weak": "values that are remembered without being kept alive",
+    "amanda_core.threads": "the switches of the control API in one thread",
+    "amanda_core.vocabulary": "the common words",
+    "amanda_core.namespace": "namespaces and patterns of them",
+    "amanda_core.activation": "applying tools, such as for a self-test",
+    "amanda_core.discovery": "registering a driver that is not installed",
+}
+
+
+def private_uses(sources: Path) -> list[str]:
+    """Return where Python sources use what is not public in Amanda, as ``file:line: name``.
+
+    Args:
+        sources: A folder, such as that of the driver's package.
+
+    ``assert private_uses(Path(my_driver.__file__).parent) == []``
+    """
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(sources.rglob("*.py"))}
+    own = own_names(texts.values())
+    found = []
+    for path, text in texts.items():
+        uses = [*_imports(ast.parse(text))]
+        uses += [(use.line, use.name) for use in mentions(text, "amanda_core", own)]
+        found += [f"{path}:{line}: {name}" for line, name in sorted(set(uses))]
+    return found
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if _is_core(alias.name) and alias.name not in PUBLIC_MODULES:
+                    yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and _is_core(node.module or "") and not node.level:
+            for alias in node.names:
+                if not _is_public(node.module or "", alias.name):
+                    yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def _is_core(module: str) -> bool:
+    return module.partition(".")[0] == "amanda_core"
+
+
+def _is_public(module: str, name: str) -> bool:
+    if f"{module}.{name}" in PUBLIC_MODULES or name in amanda_core.__all__:
+        return True
+    return module in PUBLIC_MODULES and name in importlib.import_module(module).__all__

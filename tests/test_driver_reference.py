@@ -1,0 +1,192 @@
+"""docs/guides/driver-reference.md: made of the public names and words, which drivers keep to."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import amanda_driver_tf.vocabulary
+import amanda_driver_torch.vocabulary
+from amanda_core.testing.public_names import PUBLIC_MODULES, private_uses
+from amanda_core.vocabulary import AXES, CONTEXT_KEYS, INPUT_ROLES
+
+pytestmark = pytest.mark.one_interceptor
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/guides/driver-reference.md"
+HEAD = """\
+# What a driver may call
+
+These are the names of Amanda that authors of drivers may rely on. What is not listed may change in
+any release. What is listed changes with a new [`DRIVER_API`](driver-api.md) only. The
+[hooks](hooks.md) and the [errors](../errors.md) have pages of their own.
+
+`amanda_core.testing.public_names.private_uses` finds other names in the sources of a driver. The
+tests that `amanda new driver` makes call it.
+
+This page is made of the docstrings, by
+`AMANDA_WRITE_SNAPSHOT=1 pytest tests/test_driver_reference.py`.
+
+"""
+#: Methods of public classes that the core calls, and drivers do not.
+CORES = {
+    "Session": {"set_tools", "tools_changed", "close", "declare", "run_analysis", "recorded"},
+}
+#: Values that have no docstring of their own.
+VALUES = {
+    "hookimpl": "Marks a function as a hook.",
+    "THREAD": "The state of the calling thread, a `Control` and the session among it.",
+}
+KEYS = """\
+## Keys of a context
+
+A driver sets these in `amanda_prepare_context`. Their words are those of `amanda_core.vocabulary`.
+
+"""
+
+
+def summary(value: Any) -> str:
+    """The first sentence of a docstring, on one line."""
+    text = inspect.cleandoc(inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+    return re.split(r"(?<=[.!?]) (?=[A-Z])", text)[0].replace("``", "`").replace("|", "\\|")
+
+
+def table(head: tuple[str, str], rows: Mapping[str, str]) -> Iterator[str]:
+    yield f"| {head[0]} | {head[1]} |"
+    yield "|---|---|"
+    yield from (f"| `{name}` | {meaning} |" for name, meaning in rows.items())
+    yield ""
+
+
+def arguments(function: Any) -> str:
+    """The names of the arguments, without annotations, which a page has no room for."""
+    parameters = inspect.signature(function).parameters.values()
+    stars: dict[Any, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
+    return ", ".join(
+        f"{stars.get(p.kind, '')}{p.name}{'' if p.default is p.empty else '=...'}"
+        for p in parameters
+        if p.name != "self"
+    )
+
+
+def members(kind: type) -> dict[str, str]:
+    """The public methods, properties and fields of a class that are its own."""
+    found = {}
+    for name, value in vars(kind).items():
+        if name.startswith("_") or name in CORES.get(kind.__name__, ()):
+            continue
+        if isinstance(value, property):
+            found[name] = summary(value)
+        elif inspect.isfunction(value):
+            found[f"{name}({arguments(value)})"] = summary(value)
+        elif isinstance(value, (classmethod, staticmethod)):
+            found[f"{name}({arguments(value.__func__)})"] = summary(value.__func__)
+    return found
+
+
+def described(module: str) -> Iterator[str]:
+    names = importlib.import_module(module).__all__
+    yield f"## `{module}`"
+    yield ""
+    yield f"{PUBLIC_MODULES[module][0].upper()}{PUBLIC_MODULES[module][1:]}."
+    yield ""
+    rows = {}
+    for name in sorted(names):
+        value = getattr(importlib.import_module(module), name)
+        if name.startswith("__"):
+            continue
+        if module != "amanda_core" and name in importlib.import_module("amanda_core").__all__:
+            continue  # It is described there.
+        if inspect.isfunction(value):
+            rows[f"{name}({arguments(value)})"] = summary(value)
+        elif inspect.isclass(value):
+            rows[name] = summary(value)
+            if dataclasses.is_dataclass(value):
+                fields = ", ".join(f"`{field.name}`" for field in dataclasses.fields(value))
+                rows[name] += f" Fields: {fields}."
+            if not issubclass(value, (Enum, BaseException)):
+                rows |= {f"{name}.{member}": told for member, told in members(value).items()}
+        else:
+            shown = f"`{value!r}`" if isinstance(value, (int, str)) else type(value).__name__
+            rows[name] = VALUES.get(name, shown)
+    yield from table(("name", "what it is"), rows)
+
+
+def page() -> str:
+    lines: list[str] = []
+    for module in PUBLIC_MODULES:
+        lines += described(module)
+    keys = [
+        *table(("key", "value"), CONTEXT_KEYS),
+        *table(("role of an input", "meaning"), INPUT_ROLES),
+        *table(("letter of a layout", "axis"), AXES),
+    ]
+    return HEAD + KEYS + "\n".join([*keys, *lines]).rstrip() + "\n"
+
+
+def test_the_page_is_that_of_the_sources() -> None:
+    if os.environ.get("AMANDA_WRITE_SNAPSHOT"):
+        PAGE.write_text(page())
+    made = page()
+    assert PAGE.read_text() == made, "make it again: set AMANDA_WRITE_SNAPSHOT=1, run this test"
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    silent = re.findall(r"^\| `([^`]+)` \|  \|$", page(), re.MULTILINE)
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    "driver", ["amanda_driver_tf", "amanda_driver_torch", "examples/driver_numpy"]
+)
+def test_drivers_import_public_names_alone(driver: str) -> None:
+    # Their underscored names are of frameworks, which tests of their own look for.
+    uses = private_uses(ROOT / driver / "src")
+    assert [use for use in uses if ": amanda_core" in use] == []
+
+
+@pytest.mark.parametrize("words", [amanda_driver_tf.vocabulary, amanda_driver_torch.vocabulary])
+def test_drivers_know_the_words_of_roles_and_axes(words: Any) -> None:
+    roles = {
+        role
+        for pair in words._ROLES.items()
+        for some in pair
+        if isinstance(some, tuple)
+        for role in some
+    }
+    assert roles
+    assert roles <= set(INPUT_ROLES)
+    layouts = "".join([*words._LAYOUTS.values(), *words._WEIGHT_LAYOUTS.values()])
+    assert set(layouts) <= set(AXES)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from amanda_core import Site, Blind, hookimpl", []),
+        ("from amanda_core.patching import Patches", []),
+        ("from amanda_core import discovery", []),
+        ("import amanda_core.vocabulary", []),
+        ("from amanda_core.store import Store", ["1: amanda_core.store.Store"]),
+        ("import amanda_core.store", ["1: amanda_core.store"]),
+        ("from amanda_core.patching import Any", ["1: amanda_core.patching.Any"]),
+        ("from amanda_core import session", ["1: amanda_core.session"]),
+        ("def f(context):\n    return context._session", ["2: …._session"]),
+    ],
+)
+def test_what_is_not_public_is_found(tmp_path: Path, source: str, found: list[str]) -> None:
+    path = tmp_path / "driver.py"
+    path.write_text(source)
+    assert private_uses(tmp_path) == [f"{path}:{use}" for use in found]
