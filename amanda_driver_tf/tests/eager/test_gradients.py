@@ -18,6 +18,7 @@ import tensorflow as tf
 from amanda import OpContext, apply
 from amanda_core.errors import EditError, PositionError, RoutineResultError
 from amanda_core.testing.tools import (
+    around,
     at_inputs,
     at_outputs,
     before,
@@ -427,3 +428,18 @@ def test_raw_routine_is_refused_in_a_graph_also_of_an_op_that_was_quiet_before()
             program(False)
         with pytest.raises(UnsupportedError, match="jacobian"):
             program(True)
+
+
+@pytest.mark.parametrize("made", [idle, lambda: around()[1]], ids=["idle", "around"])
+def test_custom_gradients_around_ops_with_no_output_and_with_a_list(made: Any) -> None:
+    """They are called by TensorFlow's own code and end the function with a gradient of its own."""
+    x, z = tf.Variable(1.0), tf.Variable(3.0)
+    with apply(made()):
+        for _ in range(4):  # Analysed, waiting, and with nothing to do.
+            with tf.GradientTape() as tape:
+                y = tf.grad_pass_through(x.assign)(z**2)
+            equal(tape.gradient(y, z), 6.0)
+            equal(x, 9.0)
+            with tf.GradientTape():
+                (first,) = tf.grad_pass_through(tf.unstack)(tf.reshape(z, [1]))
+            equal(first, 3.0)

@@ -333,9 +333,17 @@ def aligned_plans(context: OpContext) -> tuple[Plan, Plan]:
 
 
 def tag(record: Record, value: Any, output: Any) -> None:
-    """Note on an output that it stands for a variable, or whose own gradient it has."""
+    """Note on an output that it stands for a variable, or whose own gradient it has.
+
+    Args:
+        record: The op.
+        value: Its first input, or None.
+        output: Its only output, all of several, or None where it has none.
+    """
     kind = record.op_type.kind
-    if record.backward:
+    if isinstance(output, (list, tuple)):
+        output = output[0] if output else None
+    if record.backward or output is None:
         return
     if kind == READ:
         output._amanda_source = record.token
