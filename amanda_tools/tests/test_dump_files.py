@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from amanda_core.errors import ResultError
 from amanda_tools.common.tensors import HostTensor
+from amanda_tools.dump import files
 from amanda_tools.dump.files import Form, Writer, load_dump
 from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex
 
@@ -189,3 +190,23 @@ def test_what_is_not_installed_is_named_before_a_program_runs(missing: str, call
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: ")
     assert f"pip install 'amanda-tools[{missing}]'" in last
+
+
+@forms
+def test_what_is_large_is_written_at_once(
+    form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_PART", 16)
+    writer = Writer(tmp_path, form, 9)
+    tensors = [
+        DumpedTensor(step, 0, 0, "output", "0", "", "float32", [size])
+        for step, size in enumerate([2, 2, 8, 1])
+    ]
+    for tensor in tensors:
+        values = np.zeros(tensor.shape, np.float32)
+        writer.add(tensor, HostTensor(values, "float32"), "relu")
+    assert [tensor.file for tensor in tensors] == [
+        f"{number:05d}.{form}" for number in (0, 0, 1, 2)
+    ]
+    assert writer.written == [f"00000.{form}", f"00001.{form}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == writer.written
