@@ -57,6 +57,10 @@ class Slotted:
     __slots__ = ("result",)
 
 
+class Mine:
+    """What a user keeps in the metadata of a node."""
+
+
 def cycle_through_an_input(told: Any) -> list[torch.Tensor]:
     x = torch.ones(3, requires_grad=True)
     y = Told.apply(x * W, told)
@@ -132,3 +136,18 @@ def test_nothing_is_held_while_applied(program: Any, tool: Any) -> None:
             assert [one() for one in alive] == [None] * len(alive)
             count = W._use_count()  # type: ignore[attr-defined]
             assert count == 1, "something holds the accumulation of its gradient"
+
+
+@pytest.mark.parametrize("tool", [watching_all, inserting])
+def test_metadata_of_a_node_goes_with_the_node(tool: Any) -> None:
+    with amanda.apply(tool()):
+        x = torch.ones(3, requires_grad=True)
+        y = x.sin()
+        kept = {"sin": Mine(), "leaf": Mine()}
+        y.grad_fn.metadata["mine"] = kept["sin"]  # type: ignore[union-attr]
+        y.grad_fn.next_functions[0][0].metadata["mine"] = kept["leaf"]  # type: ignore[union-attr]
+        y.sum().backward()
+        alive = [weakref.ref(one) for one in kept.values()]
+        del x, y, kept
+        # At once: without a run of the collector.
+        assert [one() for one in alive] == [None, None]

@@ -66,8 +66,9 @@ class Backward:
         )
         #: Epoch -> the tools of then, as far as they live.
         self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
-        #: Handles of the hooks on leaves, with the node's metadata; they do not hold the node.
-        self._hooks: list[tuple[Any, dict[str, Any]]] = []
+        #: Handles of the hooks on leaves, and what takes our mark out of the node's metadata. They
+        #: hold neither the node nor its metadata, in which users keep objects of their own.
+        self._hooks: list[tuple[Any, weakref.ref[Callable[[], object]]]] = []
         self._hooks_limit = 64
         #: Set by the first backward pass that is itself differentiated.
         self.second_order = False
@@ -337,10 +338,14 @@ class Backward:
         else:
             token = Token(epoch or self.epoch())
             metadata[_MARK] = (self.lifetime, token)
-            hooks = self._hook(node, record, token, lambda: metadata.pop(_MARK, None))
+
+            def unmark() -> None:
+                metadata.pop(_MARK, None)
+
+            hooks = self._hook(node, record, token, unmark)
             if number is not None:
                 _put_in_place(hooks, number)
-            self._hooks += ((hook, metadata) for hook in hooks)
+            self._hooks += ((hook, weakref.ref(unmark)) for hook in hooks)
             if len(self._hooks) > self._hooks_limit:
                 self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
                 self._hooks_limit = 2 * len(self._hooks) + 64
@@ -348,9 +353,11 @@ class Backward:
 
     def release(self) -> None:
         """Take all hooks off the leaves, whose nodes may live on."""
-        for hook, metadata in self._hooks:
+        for hook, held in self._hooks:
+            unmark = held()
             hook.remove()
-            metadata.pop(_MARK, None)
+            if unmark is not None:
+                unmark()
         self._hooks.clear()
         self._leaves.clear()
         self._plans.clear()
