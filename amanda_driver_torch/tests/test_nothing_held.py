@@ -144,10 +144,11 @@ def test_metadata_of_a_node_goes_with_the_node(tool: Any) -> None:
         x = torch.ones(3, requires_grad=True)
         y = x.sin()
         kept = {"sin": Mine(), "leaf": Mine()}
-        y.grad_fn.metadata["mine"] = kept["sin"]  # type: ignore[union-attr]
-        y.grad_fn.next_functions[0][0].metadata["mine"] = kept["leaf"]  # type: ignore[union-attr]
+        node: Any = y.grad_fn
+        node.metadata["mine"] = kept["sin"]
+        node.next_functions[0][0].metadata["mine"] = kept["leaf"]
         y.sum().backward()
         alive = [weakref.ref(one) for one in kept.values()]
-        del x, y, kept
+        del x, y, node, kept
         # At once: without a run of the collector.
         assert [one() for one in alive] == [None, None]

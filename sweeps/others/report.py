@@ -11,6 +11,7 @@ from sweeps.results import versions
 
 from .comparing import Failure, FileResult, read
 from .exceptions import EXCEPTED, reason
+from .suites import SUITES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "others.md"
 SOURCES = "sources.json"
@@ -117,7 +118,8 @@ def _summary(found: list[FileResult], sources: dict[str, dict[str, str]]) -> Ite
     for suite, source in sources.items():
         about = ", ".join(f"{name} {value}" for name, value in source.items() if name != "commit")
         commit = f"commit `{source['commit']}`, " if source["commit"] else ""
-        yield f"- {suite}: {commit}{about}"
+        which = f"{SUITES[suite].about}, " if SUITES[suite].about else ""
+        yield f"- {suite}: {which}{commit}{about}"
     yield ""
 
 

@@ -24,6 +24,7 @@ class Suite:
         variables: Environment variables that the tests need.
         alone: Whether each file is copied into a folder of its own; see `TestFile`.
         left_out: Pattern of a file -> why it is not run.
+        about: Which copy of the tests it is, where these are not the authors' own files.
     """
 
     files: Mapping[str, int]
@@ -33,6 +34,7 @@ class Suite:
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     alone: bool = False
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    about: str = ""
 
     def root(self, source: Path | None) -> Path:
         """Return the folder to which paths are relative."""
@@ -114,6 +116,8 @@ TORCH = Suite(
     package="torch",
     folder="test",
     variables={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
+    about="the copies of PyTorch's tests in `Ascend/pytorch`, in which the name of the device is "
+    "replaced by `cpu`; what in them needs that device, or another release of PyTorch, fails plain",
 )
 KERAS = Suite(
     {"keras/src/**/*_test.py": 1},
