@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from sweeps.results import versions
 
-from .comparing import Failure, FileResult, read
+from .comparing import BAD, Failure, FileResult, read
 from .exceptions import EXCEPTED, reason
 from .suites import SUITES
 
@@ -87,6 +88,7 @@ def write(folder: Path) -> int:
         *_exceptions(found),
         *_left(left),
         *_files(found),
+        *_not_run(found),
     ]
     PAGE.write_text("\n".join(lines).rstrip() + "\n")
     print(f"{len(found)} files; {len(left)} failures without a reason; {PAGE}")
@@ -137,7 +139,12 @@ def _exceptions(found: list[FileResult]) -> Iterable[str]:
         yield from (f"  - {name}" for name in sorted(names))
     if not tests:
         yield "None."
-    stale = [excepted for excepted in EXCEPTED if excepted.reason not in tests]
+    suites = {result.suite for result in found}
+    stale = [
+        excepted
+        for excepted in EXCEPTED
+        if excepted.reason not in tests and fnmatch.filter(suites, excepted.suite)
+    ]
     if stale:
         yield ""
         yield "Reasons that no test of these runs needs: " + "; ".join(
@@ -179,6 +186,8 @@ def _files(found: list[FileResult]) -> Iterable[str]:
     for result in found:
         cells = []
         notes = [result.incomplete]
+        if failing := sum(result.plain.get(outcome, 0) for outcome in BAD):
+            notes.append(f"{failing} fail plain")
         for tool in ("watch", "none"):
             compared = result.tools.get(tool)
             if compared is None:
@@ -194,6 +203,21 @@ def _files(found: list[FileResult]) -> Iterable[str]:
             f"| {result.suite} | {result.path}{interceptor} | {result.every} | "
             f"{result.plain.get('passed', 0)} | {' | '.join(cells)} | {note[:200]} |"
         )
+
+
+def _not_run(found: list[FileResult]) -> Iterable[str]:
+    yield ""
+    yield "## Not run"
+    yield ""
+    for name, suite in SUITES.items():
+        paths = [result.path for result in found if result.suite == name]
+        missing = [
+            f"`{pattern}`"
+            for pattern in suite.files
+            if not any(fnmatch.fnmatchcase(path, pattern) for path in paths)
+        ]
+        if missing:
+            yield f"- {name}: " + (", ".join(missing) if paths else "none of its files was run")
 
 
 def failures(folder: Path) -> str:

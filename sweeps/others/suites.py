@@ -116,8 +116,8 @@ TORCH = Suite(
     package="torch",
     folder="test",
     variables={"PYTORCH_PRINT_REPRO_ON_FAILURE": "0"},
-    about="the copies of PyTorch's tests in `Ascend/pytorch`, in which the name of the device is "
-    "replaced by `cpu`; what in them needs that device, or another release of PyTorch, fails plain",
+    about="copies of PyTorch's tests, made for another device, in `Ascend/pytorch`; what in them "
+    "needs that device or another release of PyTorch fails plain",
 )
 KERAS = Suite(
     {"keras/src/**/*_test.py": 1},
