@@ -356,7 +356,7 @@ def test(
 
 
 def measure_fast(session: nox.Session) -> None:
-    """Measure the fast tests, with the test functions that ran each line, which `mutation` needs."""
+    """Measure the fast tests and note the test functions that ran each line, for `mutation`."""
     (ROOT / ".coverage.fast").unlink(missing_ok=True)
     measure_coverage(session, "fast", [*NATIVE, PURE_DRIVER], FAST, "--record-contexts")
 
