@@ -17,9 +17,7 @@ from bench_tools import INTERCEPTORS, KINDS, Count, applied, unavailable
 pytestmark = [pytest.mark.slow, pytest.mark.one_interceptor]
 
 
-@pytest.mark.parametrize(
-    "training", [False, pytest.param(True, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_every_way_is_measured(training: bool) -> None:
     missing = unavailable()
     available = [name for name in INTERCEPTORS if name not in missing]
