@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OpContext"]
 
+#: Where `OpContext.execution` has values.
+_VALUES = ("inputs", "outputs", "grad_outputs", "grad_inputs")
 _UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
 
 
@@ -68,9 +70,11 @@ class OpContext(dict[str, Any]):
         self._forward = forward
         self._backward = False
         self._op: Any = None
-        self._values: dict[str, Sequence[Any] | None] = {}
+        #: For drivers: what `fill` has set for the current execution. Values are under "inputs",
+        #: "outputs", "grad_outputs" and "grad_inputs"; "open" is true from `fill` to `release`;
+        #: "op" may hold the operator of this execution alone. Native code may write it itself.
+        self.execution: dict[str, Any] = {}
         self._remembered: dict[str, Any] = {}
-        self._released = True
         self._attrs: Mapping[str, Any] = {}
         self._input_names: tuple[str, ...] = ()
         self._constant: Callable[[Any], Any] | None = None
@@ -412,7 +416,8 @@ class OpContext(dict[str, Any]):
         recomputed: bool = _UNSET,
     ) -> None:
         """Set what is known of the current execution."""
-        self._released = False
+        execution = self.execution
+        execution["open"] = True
         if op is not _UNSET:
             self._op = op
         if attrs is not _UNSET:
@@ -423,15 +428,14 @@ class OpContext(dict[str, Any]):
             self._constant = constant
         if recomputed is not _UNSET:
             self._recomputed = recomputed
-        values = self._values
         if inputs is not _UNSET:
-            values["inputs"] = inputs
+            execution["inputs"] = inputs
         if outputs is not _UNSET:
-            values["outputs"] = outputs
+            execution["outputs"] = outputs
         if grad_outputs is not _UNSET:
-            values["grad_outputs"] = grad_outputs
+            execution["grad_outputs"] = grad_outputs
         if grad_inputs is not _UNSET:
-            values["grad_inputs"] = grad_inputs
+            execution["grad_inputs"] = grad_inputs
 
     def release(self) -> None:
         """Let go of the tensors at the end of an execution; keys and facts stay.
@@ -441,15 +445,15 @@ class OpContext(dict[str, Any]):
         """
         if not self._backward and self._store.session.wants_backward:
             self.remember()
-        self._values.clear()
-        self._released = True
+        self.execution.clear()
         if self._backward:
             # A backward operator object keeps its part of the graph alive.
             self._op = None
 
     def remember(self) -> None:
         """Remember the values of the current execution weakly, for its backward routines."""
-        self._remembered = {what: weakly(values) for what, values in self._values.items()}
+        execution = self.execution
+        self._remembered = {what: weakly(execution[what]) for what in _VALUES if what in execution}
 
     def remember_constants(self) -> None:
         """Of what is remembered keep the constants: further executions have other values.
@@ -479,7 +483,8 @@ class OpContext(dict[str, Any]):
                 self._session.contended |= len(editors) > 1
 
     def _raw(self) -> Any:
-        return self._op() if isinstance(self._op, weakref.ref) else self._op
+        op = self.execution.get("op", self._op)
+        return op() if isinstance(op, weakref.ref) else op
 
     def _read(self, what: str, *, of_forward: bool) -> Any:
         holder = self
@@ -487,9 +492,9 @@ class OpContext(dict[str, Any]):
             if self._forward is None:
                 return None
             holder = self._forward
-        if not holder._released:
-            return holder._values.get(what)
-        if not self._released:
+        if holder.execution.get("open"):
+            return holder.execution.get(what)
+        if self.execution.get("open"):
             return strongly(holder._remembered.get(what))
         raise StaleContextError(
             f"The {what} of this op are valid only during the call of a routine",
@@ -611,7 +616,7 @@ class OpContext(dict[str, Any]):
     def _count(self, what: str) -> int | None:
         if not self._backward:
             what = {"grad_outputs": "outputs", "grad_inputs": "inputs"}.get(what, what)
-        values = self._values.get(what)
+        values = self.execution.get(what)
         return None if values is None else len(values)
 
     def _make_plans(self) -> dict[IPoint, Plan]:

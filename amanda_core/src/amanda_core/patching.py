@@ -42,40 +42,44 @@ class Patch:
 
 
 class Patches(ABC):
-    """Replacements that are made for the first one who needs them and undone after the last."""
+    """Replacements that are made for the first one who needs them and undone after the last.
+
+    A driver subclasses it and implements `install`. What replaces more later holds `lock`.
+    """
 
     def __init__(self) -> None:
         self._count = 0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._undo: list[Callable[[], object]] = []
 
     def acquire(self) -> None:
         """Install the replacements, unless they are."""
-        with self._lock:
+        with self.lock:
             self._count += 1
             if self._count > 1:
                 return
             try:
-                self._install()
+                self.install()
             except BaseException:
                 self.release()
                 raise
 
     def release(self) -> None:
         """Undo the replacements when nobody needs them any more."""
-        with self._lock:
+        with self.lock:
             self._count -= 1
             if self._count == 0:
                 while self._undo:
                     self._undo.pop()()
 
     @abstractmethod
-    def _install(self) -> None:
-        """Make the replacements, by `_replace` and `_afterwards`."""
+    def install(self) -> None:
+        """Make the replacements, by `replace` and `afterwards`."""
 
-    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+    def replace(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace an attribute until the replacements are undone."""
         self._undo.append(Patch(owner, name, replacement).undo)
 
-    def _afterwards(self, undo: Callable[[], object]) -> None:
+    def afterwards(self, undo: Callable[[], object]) -> None:
         """Call `undo` when the replacements are undone, in reverse order."""
         self._undo.append(undo)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from amanda_core.action import Action
 from amanda_core.errors import ObserverResultError, PositionError, RoutineResultError, annotate
+from amanda_core.switches import ROUTINE_DEPTH
 from amanda_core.threads import THREAD
 
 if TYPE_CHECKING:
@@ -131,15 +132,15 @@ class Step:
 
     def _call(self, selected: list[Any]) -> Any:
         # Spelled out instead of `with inside_routine()`: this runs at every execution of an op.
-        control = THREAD.control
-        control.routine_depth += 1
+        switches = THREAD.control.switches
+        switches[ROUTINE_DEPTH] += 1
         try:
             return self.action.routine(*selected, **self.action.kwargs)
         except BaseException as error:
             annotate(error, f"In {self.where}")
             raise
         finally:
-            control.routine_depth -= 1
+            switches[ROUTINE_DEPTH] -= 1
 
     def _as_many(self, result: Any, selected: list[Any]) -> Sequence[Any]:
         wanted = len(selected)

@@ -20,6 +20,7 @@ from amanda_core.driver_failures import DriverFailures
 from amanda_core.errors import AmandaWarning, annotate
 from amanda_core.identity import stable_id
 from amanda_core.store import Store
+from amanda_core.switches import ENABLED, EPOCH, ROUTINE_DEPTH
 from amanda_core.threads import THREAD, Control, inside_routine
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Session:
         watches_scopes: Whether some applied tool listens for module scopes.
         contended: Whether several tools have changed one value; `conflicts` tells which.
         failures: The operators at which drivers themselves failed.
+        pending: Exceptions that wait for `raise_pending`, oldest first.
     """
 
     # A slot, because drivers may read it at every operator.
@@ -72,7 +74,7 @@ class Session:
         self._resolve = resolve
         self._wanted: frozenset[IPoint] = frozenset()
         self._drivers: dict[str, DriverInfo] = {}
-        self._pending: list[BaseException] = []
+        self.pending: list[BaseException] = []
         self._warned: set[str] = set()
         #: Called after each change of `epoch`.
         self.listener: Callable[[], None] | None = None
@@ -124,6 +126,7 @@ class Session:
         if len(epochs) >= _EPOCHS_KEPT:
             epochs.clear()
         before, self.epoch = self.epoch, epochs.setdefault(key, next(self._epochs))
+        self.control.switches[EPOCH] = self.epoch
         wanted = {point for tool in self.tools for point in IPoint if tool._amanda.routines[point]}
         # Rules serve the analysis of others; where there is none, they are what was applied.
         rules = any(t._amanda.before_rules or t._amanda.after_rules for t in self.tools)
@@ -155,7 +158,8 @@ class Session:
     @property
     def enabled(self) -> bool:
         """Whether operators of the calling thread are to be instrumented now."""
-        return self.control.enabled and not self.closed and not THREAD.control.routine_depth
+        switched_on = self.control.switches[ENABLED] != 0 and not self.closed
+        return switched_on and not THREAD.control.switches[ROUTINE_DEPTH]
 
     @property
     def caching(self) -> bool:
@@ -223,10 +227,10 @@ class Session:
             context = self._new(backward, site, forward)
             self._store.places[place] = context
         if backward:
-            context._values.clear()
+            context.execution.clear()
             context.fill(op=raw)
         else:
-            context._values.clear()
+            context.execution.clear()
             context.fill(
                 op=raw,
                 inputs=inputs,
@@ -390,7 +394,7 @@ class Session:
         Where this session is closed and the same tools are applied again, their session gets it:
         what a driver keeps for them, such as a compiled function, may name either.
         """
-        self._store.session._pending.append(error)
+        self._store.session.pending.append(error)
 
     def raised(self, error: BaseException) -> None:
         """If a deferred exception has found its own way out, the others become notes on it.
@@ -398,17 +402,17 @@ class Session:
         So do all where the program is told to stop: that must not be turned into an error.
         """
         stop = not isinstance(error, Exception)
-        if self._pending and (stop or any(pending is error for pending in self._pending)):
-            for other in self._pending:
+        if self.pending and (stop or any(pending is error for pending in self.pending)):
+            for other in self.pending:
                 if other is not error:
                     annotate(error, f"Then also {type(other).__name__}: {other}")
-            self._pending.clear()
+            self.pending.clear()
 
     def raise_pending(self) -> None:
         """Raise the first deferred exception; the others become notes on it."""
-        if self._pending:
-            first, *others = self._pending
-            self._pending.clear()
+        if self.pending:
+            first, *others = self.pending
+            self.pending.clear()
             for other in others:
                 annotate(first, f"Then also {type(other).__name__}: {other}")
             raise first

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from amanda_core.switches import CACHING, ENABLED, ROUTINE_DEPTH, new_switches
+
 if TYPE_CHECKING:
     from amanda_core.session import Session
 
@@ -20,25 +22,15 @@ __all__ = ["THREAD", "Control", "inside_routine", "original", "standing_for"]
 class Control:
     """The switches of the control API (paper, listing 5) as they stand in one thread.
 
-    Slots, because drivers may read them at every operator.
+    Attributes:
+        switches: What drivers read at every operator; `amanda_core.switches` describes it.
     """
 
-    __slots__ = (
-        "_entries",
-        "autodiff",
-        "caching",
-        "enabled",
-        "listener",
-        "original",
-        "routine_depth",
-    )
+    __slots__ = ("_entries", "autodiff", "listener", "original", "switches")
 
     def __init__(self) -> None:
-        self.enabled = True
-        self.caching = True
+        self.switches = new_switches()
         self.autodiff = False
-        #: More than 0 while a routine of a tool runs in this thread.
-        self.routine_depth = 0
         #: Called after each change of `enabled` and `caching`.
         self.listener: Callable[[], None] | None = None
         #: In a replacement, the op that it stands for, where the driver offers it.
@@ -47,6 +39,29 @@ class Control:
         self._entries: dict[str, list[tuple[object, bool]]] = {
             name: [(self, getattr(self, name))] for name in ("enabled", "caching", "autodiff")
         }
+
+    @property
+    def enabled(self) -> bool:
+        """Whether operators are instrumented."""
+        return self.switches[ENABLED] != 0
+
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self.switches[ENABLED] = value
+
+    @property
+    def caching(self) -> bool:
+        """Whether analysis runs once for each operator."""
+        return self.switches[CACHING] != 0
+
+    @caching.setter
+    def caching(self, value: bool) -> None:
+        self.switches[CACHING] = value
+
+    @property
+    def routine_depth(self) -> int:
+        """More than 0 while a routine of a tool runs in this thread."""
+        return self.switches[ROUTINE_DEPTH]
 
     def enter(self, name: str, value: bool, owner: object) -> None:
         """Set a switch until `owner` leaves it."""
@@ -82,12 +97,12 @@ THREAD = _Thread()
 @contextmanager
 def inside_routine() -> Iterator[None]:
     """Mark the extent of a routine: no operator in it is instrumented, `apply` is an error."""
-    control = THREAD.control
-    control.routine_depth += 1
+    switches = THREAD.control.switches
+    switches[ROUTINE_DEPTH] += 1
     try:
         yield
     finally:
-        control.routine_depth -= 1
+        switches[ROUTINE_DEPTH] -= 1
 
 
 @contextmanager

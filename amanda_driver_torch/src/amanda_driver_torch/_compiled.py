@@ -131,8 +131,7 @@ def compiled(
         layout.defaults,
         steps,
         steps_after,
-        vars(context),
-        context._values,
+        context.execution,
         nodes,
         tapped,
         required,
@@ -226,7 +225,7 @@ def node_plans(
             if None in steps:
                 return failed
             if steps:
-                context = (vars(own.context), own.context._values, BackwardOp(own.site.op_type))
+                context = (own.context.execution, BackwardOp(own.site.op_type))
                 hooked.append((hook, steps, way, *context))
     return native.NodePlans(session.epoch, made, attachment.watch, before, after)
 

@@ -68,7 +68,7 @@ class NativeInterceptor:
             resume=_unheard(attachment.resume),
             edit=attachment.edit,
             raise_pending=attachment.session.raise_pending,
-            pending=attachment.session._pending,
+            pending=attachment.session.pending,
             annotate=_annotate,
             tap=tap,
             resolve=_aside(attachment.resolve),

@@ -50,28 +50,28 @@ class _Patches(Patches):
 
     def add(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace one more attribute, while some session is attached."""
-        with self._lock:
-            self._replace(owner, name, replacement)
+        with self.lock:
+            self.replace(owner, name, replacement)
 
     def add_operator(self, owner: Any, name: str, op_type: str) -> None:
         """Let calls of ``owner.name`` be an operator, while some session is attached."""
-        with self._lock:
+        with self.lock:
             original = getattr(owner, name, None)
             if original is not None and not hasattr(original, _OPERATOR):
-                self._replace(owner, name, _operator_call(original, op_type))
+                self.replace(owner, name, _operator_call(original, op_type))
 
-    def _install(self) -> None:
-        self._replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
-        self._afterwards(_function_apply.replace())
-        self._afterwards(_swapping.replace())
+    def install(self) -> None:
+        self.replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
+        self.afterwards(_function_apply.replace())
+        self.afterwards(_swapping.replace())
         self._patch_engine()
-        self._replace(*GRADIENT_SEEDS, _quiet(getattr(*GRADIENT_SEEDS)))
+        self.replace(*GRADIENT_SEEDS, _quiet(getattr(*GRADIENT_SEEDS)))
         self._patch_optimizers()
         self._patch_scripts()
         for owner, name, op_type in extensions.registered():
             self.add_operator(owner, name, op_type)
         call = _higher_order_call(HigherOrderOperator.__call__)
-        self._replace(HigherOrderOperator, "__call__", call)
+        self.replace(HigherOrderOperator, "__call__", call)
         late = {
             TENSOR_PRINTING.module: self._patch_printing,
             SCRIPT_TRACING.module: self._patch_tracing,
@@ -86,19 +86,19 @@ class _Patches(Patches):
         if waiting:
             watcher = ImportWatcher(waiting, lambda name: late[name]())
             watcher.start()
-            self._afterwards(watcher.stop)
+            self.afterwards(watcher.stop)
 
     def _patch_engine(self) -> None:
-        self._replace(*ENGINE, _Engine(getattr(*ENGINE)))
+        self.replace(*ENGINE, _Engine(getattr(*ENGINE)))
 
     def _patch_optimizers(self) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._afterwards(register_optimizer_step_post_hook(_step_ended).remove)
+        self.afterwards(register_optimizer_step_post_hook(_step_ended).remove)
 
     def _patch_scripts(self) -> None:
         for kind in (ScriptFunction, ScriptMethod):
-            self._replace(kind, "__call__", _script_call(kind.__call__))
+            self.replace(kind, "__call__", _script_call(kind.__call__))
 
     def _patch_printing(self) -> None:
         self._silence(TENSOR_PRINTING)
@@ -109,12 +109,12 @@ class _Patches(Patches):
     def _silence(self, functions: Named) -> None:
         module = sys.modules[functions.module]
         for name in functions.names:
-            self._replace(module, name, _quiet(getattr(module, name)))
+            self.replace(module, name, _quiet(getattr(module, name)))
 
     def _patch_symbolic_tracing(self) -> None:
         # What it makes of constants is no execution either.
         tracer = sys.modules[SYMBOLIC_TRACING.module].Tracer
-        self._replace(tracer, "trace", _quiet(tracer.trace))
+        self.replace(tracer, "trace", _quiet(tracer.trace))
 
     def _patch_checkpoint(self) -> None:
         module = sys.modules["torch.utils.checkpoint"]
@@ -123,16 +123,16 @@ class _Patches(Patches):
             getattr(module, name).__code__ for name in CHECKPOINT_FUNCTIONS if hasattr(module, name)
         ]
         BOUNDARY.update(codes)
-        self._afterwards(lambda: BOUNDARY.difference_update(codes))
+        self.afterwards(lambda: BOUNDARY.difference_update(codes))
         reentrant = module.CheckpointFunction
         forward = vars(reentrant)["forward"].__func__
 
         def run_first(ctx: Any, run_function: Any, *args: Any) -> Any:
             return forward(ctx, Rerun(run_function, first=True), *args)
 
-        self._replace(reentrant, "forward", staticmethod(run_first))
+        self.replace(reentrant, "forward", staticmethod(run_first))
         name = next(name for name in CHECKPOINT_FIRST_RUNS if hasattr(module, name))
-        self._replace(module, name, watch_first_run(getattr(module, name)))
+        self.replace(module, name, watch_first_run(getattr(module, name)))
 
     def _patch_dynamo(self) -> None:
         module = sys.modules[COMPILED_FRAMES.module]
@@ -149,10 +149,10 @@ class _Patches(Patches):
             )
             return None
 
-        self._replace(module, COMPILED_FRAMES.callback, run_eagerly)
+        self.replace(module, COMPILED_FRAMES.callback, run_eagerly)
         count = COMPILED_FRAMES.frame_count
         if hasattr(module, count):
-            self._replace(module, count, _counting_frames(getattr(module, count)))
+            self.replace(module, count, _counting_frames(getattr(module, count)))
 
 
 PATCHES = _Patches()

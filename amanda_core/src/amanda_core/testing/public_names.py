@@ -28,6 +28,7 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.identity": "op ids, and where an operator is called",
     "amanda_core.weak": "values that are remembered without being kept alive",
     "amanda_core.threads": "the switches of the control API in one thread",
+    "amanda_core.switches": "positions in the buffer of these switches",
     "amanda_core.vocabulary": "the common words",
     "amanda_core.namespace": "namespaces and patterns of them",
     "amanda_core.activation": "applying tools, such as for a self-test",

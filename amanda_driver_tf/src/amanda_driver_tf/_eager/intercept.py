@@ -69,7 +69,7 @@ class _Patches(Patches):
         #: What stands for `execute.execute`.
         self.execute: Any = None
 
-    def _install(self) -> None:
+    def install(self) -> None:
         found = problems()
         if found:
             raise UnsupportedError(
@@ -79,10 +79,10 @@ class _Patches(Patches):
         ORIGINALS.find()
         # A missing attribute would go through `Tensor.__getattr__`, which is slow.
         _EagerTensor._amanda_source = None
-        self._afterwards(lambda: delattr(_EagerTensor, "_amanda_source"))
-        self._afterwards(TOKENS.release)
+        self.afterwards(lambda: delattr(_EagerTensor, "_amanda_source"))
+        self.afterwards(TOKENS.release)
         # The registered functions are put back after the attributes, so undone before them.
-        self._afterwards(_register)
+        self.afterwards(_register)
         fast, self.execute, gradient_function = _replacements()
         for entry_point, replacement in (
             (FAST_PATH, fast),
@@ -95,10 +95,10 @@ class _Patches(Patches):
             (IMPERATIVE_GRAD, backward.differentiating(IMPERATIVE_GRAD.current)),
             (WATCH, _watch(WATCH.current)),
         ):
-            self._replace(*entry_point, replacement)
+            self.replace(*entry_point, replacement)
         _register()
         for undo in (*keras_calls.install(), *replicas.install()):
-            self._afterwards(undo)
+            self.afterwards(undo)
 
 
 def _register() -> None:

@@ -443,14 +443,14 @@ def _quiet_graph() -> Iterator[None]:
 class _Patches(Patches):
     """The functions of TensorFlow's that are replaced while any thread is attached."""
 
-    def _install(self) -> None:
+    def install(self) -> None:
         for entry_point, make in (
             (CALL_FUNCTION, _calling),
             (SELECT_FUNCTIONS, _differentiating),
             (RECORD_OPERATION, _carrying),
             (RECORD_BACKPROP_ONLY, _carrying),
         ):
-            self._replace(*entry_point, make(entry_point.current))
+            self.replace(*entry_point, make(entry_point.current))
 
 
 _PATCHES = _Patches()

@@ -23,13 +23,13 @@ __all__ = ["PATCHES"]
 class _Patches(Patches):
     """The methods of sessions that are replaced while any thread is attached."""
 
-    def _install(self) -> None:
+    def install(self) -> None:
         for entry_point, make in (
             (SESSION_RUN, _running),
             (SESSION_PARTIAL_RUN, _running_partially),
             (DO_CALL, _setting_up),
         ):
-            self._replace(*entry_point, make(entry_point.current))
+            self.replace(*entry_point, make(entry_point.current))
 
 
 PATCHES = _Patches()

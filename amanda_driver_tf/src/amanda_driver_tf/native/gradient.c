@@ -16,10 +16,9 @@ static PyObject* partner(Interceptor* self, PyObject* attrs) {
 
 /* Whether nothing is to be done in the gradient of an op: `backward._is_settled`. */
 static int is_settled(Interceptor* self, PyObject* place, PyObject* record, PyObject* skip) {
-    PyObject* control = SLOT(place, place, control);
+    AmandaSwitches* switches = switches_of(self, &self->owner, SLOT(place, place, control));
     PyObject* session = SLOT(place, place, session);
-    if (!IS(control, control) || session == NULL ||
-        SLOT(control, control, caching) != Py_True || !equal(SLOT(record, record, skip), skip)) {
+    if (switches == NULL || session == NULL || !switches->caching || !equal(SLOT(record, record, skip), skip)) {
         return 0;
     }
     PyObject* epoch = PyObject_GetAttr(session, names.epoch);

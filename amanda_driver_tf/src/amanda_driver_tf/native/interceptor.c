@@ -21,22 +21,22 @@ static int is_true(PyObject* value) {
 /* Whether a routine of a tool runs in this thread, which may have borrowed its control. */
 static int is_in_routine(Interceptor* self) {
     PyObject* control = get_control(self);
-    PyObject* depth = IS(control, control) ? SLOT(control, control, routine_depth) : NULL;
-    int inside = depth == NULL || PyObject_IsTrue(depth) != 0;
+    AmandaSwitches* switches = switches_of(self, &self->own, control);
+    int inside = switches == NULL || switches->routine_depth != 0;
     Py_XDECREF(control);
     return inside;
 }
 
 int is_watching(Interceptor* self, PyObject* place) {
     if (!IS(place, forward)) return 0;
-    PyObject* control = SLOT(place, forward, control);
-    return IS(control, control) && SLOT(control, control, enabled) == Py_True &&
+    AmandaSwitches* switches = switches_of(self, &self->owner, SLOT(place, forward, control));
+    return switches != NULL && switches->enabled &&
            !is_true(get_state(self, names.quiet)) && !is_in_routine(self);
 }
 
 Idleness idleness(Interceptor* self, PyObject* place, PyObject* record) {
-    PyObject* control = SLOT(place, forward, control);
-    if (SLOT(record, record, marks) != Py_False || SLOT(control, control, caching) != Py_True) {
+    AmandaSwitches* switches = switches_of(self, &self->owner, SLOT(place, forward, control));
+    if (SLOT(record, record, marks) != Py_False || switches == NULL || !switches->caching) {
         return BUSY;
     }
     PyObject* session = SLOT(place, forward, session);
@@ -123,6 +123,8 @@ static int interceptor_traverse(Interceptor* self, visitproc visit, void* arg) {
 #undef VISIT
     Py_VISIT(self->state_values);
     Py_VISIT(self->thread_values);
+    Py_VISIT(self->owner.control);
+    Py_VISIT(self->own.control);
     return 0;
 }
 
@@ -132,6 +134,8 @@ static int interceptor_clear(Interceptor* self) {
 #undef CLEAR
     Py_CLEAR(self->state_values);
     Py_CLEAR(self->thread_values);
+    forget_switches(&self->owner);
+    forget_switches(&self->own);
     return 0;
 }
 

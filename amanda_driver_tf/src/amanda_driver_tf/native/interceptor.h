@@ -12,6 +12,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "amanda_switches.h"
+
 /* What an instance is given, by keyword. */
 #define HELD(X) \
     X(fast_path)      /* what the methods stand for */ \
@@ -50,14 +52,20 @@
     X(record, next) X(record, occurrence) X(record, op_type) X(record, operands) \
     X(record, planned) X(record, settled) X(record, skip) X(record, token) X(record, waited) \
     X(record, watched) \
-    X(op_type, count) X(op_type, handles) X(op_type, kind) X(op_type, name) \
-    X(control, caching) X(control, enabled) X(control, routine_depth)
+    X(op_type, count) X(op_type, handles) X(op_type, kind) X(op_type, name)
 
 /* Other attributes. */
 #define NAMES(X) \
     X(_amanda_source) X(attrs) X(control) X(eager) X(epoch) X(execute) X(firsts) X(handed) \
     X(inputs) X(mode) X(must_record_gradient) X(quiet) X(record_gradient) X(records) X(sites) \
     X(told) X(wants_backward)
+
+/* A `Control` whose switches were read last. */
+typedef struct {
+    PyObject* control;
+    AmandaSwitches* switches;
+    Py_buffer view;
+} LastSwitches;
 
 typedef struct {
     PyObject_HEAD
@@ -71,6 +79,8 @@ typedef struct {
     uint64_t thread_number;
     PyObject* state_values;
     PyObject* thread_values;
+    /* Of the thread that applied the tools, and of the one that asked last. */
+    LastSwitches owner, own;
 } Interceptor;
 
 typedef struct {
@@ -106,6 +116,11 @@ int set_state(Interceptor* self, PyObject* name, PyObject* value);
 
 /* The switches of the calling thread: `THREAD.control`. New, or NULL with an exception set. */
 PyObject* get_control(Interceptor* self);
+
+/* The switches of a control, which `last` keeps at hand; NULL, perhaps with an exception set, if
+ * there are none. */
+AmandaSwitches* switches_of(Interceptor* self, LastSwitches* last, PyObject* control);
+void forget_switches(LastSwitches* last);
 
 /* What is to be done when an op executes. */
 typedef enum {

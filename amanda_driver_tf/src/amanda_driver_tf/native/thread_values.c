@@ -1,4 +1,5 @@
-/* What the calling thread keeps in `STATE` and `THREAD`, without asking `threading.local` again.
+/* What the calling thread keeps in `STATE` and `THREAD`, without asking `threading.local` again, and
+ * its switches.
  *
  * Such an object finds the dictionary of the thread at each access, which took as long as all else
  * at an op; here the dictionaries of the thread that asked last are at hand.
@@ -38,4 +39,22 @@ int set_state(Interceptor* self, PyObject* name, PyObject* value) {
 
 PyObject* get_control(Interceptor* self) {
     return take_dictionaries(self) < 0 ? NULL : value_of(self->thread_values, names.control);
+}
+
+AmandaSwitches* switches_of(Interceptor* self, LastSwitches* last, PyObject* control) {
+    if (!IS(control, control)) return NULL;
+    if (last->control != control) {
+        forget_switches(last);
+        last->switches = amanda_open_switches(control, &last->view);
+        if (last->switches == NULL) return NULL;
+        last->control = Py_NewRef(control);
+    }
+    return last->switches;
+}
+
+void forget_switches(LastSwitches* last) {
+    if (last->control == NULL) return;
+    last->switches = NULL;
+    PyBuffer_Release(&last->view);
+    Py_CLEAR(last->control);
 }

@@ -12,7 +12,7 @@ namespace {
 
 PyTypeObject* hook_type = nullptr;
 PyObject *backward_hooks, *grad_fn, *register_hook, *register_prehook, *register_hook_dict;
-PyObject *reshape, *transpose, *shape_name, *sum_to_size, *released, *op_name,
+PyObject *reshape, *transpose, *shape_name, *sum_to_size, *open_name, *op_name,
     *grad_outputs, *grad_inputs;
 
 struct GradientHook {
@@ -26,8 +26,7 @@ Watch* in_force(const GradientSteps& steps, const Thread* thread) {
     if (steps.owner == nullptr || thread == nullptr || thread->watch == nullptr) return nullptr;
     Watch* watch = thread->watch;
     if (reinterpret_cast<PyObject*>(watch) != steps.watch.get() || !watch->enabled(thread) ||
-        *watch->now != steps.epoch.get() || *watch->is_caching != Py_True ||
-        thread->recomputing || gradients_enabled()) {
+        !watch->caches(steps.epoch.get()) || thread->recomputing || gradients_enabled()) {
         return nullptr;
     }
     return watch;
@@ -50,14 +49,12 @@ PyObject* hand_over(GradientHook* hook, PyObject* args, const Owned& done) {
 class Open {
   public:
     explicit Open(const GradientSteps& steps)
-        : state_(steps.state), values_(steps.values), op_(steps.op) {}
+        : execution_(steps.execution), op_(steps.op) {}
     ~Open() {
         if (!opened_) return;
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        PyDict_Clear(values_.get());
-        PyDict_SetItem(state_.get(), released, Py_True);
-        PyDict_SetItem(state_.get(), op_name, Py_None);
+        PyDict_Clear(execution_.get());
         PyErr_Restore(type, value, trace);
     }
     Open(const Open&) = delete;
@@ -65,13 +62,13 @@ class Open {
 
     bool lend(PyObject* name, PyObject* list) {
         opened_ = true;
-        return PyDict_SetItem(state_.get(), released, Py_False) == 0 &&
-               PyDict_SetItem(state_.get(), op_name, op_.get()) == 0 &&
-               PyDict_SetItem(values_.get(), name, list) == 0;
+        return PyDict_SetItem(execution_.get(), open_name, Py_True) == 0 &&
+               PyDict_SetItem(execution_.get(), op_name, op_.get()) == 0 &&
+               PyDict_SetItem(execution_.get(), name, list) == 0;
     }
 
   private:
-    Owned state_, values_, op_;
+    Owned execution_, op_;
     bool opened_ = false;
 };
 
@@ -228,21 +225,19 @@ void GradientSteps::forget() {
     owner = nullptr;
     std::vector<ProgramStep> dropped;
     steps.swap(dropped);
-    watch = epoch = state = values = op = Owned();
+    watch = epoch = execution = op = Owned();
 }
 
 int GradientSteps::traverse(visitproc visit, void* arg) const {
     Py_VISIT(watch.get());
-    Py_VISIT(state.get());
-    Py_VISIT(values.get());
+    Py_VISIT(execution.get());
     return visit_steps(steps, visit, arg);
 }
 
 bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch) {
-    PyObject *given_function, *given_steps, *given_route = nullptr, *one = nullptr, *two = nullptr,
-        *op = nullptr;
-    if (!PyArg_ParseTuple(parts, "OO!|O!OOO", &given_function, &PyList_Type, &given_steps,
-                          &PyTuple_Type, &given_route, &one, &two, &op)) {
+    PyObject *given_function, *given_steps, *given_route = nullptr, *one = nullptr, *two = nullptr;
+    if (!PyArg_ParseTuple(parts, "OO!|O!OO", &given_function, &PyList_Type, &given_steps,
+                          &PyTuple_Type, &given_route, &one, &two)) {
         return false;
     }
     if ((seen == Seen::ARRIVING) != (two == nullptr)) {
@@ -259,13 +254,12 @@ bool Hooking::read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch,
         made->count = int(PyLong_AsLong(one));
         if (PyErr_Occurred() || !PyList_Check(two) || !read_ways(two, made)) return false;
     } else if (seen != Seen::ARRIVING) {
-        if (op == nullptr || !PyDict_Check(one) || !PyDict_Check(two)) {
+        if (!PyDict_Check(one)) {
             PyErr_SetString(PyExc_TypeError, "a hook on a backward op needs its context");
             return false;
         }
-        made->state = Owned::share(one);
-        made->values = Owned::share(two);
-        made->op = Owned::share(op);
+        made->execution = Owned::share(one);
+        made->op = Owned::share(two);
     }
     made->owner = owner;
     made->epoch = Owned::share(epoch);
@@ -317,7 +311,7 @@ int add_gradients(PyObject* module) {
                              Name{&register_hook_dict, kRegisterHookDict},
                              Name{&reshape, "reshape"}, Name{&transpose, "t"},
                              Name{&shape_name, "shape"}, Name{&sum_to_size, "sum_to_size"},
-                             Name{&released, "_released"}, Name{&op_name, "_op"},
+                             Name{&open_name, "open"}, Name{&op_name, "op"},
                              Name{&grad_outputs, "grad_outputs"},
                              Name{&grad_inputs, "grad_inputs"}}) {
         if ((*name.name = PyUnicode_InternFromString(name.text)) == nullptr) return -1;

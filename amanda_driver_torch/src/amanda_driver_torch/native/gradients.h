@@ -35,8 +35,8 @@ struct GradientSteps {
     // GIVEN: how many inputs there are, and what is known of some.
     int count = 0;
     std::vector<Way> ways;
-    // BEFORE, AFTER: attributes and values of the context, which is open in a routine, and its op.
-    Owned state, values, op;
+    // BEFORE, AFTER: what the context has of an execution, and its op.
+    Owned execution, op;
 
     void forget();
     int traverse(visitproc visit, void* arg) const;
@@ -50,7 +50,7 @@ struct Hooking {
     Route route;  // to the node; empty for ARRIVING
 
     // Reads (function, steps), for ARRIVING; then also the route and (count, ways), for GIVEN, or
-    // (state, values, op). False with an exception.
+    // (execution, op). False with an exception.
     bool read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch);
     // GIVEN: the hook of one execution; `shapes` of the inputs, as `ways` has them.
     Owned make(PyObject* shapes) const;

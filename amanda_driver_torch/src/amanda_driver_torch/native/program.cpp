@@ -12,7 +12,7 @@ namespace amanda {
 
 namespace {
 
-PyObject *released, *inputs_name, *outputs_name;
+PyObject *open_name, *inputs_name, *outputs_name;
 
 PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& call,
                 const Owned& before, const Owned& after, PyObject* returned, uint64_t start,
@@ -33,14 +33,14 @@ PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& ca
 }
 
 bool lend(ProgramParts* parts, PyObject* name, PyObject* list) {
-    return PyDict_SetItem(parts->values.get(), name, list) == 0;
+    return PyDict_SetItem(parts->execution.get(), name, list) == 0;
 }
 
 // The context at the end of an execution.
 class Release {
   public:
     Release(ProgramParts* parts, Watch* watch)
-        : state_(parts->state), values_(parts->values),
+        : execution_(parts->execution),
           remember_(watch->wants_backward ? parts->remember : Owned()) {}
     ~Release() {
         PyObject *type, *value, *trace;
@@ -50,17 +50,16 @@ class Release {
         }
         // The keys stay: the next execution fills them again.
         PyObject *name, *values;
-        for (Py_ssize_t i = 0; PyDict_Next(values_.get(), &i, &name, &values);) {
-            if (values != Py_None) PyDict_SetItem(values_.get(), name, Py_None);
+        for (Py_ssize_t i = 0; PyDict_Next(execution_.get(), &i, &name, &values);) {
+            if (values != Py_None) PyDict_SetItem(execution_.get(), name, Py_None);
         }
-        PyDict_SetItem(state_.get(), released, Py_True);
         PyErr_Restore(type, value, trace);
     }
     Release(const Release&) = delete;
     Release& operator=(const Release&) = delete;
 
   private:
-    Owned state_, values_, remember_;
+    Owned execution_, remember_;
 };
 
 }  // namespace
@@ -200,7 +199,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
         PyList_SET_ITEM(inputs.get(), Py_ssize_t(j), Py_NewRef(value));
     }
     if (!lend(parts, inputs_name, inputs.get()) ||
-        PyDict_SetItem(parts->state.get(), released, Py_False) < 0) {
+        PyDict_SetItem(parts->execution.get(), open_name, Py_True) < 0) {
         return nullptr;
     }
     Edits before, after;
@@ -281,7 +280,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
 }
 
 void name_strings() {
-    released = PyUnicode_InternFromString("_released");
+    open_name = PyUnicode_InternFromString("open");
     inputs_name = PyUnicode_InternFromString("inputs");
     outputs_name = PyUnicode_InternFromString("outputs");
     name_gradient_strings();

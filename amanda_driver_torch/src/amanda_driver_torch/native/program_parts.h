@@ -24,7 +24,7 @@ struct ProgramParts {
     std::vector<int> sources;
     std::vector<Owned> defaults;
     std::vector<ProgramStep> before, after;
-    Owned state, values;  // the context's attributes and its values
+    Owned execution;      // what the context has of one
     Owned remember;       // () -> None: the context remembers its values for backward routines
     long nodes = -1;      // that the op makes, if these need nothing; else -1
     // Gradients of inputs: identities that hand them to a function together.

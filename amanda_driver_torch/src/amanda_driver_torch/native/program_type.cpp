@@ -47,14 +47,14 @@ bool read_meetings(PyObject* given, PyObject* program, PyObject* epoch, PyObject
 }
 
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *state, *values,
+    PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *execution,
         *taps, *required, *watch, *arrivals, *meetings, *remember;
     long nodes;
     int with_gradients, editable;
-    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!O!lO!O!pOO!OOp", &epoch, &PyTuple_Type, &types,
+    if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOO!OOp", &epoch, &PyTuple_Type, &types,
                           &PyTuple_Type, &keywords, &PyTuple_Type, &sources, &PyTuple_Type,
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
-                          &state, &PyDict_Type, &values, &nodes, &PyList_Type, &taps,
+                          &execution, &nodes, &PyList_Type, &taps,
                           &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
                           &arrivals, &meetings, &remember, &editable)) {
         return nullptr;
@@ -76,8 +76,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         parts->sources.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(sources, i))));
         parts->defaults.push_back(Owned::share(PyTuple_GET_ITEM(defaults, i)));
     }
-    parts->state = Owned::share(state);
-    parts->values = Owned::share(values);
+    parts->execution = Owned::share(execution);
     parts->remember = Owned::share(remember);
     parts->nodes = nodes;
     parts->with_gradients = with_gradients != 0;
@@ -128,8 +127,7 @@ int program_traverse(PyObject* self, visitproc visit, void* arg) {
     if (parts == nullptr) return 0;
     if (int stop = visit_steps(parts->before, visit, arg)) return stop;
     if (int stop = visit_steps(parts->after, visit, arg)) return stop;
-    Py_VISIT(parts->state.get());
-    Py_VISIT(parts->values.get());
+    Py_VISIT(parts->execution.get());
     Py_VISIT(parts->remember.get());
     for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
     for (const auto* hooks : {&parts->arrivals, &parts->meetings}) {

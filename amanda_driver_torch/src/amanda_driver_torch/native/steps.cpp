@@ -13,20 +13,18 @@ namespace {
 class InRoutine {
   public:
     InRoutine(Thread* thread, bool gradients) : depth_(thread->routine_depth), on_(gradients) {
-        *depth_ = PyLong_FromLong(1);  // 0 and 1 are shared, and never die.
+        ++*depth_;
         if (on_) set_gradients(false);
     }
     ~InRoutine() {
-        PyObject* one = *depth_;
-        *depth_ = PyLong_FromLong(0);
-        Py_DECREF(one);
+        --*depth_;
         if (on_) set_gradients(true);
     }
     InRoutine(const InRoutine&) = delete;
     InRoutine& operator=(const InRoutine&) = delete;
 
   private:
-    PyObject** depth_;
+    int64_t* depth_;
     bool on_;
 };
 

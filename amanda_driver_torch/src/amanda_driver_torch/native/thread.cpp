@@ -24,7 +24,7 @@ void thread_dealloc(PyObject* self) {
     PyTypeObject* type = Py_TYPE(self);
     Py_CLEAR(thread->attachment);
     Py_CLEAR(thread->activations);
-    Py_CLEAR(thread->control);
+    PyBuffer_Release(&thread->switches);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -88,21 +88,23 @@ PyObject* field_get(PyObject* self, PyObject* instance, PyObject*) {
 
 int set_attachment(Thread* thread, PyObject* value) {
     Watch* watch = nullptr;
-    PyObject* control = nullptr;
+    AmandaSwitches* switches = nullptr;
+    Py_buffer view = {};
     if (value != Py_None) {
         if (watch_of(value, &watch) < 0) return -1;
         if (watch != nullptr) {
-            control = PyObject_CallNoArgs(watch->get_control);
-            if (control == nullptr) return -1;
+            Owned control(PyObject_CallNoArgs(watch->get_control));
+            if (!control || !(switches = amanda_open_switches(control.get(), &view))) return -1;
         }
     }
-    PyObject *before = thread->attachment, *control_before = thread->control;
+    PyObject* before = thread->attachment;
+    Py_buffer view_before = thread->switches;
     thread->attachment = value == Py_None ? nullptr : Py_NewRef(value);
     thread->watch = watch;  // The attachment keeps it alive.
-    thread->control = control;
-    thread->routine_depth = control != nullptr ? routine_depth_in(control) : nullptr;
+    thread->switches = view;
+    thread->routine_depth = switches != nullptr ? &switches->routine_depth : nullptr;
     Py_XDECREF(before);
-    Py_XDECREF(control_before);
+    PyBuffer_Release(&view_before);
     return 0;
 }
 

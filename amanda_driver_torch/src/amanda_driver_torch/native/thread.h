@@ -7,6 +7,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstdint>
+
 namespace amanda {
 
 struct Watch;
@@ -16,14 +18,14 @@ struct Thread {
     PyObject_HEAD
     Watch* watch;             // of `attachment`, if that has a native interceptor
     PyObject* activations;    // strong, a list
-    PyObject** routine_depth;  // of `control`: how deep it is inside routines
+    int64_t* routine_depth;   // how deep it is inside routines
     int depth;              // more than 0: inside an operator
     int quiet;
     int opaque;
     int backward;  // how many backward passes it is inside
     PyThreadState* state;
     PyObject* attachment;  // strong, or null for None
-    PyObject* control;     // strong: this thread's switches, while it is watched
+    Py_buffer switches;    // of this thread, while it is watched; keeps `routine_depth`
     bool recomputing;  // a checkpointed function is being run again
     bool refused;      // the original answered NotImplemented
 

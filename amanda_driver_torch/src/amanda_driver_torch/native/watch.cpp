@@ -12,22 +12,18 @@
 
 namespace amanda {
 
-PyObject* zero = nullptr;
 
 namespace {
 
 PyTypeObject* watch_type = nullptr;
 PyObject* watch_name = nullptr;
 
-// Where the slots lie that are read without an attribute lookup.
-Py_ssize_t epoch_at, enabled_at, caching_at, routine_depth_at, idle_epoch_at, idle_nodes_at,
-    program_at, hooks_at;
+// Where the slots of the driver's own records lie, which are read without an attribute lookup.
+Py_ssize_t idle_epoch_at, idle_nodes_at, program_at, hooks_at;
 
-PyObject** place(PyObject* object, Py_ssize_t offset) {
-    return reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
+PyObject* slot(PyObject* object, Py_ssize_t offset) {
+    return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
 }
-
-PyObject* slot(PyObject* object, Py_ssize_t offset) { return *place(object, offset); }
 
 // Offset of an entry of `__slots__`; -1 with an exception.
 Py_ssize_t slot_offset(PyObject* type, const char* name) {
@@ -64,11 +60,12 @@ bool Watch::read_session() {
     if (!backward || !scopes) return false;
     wants_backward = PyObject_IsTrue(backward.get()) == 1;
     watches_scopes = PyObject_IsTrue(scopes.get()) == 1;
-    Py_XSETREF(epoch, Py_NewRef(*now));
+    PyObject* now = PyObject_GetAttrString(session, "epoch");
+    if (now == nullptr) return false;
+    Py_XSETREF(epoch, now);
+    seen = switches->epoch;
     return true;
 }
-
-PyObject** routine_depth_in(PyObject* control) { return place(control, routine_depth_at); }
 
 int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start) {
     PyObject* hooks = slot(record, hooks_at);
@@ -120,7 +117,7 @@ __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch,
                                                              call.operands(), &look_away, &step);
     if (look_away) return call.original();
     if (entry == nullptr) return nullptr;
-    bool caching = *watch->is_caching == Py_True;
+    bool caching = watch->switches->caching != 0;
     PyObject* record = entry->record.get();
     Owned kept = Owned::share(record);
     if (slot(record, idle_epoch_at) == watch->epoch && caching) {
@@ -179,7 +176,7 @@ HOT PyObject* operate(Thread* thread, Definition* definition, Call& call) {
     // What is idle in an epoch stays so in it.
     if (!watch->refresh()) return nullptr;
     Step* step = expect(*watch->identity, thread, definition->type, call.operands());
-    if (step == nullptr || step->idle_epoch != watch->epoch || *watch->is_caching != Py_True) {
+    if (step == nullptr || step->idle_epoch != watch->epoch || watch->switches->caching == 0) {
         return operate_slowly(thread, watch, step, definition, call);
     }
     PyObject* result;
@@ -220,10 +217,16 @@ PyObject** field(Watch* self, int i) {
     return fields[i];
 }
 
+void close_switches(Watch* self) {
+    if (self->switches == nullptr) return;
+    self->switches = nullptr;
+    PyBuffer_Release(&self->view);
+}
+
 int watch_clear(PyObject* object) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
-    Py_CLEAR(self->session_control);
+    close_switches(self);
     Py_CLEAR(self->epoch);
     delete self->identity;
     self->identity = nullptr;
@@ -233,7 +236,6 @@ int watch_clear(PyObject* object) {
 int watch_traverse(PyObject* object, visitproc visit, void* arg) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_VISIT(*field(self, i));
-    Py_VISIT(self->session_control);
     Py_VISIT(Py_TYPE(object));
     return 0;
 }
@@ -276,23 +278,18 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     // torch's types live as long as the process.
     identity->parameter = parameter.get();
     identity->tensor = tensor.get();
-    self->session_control = PyObject_GetAttrString(self->session, "control");
-    if (self->session_control == nullptr) return nullptr;
-    PyObject* control = reinterpret_cast<PyObject*>(Py_TYPE(self->session_control));
-    if ((enabled_at = slot_offset(control, "enabled")) < 0 ||
-        (epoch_at = slot_offset(reinterpret_cast<PyObject*>(Py_TYPE(self->session)), "epoch")) < 0 ||
-        (caching_at = slot_offset(control, "caching")) < 0 ||
-        (routine_depth_at = slot_offset(control, "routine_depth")) < 0 ||
-        (idle_epoch_at = slot_offset(record.get(), "idle_epoch")) < 0 ||
+    if ((idle_epoch_at = slot_offset(record.get(), "idle_epoch")) < 0 ||
         (program_at = slot_offset(record.get(), "program")) < 0 ||
         (hooks_at = slot_offset(record.get(), "hooks")) < 0 ||
         (idle_nodes_at = slot_offset(record.get(), "idle_nodes")) < 0) {
         return nullptr;
     }
-    self->now = place(self->session, epoch_at);
-    self->is_enabled = place(self->session_control, enabled_at);
-    self->is_caching = place(self->session_control, caching_at);
-    return owner.release();
+    Owned control(PyObject_GetAttrString(self->session, "control"));
+    if (!control) return nullptr;
+    self->switches = amanda_open_switches(control.get(), &self->view);
+    // No epoch is negative: the first operator reads the session.
+    self->seen = -1;
+    return self->switches != nullptr ? owner.release() : nullptr;
 }
 
 PyObject* watch_forget(PyObject* object, PyObject*) {
@@ -323,7 +320,7 @@ PyObject* watch_locate(PyObject* object, PyObject* const* args, Py_ssize_t count
 PyObject* watch_close(PyObject* object, PyObject*) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
-    Py_CLEAR(self->session_control);
+    close_switches(self);
     self->identity->forget();
     Identity* own = self->identity;
     own->classify = own->look_up = own->resolve = own->is_weight = Owned();
@@ -369,7 +366,6 @@ int watch_of(PyObject* attachment, Watch** watch) {
 
 int add_watch(PyObject* module) {
     watch_name = PyUnicode_InternFromString("watch");
-    zero = PyLong_FromLong(0);
     watch_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&watch_spec));
     if (watch_type == nullptr) return -1;
     return PyModule_AddObjectRef(module, "Watch", reinterpret_cast<PyObject*>(watch_type));

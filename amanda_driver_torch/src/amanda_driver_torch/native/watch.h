@@ -7,14 +7,13 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "amanda_switches.h"
 #include "identity.h"
 #include "thread.h"
 
 namespace amanda {
 
 struct Definition;
-
-extern PyObject* zero;  // the int
 
 // A call on its way to the original.
 class Call {
@@ -41,7 +40,8 @@ struct Watch {
     PyObject_HEAD
     Identity* identity;
     PyObject* epoch;                     // as last seen; compared by identity
-    PyObject **now, **is_enabled, **is_caching;  // the session's epoch, its switches
+    int64_t seen;                        // its number
+    const AmandaSwitches* switches;      // of the thread that owns the session
     bool wants_backward, watches_scopes;
     bool second_order;  // gradients of gradients are watched, which Python does
     PyObject* get_control;  // () -> the calling thread's `Control`
@@ -50,15 +50,16 @@ struct Watch {
         *pending;  // of the attachment
     PyObject* tap;        // (values, function) -> identities of the values
     PyObject* session;
-    PyObject* session_control;          // switches of the thread that owns the session
+    Py_buffer view;  // keeps `switches`
 
     // Whether operators of the thread are to be instrumented now.
     bool enabled(const Thread* thread) const {
-        return session_control != nullptr && *is_enabled == Py_True &&
-               *thread->routine_depth == zero;
+        return switches != nullptr && switches->enabled != 0 && *thread->routine_depth == 0;
     }
     // Looks whether plans may have changed. False on error.
-    bool refresh() { return *now == epoch || read_session(); }
+    bool refresh() { return switches->epoch == seen || read_session(); }
+    // Whether plans of `epoch` hold.
+    bool caches(PyObject* of) { return switches->caching != 0 && refresh() && epoch == of; }
 
   private:
     COLD bool read_session();
@@ -75,9 +76,6 @@ PyObject* operate(Thread* thread, Definition* definition, Call& call);
 int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start);
 // Whether that may be possible.
 bool may_hook(const Watch* watch, PyObject* record);
-
-// Where a thread's switches keep how deep it is inside routines.
-PyObject** routine_depth_in(PyObject* control);
 
 int add_watch(PyObject* module);
 

@@ -186,6 +186,11 @@ class Memory(Tool):
                 "operator does"
             )
             return False
+        if _framework_of(context.namespace) not in _BUFFERS:
+            self._problems.setdefault(
+                f"not supported on {context.namespace}: where tensors lie in memory is not known"
+            )
+            return False
         return self.everything or context.zone == "model"
 
     def _op_of(self, context: OpContext) -> _Op:
@@ -236,15 +241,24 @@ class Memory(Tool):
             self._left_out += 1
 
 
+#: Framework -> what gives the buffers of its values.
+_BUFFERS: dict[str, Callable[[Any], Iterator[Buffer]]] = {"pytorch": storages, "tensorflow": views}
+
+
+def _framework_of(namespace: str) -> str:
+    return namespace.partition("/")[0]
+
+
 class _Op:
     """One operator, as it is followed."""
 
     def __init__(self, facts: AllocatingOp, number: int) -> None:
         self.facts, self.number = facts, number
-        self.is_torch = facts.namespace.startswith("pytorch/")
+        framework = _framework_of(facts.namespace)
+        self.is_torch = framework == "pytorch"
         #: Gives the buffers of values; None where they cannot be told.
         self.buffers: Callable[[Any], Iterator[Buffer]] | None = None
         if "/eager" in facts.namespace:
-            self.buffers = storages if self.is_torch else views
+            self.buffers = _BUFFERS[framework]
         self.sequence = 0
         self.leaf: Ref | None = None

@@ -1,0 +1,35 @@
+"""The state of a thread that drivers read at every operator, native ones without a call.
+
+Owns the layout of its buffer: five 64-bit integers. `include/amanda_switches.h` has the same layout
+for C. A driver ships a copy of that header and checks the version that the buffer begins with.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+__all__ = [
+    "CACHING",
+    "ENABLED",
+    "EPOCH",
+    "LAYOUT_VERSION",
+    "ROUTINE_DEPTH",
+    "VERSION",
+    "new_switches",
+]
+
+#: The layout that this module describes.
+LAYOUT_VERSION = 1
+# Positions in the buffer.
+VERSION = 0
+ENABLED = 1
+CACHING = 2
+#: Of the session that runs in the thread; 0 before the first one.
+EPOCH = 3
+#: More than 0 while a routine of a tool runs in the thread.
+ROUTINE_DEPTH = 4
+
+
+def new_switches() -> array[int]:
+    """Return the switches of a thread to which nothing is applied. They are never resized."""
+    return array("q", [LAYOUT_VERSION, True, True, 0, 0])

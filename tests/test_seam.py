@@ -1,0 +1,121 @@
+"""Drivers and tools use the core by its public names alone, in Python and in C."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from amanda_core.switches import CACHING, ENABLED, EPOCH, LAYOUT_VERSION, ROUTINE_DEPTH, VERSION
+from amanda_core.testing.private_names import (
+    has_underscore,
+    mentions,
+    mentions_in_c,
+    own_names,
+)
+from amanda_core.threads import THREAD, inside_routine
+
+pytestmark = pytest.mark.one_interceptor
+
+ROOT = Path(__file__).parents[1]
+MEMBERS = ["amanda_driver_tf", "amanda_driver_torch", "amanda_tools"]
+HEADER = "amanda_switches.h"
+#: These name private things of the frameworks, some of which are called like ones of the core.
+OF_FRAMEWORKS = ("_tensorflow_internals", "_torch_internals", "torch_symbols", "_operators")
+
+
+def sources(member: str) -> dict[Path, str]:
+    found = (
+        p for p in (ROOT / member / "src").rglob("*") if p.suffix in (".py", ".c", ".cpp", ".h")
+    )
+    return {path: path.read_text("utf-8") for path in sorted(found)}
+
+
+def names_in(texts: dict[Path, str]) -> frozenset[str]:
+    names = own_names(text for path, text in texts.items() if path.suffix == ".py")
+    return frozenset(name for name in names if has_underscore(name))
+
+
+CORE = names_in(sources("amanda_core"))
+
+
+def private_names_of_the_core(path: Path, text: str, member: frozenset[str]) -> list[str]:
+    """Return where a source of a member names something private of the core."""
+    if path.suffix == ".py":
+        in_file = own_names([text])
+        found = mentions(text, "amanda_core", member, theirs=CORE)
+    else:
+        in_file = frozenset()
+        found = mentions_in_c(text, "amanda_core", member)
+    of_core = []
+    for line, name in found:
+        private = {part for part in name.split(".") if has_underscore(part)}
+        if name.startswith("amanda_core") or private & (CORE - in_file):
+            of_core.append(f"{path.name}:{line}: {name}")
+    return of_core
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_no_member_uses_private_names_of_the_core(member: str) -> None:
+    texts = sources(member)
+    own = names_in(texts)
+    found = [
+        line
+        for path, text in texts.items()
+        if not any(part in OF_FRAMEWORKS for part in (path.parent.name, path.stem))
+        for line in private_names_of_the_core(path, text, own)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("file", "planted"),
+    [
+        ("planted.py", "def f(session): return session._store"),
+        ("planted.py", "from amanda_core.context import _UNSET"),
+        ("planted.py", "def f(context): return getattr(context, '_remembered')"),
+        ("planted.cpp", 'PyObject_GetAttrString(context, "_remembered");'),
+    ],
+)
+def test_one_that_is_planted_is_found(file: str, planted: str) -> None:
+    own = names_in(sources("amanda_driver_torch"))
+    assert len(private_names_of_the_core(Path(file), planted, own)) == 1
+
+
+@pytest.mark.parametrize("member", ["amanda_driver_tf", "amanda_driver_torch"])
+def test_the_header_of_a_driver_is_that_of_the_core(member: str) -> None:
+    (own,) = (ROOT / member / "src").rglob(HEADER)
+    (core,) = (ROOT / "amanda_core/src").rglob(HEADER)
+    assert own.read_text() == core.read_text()
+
+
+class Switches(ctypes.Structure):
+    """The struct of the header, field by field."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("version", "enabled", "caching", "epoch", "routine_depth")
+    ]
+
+
+def test_the_buffer_is_laid_out_as_the_header_says() -> None:
+    (header,) = (ROOT / "amanda_core/src").rglob(HEADER)
+    fields = [
+        line.split()[1].rstrip(";")
+        for line in header.read_text().splitlines()
+        if line.strip().startswith("int64_t")
+    ]
+    assert fields == [field[0] for field in Switches._fields_]
+    positions = (VERSION, ENABLED, CACHING, EPOCH, ROUTINE_DEPTH)
+    assert positions == tuple(range(len(fields)))
+    switches = Switches.from_buffer(THREAD.control.switches)
+    assert (switches.version, switches.enabled, switches.caching) == (LAYOUT_VERSION, 1, 1)
+    with inside_routine():
+        assert switches.routine_depth == 1
+    assert switches.routine_depth == 0
+    control = THREAD.control
+    control.enter("enabled", False, control)
+    assert switches.enabled == 0
+    control.leave("enabled", control)
+    assert switches.enabled == 1
