@@ -181,7 +181,13 @@ def test_bert(attention: str) -> None:
         assert modules["encoder.layer.7.attention.self.query"].macs == 128 * 768**2
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "ResNet-50" else pytest.param(name, marks=pytest.mark.slow)
+        for name in CLASSIFIERS
+    ],
+)
 def test_published_figures(name: str) -> None:
     build, side, published = CLASSIFIERS[name]
     model = build()

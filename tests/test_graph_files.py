@@ -559,6 +559,7 @@ def test_an_unknown_form_is_refused() -> None:
         GraphTracing(formats=["pdf"])  # type: ignore[list-item]
 
 
+@pytest.mark.slow
 def test_amanda_run(tmp_path: Path) -> None:
     pytest.importorskip("click", reason="amanda run is not installed")
     file = tmp_path / "network.py"

@@ -362,9 +362,21 @@ def test_the_suite_as_a_class(pytester: pytest.Pytester) -> None:
     ("option", "message"),
     [
         ([], "*Say --amanda-backend=*"),
-        (["--amanda-backend=nowhere"], "*write it as module:attribute*"),
-        (["--amanda-backend=nowhere:Nothing"], "*No module named 'nowhere'*"),
-        (["--amanda-backend=json:loads"], "*is no amanda_core.testing.Backend*"),
+        pytest.param(
+            ["--amanda-backend=nowhere"],
+            "*write it as module:attribute*",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--amanda-backend=nowhere:Nothing"],
+            "*No module named 'nowhere'*",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--amanda-backend=json:loads"],
+            "*is no amanda_core.testing.Backend*",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_options_that_cannot_be_followed(

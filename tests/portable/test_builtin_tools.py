@@ -30,7 +30,7 @@ def reference(backend: str, pruned: bool, gradients: bool = True) -> Record:
     return run(PROGRAMS[backend](Effect(masks=masks, mask_gradients=gradients)))
 
 
-@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("gradients", [True, pytest.param(False, marks=pytest.mark.slow)])
 @built
 @backends
 def test_pruning(backend: str, inside: bool, gradients: bool) -> None:

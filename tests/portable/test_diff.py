@@ -52,6 +52,7 @@ def trained(backend: str, **options: Any) -> Dumped:
     return dump(run, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stats", [False, True])
 @pytest.mark.parametrize("backend", [name for name in PROGRAMS if name != "pytorch"])
 def test_ports_agree(backend: str, stats: bool) -> None:
@@ -148,6 +149,7 @@ def test_a_convolutional_network(graph: bool) -> None:
     assert (0, 3, 1, 2) in orders
 
 
+@pytest.mark.slow
 @graph
 @pytest.mark.parametrize("wrong", [0, 1])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5])

@@ -187,7 +187,11 @@ def closed_form(model: Any) -> int:
 
 @pytest.mark.parametrize(
     ("name", "side", "published"),
-    [("ResNet50", 224, 3.858), ("VGG19", 224, 19.632), ("InceptionV3", 299, 5.713)],
+    [
+        ("ResNet50", 224, 3.858),
+        pytest.param("VGG19", 224, 19.632, marks=pytest.mark.slow),
+        pytest.param("InceptionV3", 299, 5.713, marks=pytest.mark.slow),
+    ],
 )
 def test_published_figures(name: str, side: int, published: float) -> None:
     model = getattr(keras.applications, name)(weights=None)

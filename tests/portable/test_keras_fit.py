@@ -164,6 +164,7 @@ def test_evaluate_and_predict(run_eagerly: bool) -> None:
     assert not np.allclose(predicted, model.predict(X, batch_size=16, verbose=0), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_fit_traced_before() -> None:
     # The train function is there already when the tool comes, and is used again after it.
     twin, model = (compiled(network(masked), "momentum") for masked in (True, False))

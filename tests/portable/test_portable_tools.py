@@ -166,6 +166,7 @@ def test_pruning(backend: str, inside: bool, staged: bool) -> None:
         assert moved[expected == 1].any(), name
 
 
+@pytest.mark.slow
 @built
 @backends
 def test_pruning_with_dense_gradients(backend: str, inside: bool) -> None:
@@ -235,6 +236,7 @@ def test_replacing_an_operator(backend: str, inside: bool, staged: bool) -> None
     assert_same(record, reference("pytorch", "swish"))
 
 
+@pytest.mark.slow
 @built
 @backends
 def test_several_tools(backend: str, inside: bool) -> None:

@@ -148,6 +148,7 @@ def test_training_is_left(mode: str) -> None:
     assert match.refused is not None or match.fallbacks == {"the normalisation is in training": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["scaled", "plain", "bias", "explicit", "shaped", "depthwise"])
 @modes
 def test_folding_of_written_out_normalisation(mode: str, how: str) -> None:

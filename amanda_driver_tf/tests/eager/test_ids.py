@@ -318,6 +318,7 @@ def test_ids_are_bounded_over_many_steps() -> None:
     assert len(set(ids.take())) < 30
 
 
+@pytest.mark.slow
 def test_layers_made_anew_leave_nothing_behind() -> None:
     x = normal(1, 2)
     with apply(idle()):

@@ -205,6 +205,7 @@ def test_an_op_that_raises_raises_the_same() -> None:
         assert STATE.handed == []
 
 
+@pytest.mark.slow
 def test_idle_ops_keep_nothing_alive() -> None:
     program = dense()
     constant = tf.constant(1.0)

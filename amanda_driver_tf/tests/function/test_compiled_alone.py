@@ -121,6 +121,7 @@ def shuffled(x: Any) -> Any:
     return nn.depth_to_space(deep, 2, data_format="NCHW")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op_type", ["Exp", "Tanh"], ids=["beside", "inside"])
 @pytest.mark.parametrize("inner", [in_branch, in_loop, in_function], ids=lambda f: f.__name__)
 def test_what_is_nested_in_a_compiled_function(inner: Callable[..., Any], op_type: str) -> None:

@@ -142,6 +142,7 @@ def test_vectorized_map() -> None:
     assert any("MatMul" in op_type for op_type in seen)
 
 
+@pytest.mark.slow
 def test_loops_that_autograph_makes() -> None:
     def program(x: Any, w: Any) -> Any:
         for _ in tf.range(3):

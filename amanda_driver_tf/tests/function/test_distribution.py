@@ -184,6 +184,7 @@ def test_every_strategy_runs_edited_functions(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
     """Each on a thread of its own; what they do together, the thread that called them does."""
     run(

@@ -85,6 +85,7 @@ def _drawn(way: str) -> Iterator[tuple[Drawn, random.Random]]:
     raise AssertionError("TensorFlow fails on every second program")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

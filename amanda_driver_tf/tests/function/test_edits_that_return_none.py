@@ -62,6 +62,7 @@ def eager_jacobian(o: Ops) -> list[Any]:
     return [*tape.gradient(y, [X, W]), *tape.jacobian(y, [X, W])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [jacobian, gradient_in_a_graph, accumulator, eager_jacobian])
 def test_gradients_that_become_part_of_a_graph(program: Callable[[Ops], list[Any]]) -> None:
     wanted = program(Ops())

@@ -139,6 +139,7 @@ def test_functions_of_one_name_over_other_variables_are_other_ops() -> None:
     assert len(masks) == 3
 
 
+@pytest.mark.slow
 def test_a_new_model_is_not_taken_for_one_that_is_gone() -> None:
     def analyse(context: OpContext) -> None:
         mask = tf.cast(context.value(1) > 0, tf.float64)
@@ -162,6 +163,7 @@ def test_a_new_model_is_not_taken_for_one_that_is_gone() -> None:
     assert counts[-1] <= counts[1] + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True], ids=["lambda", "def"])
 def test_contexts_do_not_grow_with_retracing(named: bool) -> None:
     contexts, watch = analysed()

@@ -122,6 +122,7 @@ def residual(o: Ops, x: Any, w: Any) -> Any:
     return tf.reduce_sum(tf.tanh(block(x)) * w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [*WAYS, "session"])
 @pytest.mark.parametrize("program", [doubled, shifted, residual])
 def test_gradients_that_a_recomputed_addition_hands_on(program: Any, way: str) -> None:

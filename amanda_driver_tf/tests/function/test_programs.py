@@ -111,6 +111,7 @@ def test_second_derivatives_under_random_edits(program: Any, way: str) -> None:
                 raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
 def test_every_input_edited_of_every_op(program: Any) -> None:
     names = PROGRAMS[program].split()
@@ -122,6 +123,7 @@ def test_every_input_edited_of_every_op(program: Any) -> None:
     run(program, edits, "outside")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", list(PROGRAMS), ids=lambda program: program.__name__)
 def test_edits_that_give_back_what_they_got_change_nothing(program: Any) -> None:
     edits = [

@@ -241,6 +241,7 @@ def test_memory_stays_flat_over_new_tools() -> None:
     assert len(gc.get_objects()) - objects < 30 * 10
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_executions() -> None:
     function = tf.function(layer)
     with amanda.apply(*routines(2)):

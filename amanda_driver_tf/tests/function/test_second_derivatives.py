@@ -72,6 +72,7 @@ ANEW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", TWICE)
 @pytest.mark.parametrize("program", [layer, called])
 @pytest.mark.parametrize("edit", ANEW, ids=lambda edit: edit.kind)

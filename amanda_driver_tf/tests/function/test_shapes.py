@@ -115,6 +115,7 @@ def bent(x: Any, w: Any) -> Any:
     return tf.exp(tf.tanh(x, name="act"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staging", [False, True], ids=["host", "staged"])
 @pytest.mark.parametrize("rows", [4, None])
 @pytest.mark.parametrize("kind", ["before", "after"])

@@ -115,6 +115,7 @@ def test_identities_everywhere_change_no_bit(function: bool) -> None:
     assert {"BatchMatMulV2", "Softmax", "MatMul", "Rsqrt"} <= {owner for _, owner in pairs}
 
 
+@pytest.mark.slow
 @modes
 def test_an_edited_weight_is_that_of_a_twin(function: bool) -> None:
     def analyse(context: amanda.OpContext) -> None:

@@ -74,6 +74,7 @@ def test_edited_slices(form: str, dense: bool) -> None:
             close(run(), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("replaced", [False, True], ids=["edited", "replaced"])
 @pytest.mark.parametrize("rows", ["same", "others", "fewer"])

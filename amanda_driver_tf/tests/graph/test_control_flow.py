@@ -57,6 +57,7 @@ def looping(times: int = 3) -> Callable[..., Any]:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [
@@ -76,6 +77,7 @@ def test_edits_around_a_differentiated_loop(new: bool, edit: Edit) -> None:
     check(looping(), VALUES, [edit])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [

@@ -272,6 +272,7 @@ def test_a_graph_and_its_sessions_can_be_freed() -> None:
     assert graph() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nothing", "before", "grad_in", "grad_out"])
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_a_graph_is_freed_while_its_tools_stay(differentiated: bool, kind: str) -> None:
@@ -353,6 +354,7 @@ def graphs_alive() -> int:
     return sum(issubclass(type(each), tf.Graph) for each in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_many_graphs_leave_nothing_behind() -> None:
     mine = scaling(2.0)
 

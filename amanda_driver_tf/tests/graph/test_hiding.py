@@ -264,6 +264,7 @@ def test_gradients_of_the_same_tensors_do_not_walk_clones() -> None:
         assert added == all_ops(other.graph) - count
 
 
+@pytest.mark.slow
 def test_other_threads_meet_no_op_that_is_being_hidden() -> None:
     graph = tf.Graph()
     with graph.as_default():

@@ -54,6 +54,7 @@ EDITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS, ids=named)
 def test_one_edit(edit: Edit) -> None:
     check(recurrent(), VALUES, [edit])
@@ -74,6 +75,7 @@ def test_one_staged_edit(edit: Edit, staging: Callable[..., Any]) -> None:
     check(recurrent(), VALUES, [edit], tools=[editing(edit._replace(routine=staged(staging)))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["placeholder", "resource", "reference"])
 def test_many_edits_together(kind: str) -> None:
     check(recurrent(), VALUES, EDITS[:13], kind)
@@ -422,6 +424,7 @@ def test_shapes_that_are_not_known() -> None:
         check(program, VALUES, [edit])
 
 
+@pytest.mark.slow
 def test_functions_called_in_a_loop() -> None:
     def program(ops: Ops, x: Any, w: Any) -> Any:
         def cell(h: Any) -> Any:
@@ -512,6 +515,7 @@ def test_a_loop_that_was_read_from_a_graph_def(name: str) -> None:
         close(session.run("out:0", {"x:0": VALUES[0]}), h.astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [

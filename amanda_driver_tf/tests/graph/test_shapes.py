@@ -83,6 +83,7 @@ def test_a_gradient_that_is_passed_straight_through_has_one_shape(
     assert ("autodiff_enabled()" in message) == (kind in ("before", "after"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "routine"),
     [
