@@ -116,7 +116,7 @@ def test_the_engine_stays_small() -> None:
         if path.parent.name == "amanda_core" and path.stem in ENGINE
     }
     assert set(lines) == set(ENGINE)
-    assert sum(lines.values()) < 1460
+    assert sum(lines.values()) < 1470
 
 
 def test_the_facade_has_no_logic() -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from amanda_core import discovery
 from amanda_core.conflicts import Conflict, conflicts
 from amanda_core.containment import contain, described, without_exit
-from amanda_core.driver import Attachment, Blind, NotifiedAttachment
+from amanda_core.driver import Attachment, Blind, DescribingAttachment, NotifiedAttachment
 from amanda_core.driver_failures import OnDriverError, check_policy
 from amanda_core.errors import (
     AmandaError,
@@ -164,7 +164,8 @@ class _Stack:
         if attachment is None:
             return False
         self.attachments[driver.info.name] = attachment
-        self.session.declare(driver.info)
+        describes = isinstance(attachment, DescribingAttachment)
+        self.session.declare(driver.info, attachment.facts if describes else None)
         if self.session.wants_backward and "gradients" not in driver.info.capabilities_in(""):
             self.session.warn_once(
                 f"The driver {driver.info.name!r} has no gradients: backward analysis routines do "

@@ -25,6 +25,7 @@ from amanda_core.weak import only, strongly, weakly
 
 if TYPE_CHECKING:
     from amanda_core.driver import Site
+    from amanda_core.facts import Facts
     from amanda_core.session import Session
     from amanda_core.tool import Tool
 
@@ -268,6 +269,15 @@ class OpContext(dict[str, Any]):
             capability: Such as ``replace`` or ``ordered``; the drivers' guide lists them.
         """
         return self._session.can(capability, self.namespace)
+
+    @property
+    def facts(self) -> Facts | None:
+        """What the driver answers about tensors (dtype, shape, values, ...); None if nothing.
+
+        A tool asks here and never finds out by itself whose tensor a value is. It may keep the
+        object for its routines.
+        """
+        return self._session.facts(self.namespace)
 
     # Instrumentation API (paper, listing 3).
 

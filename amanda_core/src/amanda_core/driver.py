@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from amanda_core.facts import Facts
 
 __all__ = [
     "DRIVER_API",
     "Attachment",
     "Blind",
+    "DescribingAttachment",
     "DriverInfo",
     "DriverStatus",
     "Finding",
@@ -136,3 +140,12 @@ class NotifiedAttachment(Attachment, Protocol):
         of tools do not count: inside one, `Session.enabled` is false without a call. What it
         raises is kept for `Session.raise_pending`.
         """
+
+
+@runtime_checkable
+class DescribingAttachment(Attachment, Protocol):
+    """An attachment that answers what tools ask of tensors: dtype, shape, values and the like."""
+
+    @property
+    def facts(self) -> Facts | None:
+        """The answers; the same object for all sessions will do."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pluggy
 
     from amanda_core.driver import DriverInfo, Site
+    from amanda_core.facts import Facts
     from amanda_core.tool import Tool
 
 __all__ = ["Session"]
@@ -74,6 +75,7 @@ class Session:
         self._resolve = resolve
         self._wanted: frozenset[IPoint] = frozenset()
         self._drivers: dict[str, DriverInfo] = {}
+        self._facts: dict[str, Facts | None] = {}
         self.pending: list[BaseException] = []
         self._warned: set[str] = set()
         #: Called after each change of `epoch`.
@@ -175,9 +177,18 @@ class Session:
         info = self._drivers.get(namespace.partition("/")[0])
         return info is None or capability in info.capabilities_in(namespace.rpartition("/")[2])
 
-    def declare(self, info: DriverInfo) -> None:
-        """Record what an attached driver can do."""
+    def facts(self, namespace: str) -> Facts | None:
+        """Return what the driver of `namespace` answers about tensors; None if it answers nothing.
+
+        Args:
+            namespace: Such as that of a context.
+        """
+        return self._facts.get(namespace.partition("/")[0])
+
+    def declare(self, info: DriverInfo, facts: Facts | None = None) -> None:
+        """Record what an attached driver can do and what it answers about tensors."""
         self._drivers[info.name] = info
+        self._facts[info.name] = facts
 
     def persistent(self, name: str, factory: Callable[[], T]) -> T:
         """An object of a driver's that resumes with the contexts, made at the first call."""

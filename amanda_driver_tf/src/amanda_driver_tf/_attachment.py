@@ -12,6 +12,7 @@ from typing import Protocol
 from amanda_core import Blind, Session
 from amanda_driver_tf._eager import EagerMode
 from amanda_driver_tf._eager.replicas import refuse_in_replica
+from amanda_driver_tf._facts import FACTS
 from amanda_driver_tf._graph.functions import FunctionMode
 from amanda_driver_tf._graph.sessions import GraphMode
 from amanda_driver_tf._state import STATE
@@ -40,6 +41,8 @@ class TensorFlowAttachment:
         functions: The mode that calls of functions are passed to.
         graphs: The mode that runs of sessions are passed to.
     """
+
+    facts = FACTS
 
     def __init__(self, session: Session) -> None:
         self.session = session

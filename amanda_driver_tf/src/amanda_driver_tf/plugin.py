@@ -41,6 +41,7 @@ _CAPABILITIES = frozenset(
         "observers",
         "steps",
         "ordered",
+        "facts",
         "scopes",
         "recomputed_edits",
         "recomputed_flag",

@@ -21,6 +21,7 @@ from amanda_driver_torch._backward import Backward
 from amanda_driver_torch._checkpoint import is_foreign_rerun
 from amanda_driver_torch._edits import OfAliasing, edited
 from amanda_driver_torch._execute import Execution
+from amanda_driver_torch._facts import FACTS
 from amanda_driver_torch._frames import user_stacklevel
 from amanda_driver_torch._modes import in_users_modes, laid_aside
 from amanda_driver_torch._operators import unknown_bindings
@@ -53,6 +54,8 @@ class TorchAttachment:
         backward: The backward program.
         edits: Number of values edited and operators replaced so far.
     """
+
+    facts = FACTS
 
     def __init__(self, session: Session) -> None:
         self.session = session

@@ -47,6 +47,7 @@ def amanda_driver_info() -> DriverInfo:
                 "observers",
                 "steps",
                 "ordered",
+                "facts",
                 "scopes",
                 "scope_events",
                 "recomputed_edits",

@@ -35,6 +35,7 @@ CAPABILITIES: Mapping[str, str] = {
     "recomputed_edits": "edits hold where activation checkpointing runs an op again",
     "recomputed_flag": "an op that runs again is the same op, and its context says so",
     "ordered": "routines run in program order, at the time of their op",
+    "facts": "tools are told what a tensor is: its dtype, shape, device, layout, memory and values",
 }
 
 #: What stands in reports for the tests that every driver has to pass.

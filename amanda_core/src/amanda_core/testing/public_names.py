@@ -19,6 +19,7 @@ __all__ = ["PUBLIC_MODULES", "private_uses"]
 #: Module -> what a driver finds there.
 PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core": "the data types of the interface, sessions, contexts and plans",
+    "amanda_core.facts": "what a driver answers about tensors, for tools",
     "amanda_core.errors": "errors, each with a slug, and notes on errors of others",
     "amanda_core.patching": "attributes replaced while a session needs it",
     "amanda_core.imports": "hearing of a framework that is imported later",

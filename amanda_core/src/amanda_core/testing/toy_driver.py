@@ -27,6 +27,7 @@ from amanda_core import (
     discovery,
     hookimpl,
 )
+from amanda_core.facts import Facts, Storage
 from amanda_core.testing import toy
 
 __all__ = ["ToyDriver", "registered"]
@@ -49,6 +50,7 @@ CAPABILITIES = frozenset(
         "scopes",
         "scope_events",
         "ordered",
+        "facts",
     }
 )
 #: Modules that are not the user's program.
@@ -73,6 +75,34 @@ class Planned:
         return not (self.before or self.after or self.aligned_before or self.aligned_after)
 
 
+class ToyFacts(Facts):
+    """What tools may ask: a `toy.Value` is a number of 8 bytes; a gradient is a plain float."""
+
+    def is_tensor(self, value: Any) -> bool:
+        """Return True for a value of the framework."""
+        return isinstance(value, toy.Value)
+
+    def dtype(self, tensor: toy.Value) -> str:
+        """Return the type of Python's floats."""
+        return "float64"
+
+    def shape(self, tensor: toy.Value) -> tuple[int, ...]:
+        """Return the shape of a single number."""
+        return ()
+
+    def nbytes(self, tensor: toy.Value) -> int:
+        """Return the size of one number."""
+        return 8
+
+    def storage(self, tensor: toy.Value) -> Storage:
+        """Return the memory of the value, which it shares with no other."""
+        return Storage(id(tensor), 8, tensor)
+
+    def values(self, tensor: toy.Value) -> float:
+        """Return the number."""
+        return tensor.data
+
+
 class ToyDriver:
     """The plugin.
 
@@ -81,6 +111,9 @@ class ToyDriver:
         modules: Modules that make the framework be in use.
         capabilities: What it claims to do.
         api: The interface that it claims to speak.
+
+    Attributes:
+        facts: What it answers about values; None for a driver that answers nothing.
     """
 
     def __init__(
@@ -94,6 +127,7 @@ class ToyDriver:
             name, modules, (f"{name}/*/eager",), capabilities, VOCABULARY, api=api
         )
         self.loaded = True
+        self.facts: Facts | None = ToyFacts()
         self.attachments: dict[int, ToyAttachment] = {}
         self.detached = 0
         self.prepared: list[str] = []
@@ -180,6 +214,7 @@ class ToyAttachment:
 
     def __init__(self, driver: ToyDriver, session: Session) -> None:
         self.driver = driver
+        self.facts = driver.facts
         self.session = session
         self.thread = threading.get_ident()
         self.vanilla = dict(driver.found)

@@ -15,6 +15,7 @@ from typing import Any
 import tinytape
 from amanda_core import Blind, IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import UnsupportedError
+from amanda_driver_tinytape.facts import TapeFacts
 from tinytape import Leaf, Node, Operator, Tensor
 
 __all__ = ["TapeAttachment", "attach"]
@@ -96,6 +97,9 @@ def _constant(tensor: Tensor) -> Tensor | None:
 
 class TapeAttachment:
     """The driver's hold on tinytape for one session."""
+
+    #: What tools ask of tensors is answered here.
+    facts = TapeFacts()
 
     def __init__(self, session: Session) -> None:
         self.session = session

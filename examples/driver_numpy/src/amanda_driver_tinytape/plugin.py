@@ -35,6 +35,7 @@ def amanda_driver_info() -> DriverInfo:
                 "observers",
                 "steps",
                 "ordered",
+                "facts",
             }
         ),
         vocabulary=OP_TYPES,

@@ -1,0 +1,103 @@
+"""Capability ``facts``: what the driver answers when a tool asks what a tensor is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from amanda_core.activation import apply
+from amanda_core.context import OpContext
+from amanda_core.facts import DENSE, Facts, NotReadableError
+from amanda_core.testing.capabilities import needs
+from amanda_core.testing.rig import Rig
+
+
+def _looked(rig: Rig, look: Callable[[Facts, Any], Any]) -> list[Any]:
+    """Return what `look` finds at the result of each op of one run, inside routines."""
+    found: list[Any] = []
+    built = rig.build("chain")
+
+    def analyse(context: OpContext) -> None:
+        facts = context.facts
+        assert facts is not None
+        context.insert_after_op(lambda output: found.append(look(facts, output)), outputs=[0])
+
+    with apply(rig.tool(analyse, *built.model.words)):
+        built.run()
+    assert len(found) == 3
+    return found
+
+
+@needs("facts")
+def test_a_tensor_is_told_from_other_values(rig: Rig) -> None:
+    """`Attachment.facts` is given, and `is_tensor` is true for the results of ops."""
+    assert all(_looked(rig, lambda facts, value: facts.is_tensor(value)))
+    others: tuple[Any, ...] = (None, 1, 2.0, True, "text", b"text", [], (), {}, object(), float)
+    assert not any(_looked(rig, lambda facts, _: [x for x in others if facts.is_tensor(x)]))
+
+
+@needs("facts")
+def test_dtype_shape_device_and_layout(rig: Rig) -> None:
+    """The dtype has its plain name, and a dense tensor on some device has its shape."""
+
+    def look(facts: Facts, value: Any) -> Any:
+        return (facts.dtype(value), facts.shape(value), facts.device(value), facts.layout(value))
+
+    for dtype, shape, device, layout in _looked(rig, look):
+        assert dtype.startswith(("float", "bfloat"))
+        assert dtype.isidentifier()
+        assert shape == rig.backend.shape
+        assert isinstance(device, str)
+        assert device
+        assert layout == DENSE
+
+
+@needs("facts")
+def test_the_values_of_a_tensor(rig: Rig) -> None:
+    """`values` gives a copy, which a tool may keep and change."""
+    numpy = pytest.importorskip("numpy", reason="tools read values by NumPy, which is not here")
+
+    def look(facts: Facts, value: Any) -> Any:
+        array = numpy.array(facts.values(value))
+        before = rig.backend.to_python(value)
+        numpy.asarray(facts.values(value))[...] = 77.0
+        return array, before, rig.backend.to_python(value)
+
+    for array, before, after in _looked(rig, look):
+        assert array.shape == rig.backend.shape
+        assert rig.same(array.tolist(), before)
+        assert before == after
+
+
+@needs("facts")
+def test_the_memory_of_a_tensor(rig: Rig) -> None:
+    """`storage` has one key as long as the tensor lives; what lives beside it has another."""
+    alive: list[Any] = []
+
+    def look(facts: Facts, value: Any) -> Any:
+        alive.append(value)
+        try:
+            return [facts.storage(value) for _ in range(2)]
+        except NotReadableError as why:
+            pytest.skip(f"the driver {rig.info.name!r}: {why}")
+
+    found = _looked(rig, look)
+    for first, second in found:
+        assert first is not None
+        assert (first.key, first.nbytes) == (second.key, second.nbytes)
+        assert first.nbytes > 0
+    assert len({first.key for first, _ in found}) == 3
+
+
+@needs("facts")
+def test_writes_views_and_parameters(rig: Rig) -> None:
+    """`version`, `base` and `is_parameter` have defaults, for a framework that has none."""
+
+    def look(facts: Facts, value: Any) -> Any:
+        version = facts.version(value)
+        assert version is None or isinstance(version, int)
+        return facts.is_tensor(facts.base(value)), facts.is_parameter(value)
+
+    assert _looked(rig, look) == [(True, False)] * 3

@@ -1,0 +1,109 @@
+"""What tools may ask of TensorFlow's tensors, variables and what TensorFlow takes in their place.
+
+Owns the answers, for tensors with values and symbolic ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor
+
+from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError, Storage
+
+__all__ = ["FACTS"]
+
+#: dtypes whose elements are no numbers.
+_NO_NUMBERS = frozenset({"resource", "string", "variant"})
+#: dtypes that NumPy has not by itself -> integers of as many bits.
+_BITS = {
+    "bfloat16": "uint16",
+    "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e5m2fnuz": "uint8",
+}
+
+
+class _TensorFlowFacts(Facts):
+    def is_tensor(self, value: Any) -> bool:
+        # Arrays, variables, slices and Keras' own stand where tensors may.
+        return hasattr(value, "dtype") and hasattr(value, "shape")
+
+    def dtype(self, tensor: Any) -> str:
+        dtype = tensor.dtype
+        return str(getattr(dtype, "name", dtype))
+
+    def shape(self, tensor: Any) -> tuple[int | None, ...] | None:
+        try:
+            return tuple(None if length is None else int(length) for length in tensor.shape)
+        except (TypeError, ValueError):
+            return None  # Not even the number of dimensions is known.
+
+    def device(self, tensor: Any) -> str:
+        device = getattr(tensor, "device", None)
+        if not isinstance(device, str) or not device:
+            return "cpu"
+        kind, _, number = device.rpartition("device:")[2].partition(":")
+        return "cpu" if kind == "CPU" else f"{kind.lower()}:{number or 0}"
+
+    def layout(self, tensor: Any) -> str:
+        if isinstance(tensor, EagerTensor):
+            return DENSE
+        if isinstance(tensor, tf.Tensor):
+            return SYMBOLIC
+        composite = isinstance(tensor, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor))
+        return type(tensor).__name__ if composite else DENSE
+
+    def nbytes(self, tensor: Any) -> int | None:
+        shape = self.shape(tensor)
+        if shape is None:
+            return None
+        dtype = tensor.dtype
+        size = getattr(dtype, "size", None) or getattr(dtype, "itemsize", 0) or 0
+        return math.prod(length or 0 for length in shape) * int(size)
+
+    def storage(self, tensor: Any) -> Storage | None:
+        # Several tensors may use one buffer, which has an address on the CPU alone, and for common
+        # dtypes alone; elsewhere each tensor counts by itself.
+        if not isinstance(tensor, EagerTensor):
+            return None
+        size = self.nbytes(tensor)
+        if not size:
+            return None
+        key: object = id(tensor)
+        if tensor.device.rpartition("/")[2].startswith("device:CPU"):
+            # Python's buffers do not have all dtypes.
+            with contextlib.suppress(ValueError):
+                key = _address(tensor)
+        return Storage(key, size, tensor)
+
+    def values(self, tensor: Any) -> Any:
+        import numpy as np
+
+        name = self.dtype(tensor)
+        if name in _NO_NUMBERS:
+            raise NotReadableError(f"dtype {name}")
+        try:
+            array = np.array(np.asarray(tensor), order="C")
+        except Exception as error:  # TensorFlow raises what it likes for what has no values.
+            raise NotReadableError(f"no values: {type(error).__name__}") from error
+        if name in _BITS:
+            return array.view(_BITS[name])
+        if array.dtype.kind not in "biufc":
+            raise NotReadableError(f"dtype {name}")
+        return array
+
+
+def _address(tensor: Any) -> int:
+    import numpy as np
+
+    found: int = np.asarray(memoryview(tensor)).ctypes.data
+    return found
+
+
+#: One for all sessions: it holds nothing.
+FACTS: Facts = _TensorFlowFacts()

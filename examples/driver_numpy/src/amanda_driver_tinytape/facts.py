@@ -1,0 +1,51 @@
+"""What tools may ask of tinytape's tensors: shapes, values, memory.
+
+Tools never look into a value themselves: a profiler or a pruning tool runs on tinytape because of
+these few lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from amanda_core.facts import Facts, Storage
+from tinytape import Array, Tensor
+
+__all__ = ["TapeFacts"]
+
+
+class TapeFacts(Facts):
+    """A tensor is an array of float64 in main memory; a gradient is the bare array."""
+
+    def is_tensor(self, value: Any) -> bool:
+        """Return True for tensors and gradients."""
+        return isinstance(value, (Tensor, np.ndarray))
+
+    def dtype(self, tensor: Tensor | Array) -> str:
+        """Return the name of the dtype."""
+        return _array(tensor).dtype.name
+
+    def shape(self, tensor: Tensor | Array) -> tuple[int, ...]:
+        """Return the shape."""
+        return _array(tensor).shape
+
+    def nbytes(self, tensor: Tensor | Array) -> int:
+        """Return the size of the elements."""
+        return _array(tensor).nbytes
+
+    def storage(self, tensor: Tensor | Array) -> Storage | None:
+        """Return the memory of the array; views have that of what they are views of."""
+        array = _array(tensor)
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        return Storage(array.ctypes.data, array.nbytes, array) if array.nbytes else None
+
+    def values(self, tensor: Tensor | Array) -> Array:
+        """Return a copy of the array."""
+        return _array(tensor).copy()
+
+
+def _array(tensor: Tensor | Array) -> Array:
+    return tensor.data if isinstance(tensor, Tensor) else tensor
