@@ -50,6 +50,7 @@ class FirstRun:
         self.mode = place.mode
         self._activations = [activation.copy() for activation in place.activations]
         self._tools: Sequence[Tool] = self.mode.session.tools
+        self._enabled = self.mode.session.control.enabled
         self._edits = self.mode.edits
         self.edited = False
 
@@ -66,7 +67,8 @@ class FirstRun:
         before, enabled = STATE.eager, control.enabled
         same = self._tools == session.tools
         with nullcontext() if same else session.as_of(self._tools):
-            STATE.eager, control.enabled = place, True
+            # What ran first without tools runs again without them.
+            STATE.eager, control.enabled = place, self._enabled
             try:
                 yield
             finally:
