@@ -60,6 +60,18 @@ class ToyBackend(Backend):
 
         return module
 
+    def mixed(self) -> Callable[[], Sequence[Value]]:
+        def program() -> list[Value]:
+            x, w = toy.parameter(1.5), toy.parameter(2)
+            more, twice = toy.pair(toy.linear(x, w))
+            loss = toy.total([more, toy.mul(twice, toy.Value(3)), toy.relu(x)])
+            toy.backward(loss)
+            assert x.grad is not None
+            assert w.grad is not None
+            return [loss.data, x.grad, w.grad]
+
+        return program
+
     def end_step(self, program: Program) -> None:
         toy.update([], 0.0)
 

@@ -226,7 +226,10 @@ def test_a_mark_names_a_known_capability() -> None:
 
 def test_each_capability_but_modes_has_a_test() -> None:
     groups = {needs_of(test).group for test in suite_tests().values()}
-    assert groups == {"core", "more operators", *CAPABILITIES} - {"eager", "graph"}
+    assert groups == {"core", "more operators", "optional programs", *CAPABILITIES} - {
+        "eager",
+        "graph",
+    }
 
 
 def test_every_test_says_what_a_driver_must_do() -> None:

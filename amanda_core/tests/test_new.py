@@ -65,6 +65,8 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
         # It shows gradients; what it leaves out is named.
         assert "does not declare 'gradients'" not in done.stdout
         assert "does not declare 'aligned_gradients'" in done.stdout
+        # The kit imports its framework under tools, in a process of its own.
+        assert "is not installed" not in done.stdout
         marked = [path.name for path in made.rglob("*.py") if "CHANGE" in path.read_text()]
         assert sorted(marked) == ["attachment.py", "backend.py", "plugin.py"]
         # An underscored name of Amanda's is found by the test that came with it.

@@ -10,11 +10,14 @@ from .torch_backend import FunctionModeBackend, NativeBackend, unavailable
 
 pytestmark = pytest.mark.one_interceptor
 
-TestFunctionMode = conformance(FunctionModeBackend)
+# It starts a process that imports torch.
+MARKS = {"test_a_framework_that_is_imported_under_tools_is_instrumented": pytest.mark.slow}
+
+TestFunctionMode = conformance(FunctionModeBackend, MARKS)
 
 WHY_NOT_NATIVE = unavailable(NativeBackend)
 if not WHY_NOT_NATIVE:
-    TestNative = conformance(NativeBackend)
+    TestNative = conformance(NativeBackend, MARKS)
 
 
 @pytest.mark.skipif(bool(WHY_NOT_NATIVE), reason=WHY_NOT_NATIVE)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.errors import UnsupportedError
-from amanda_core.testing import Backend, Gradients, Model, Program, Value
+from amanda_core.testing import Backend, Gradients, Model, Program, Transformed, Value
 
 __all__ = ["FunctionModeBackend", "NativeBackend", "unavailable"]
 
@@ -48,6 +48,7 @@ class TorchBackend(Backend):
         "tanh": torch.tanh,
         "exp": torch.exp,
         "sum": torch.sum,
+        "conv2d": torch.conv2d,
     }
 
     def from_python(self, value: Value, like: Any = None) -> torch.Tensor:
@@ -82,6 +83,38 @@ class TorchBackend(Backend):
         function = program.function
         program.function = lambda *given: checkpoint(function, *given, use_reentrant=False)
         return program
+
+    def transformed(self, program: Program) -> Mapping[str, Transformed]:
+        function, parameters = program.function, program.parameters
+
+        def recomputed(*given: Any) -> Any:
+            return checkpoint(function, *given, use_reentrant=False)
+
+        return {
+            "recomputed": Transformed(
+                Program(program.model, recomputed, parameters), calls=2, backward=True
+            ),
+        }
+
+    def mixed(self) -> Callable[[], Sequence[Value]]:
+        table = torch.arange(12.0).reshape(4, 3)
+
+        def program() -> list[Value]:
+            generator = torch.Generator().manual_seed(3)
+            torch.manual_seed(3)
+            x = torch.rand(3, 4, generator=generator).requires_grad_()
+            values, places = torch.topk(nn.functional.dropout(x), 2)
+            rows = nn.functional.embedding(places // 2 + torch.randint(2, places.shape), table)
+            left, right = torch.split(x, 2, dim=1)
+            loss = (values.unsqueeze(-1) * rows).sum() + (left * right).mean()
+            (gradient,) = torch.autograd.grad(loss, x)
+            found: list[Value] = [loss.item(), gradient.tolist(), places.tolist()]
+            return found
+
+        return program
+
+    def of_another_type(self, value: Any) -> Any:
+        return value.double()
 
     def versions(self) -> Mapping[str, str]:
         return {"torch": torch.__version__, "interceptor": self.interceptor}

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from amanda_core.testing import Backend, Gradients, Model, Program, Value, numbers
+from amanda_core.testing import Backend, Gradients, Model, Program, Transformed, Value, numbers
 
 __all__ = ["EagerBackend", "FunctionBackend", "GraphBackend"]
 
@@ -29,6 +30,54 @@ class _Scope(keras.layers.Layer):  # type: ignore[misc]  # No types.
         return self.function(*values)
 
 
+def _branch(program: Program) -> Program:
+    """The program in a branch that is taken, which is not known while it is traced."""
+
+    def branch(*given: Any) -> Any:
+        is_number = tf.reduce_all(tf.equal(given[0], given[0]))
+        return tf.cond(is_number, lambda: program.function(*given), lambda: (given[0],))
+
+    return Program(program.model, branch, program.parameters)
+
+
+def _loop(program: Program) -> Program:
+    """The program in the body of a loop, which runs three times on the same inputs."""
+
+    def loop(*given: Any) -> Any:
+        _, *results = tf.while_loop(
+            lambda turn, *_: turn < 3,
+            lambda turn, *_: (turn + 1, *program.function(*given)),
+            (tf.constant(0), tf.zeros_like(given[0])),
+        )
+        return tuple(results)
+
+    return Program(program.model, loop, program.parameters)
+
+
+def _map(program: Program) -> Program:
+    """The program mapped over two copies of its input."""
+
+    def mapped(x: Any, *rest: Any) -> Any:
+        return (tf.map_fn(lambda one: program.function(one, *rest)[0], tf.stack([x, x]))[0],)
+
+    return Program(program.model, mapped, program.parameters)
+
+
+def _mixed() -> list[Any]:
+    """Integers, random numbers from a key, several outputs, and gradients."""
+    x = tf.random.stateless_uniform([3, 4], seed=[1, 2])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        dropped = tf.nn.experimental.stateless_dropout(x, 0.5, seed=[3, 4])
+        values, places = tf.math.top_k(dropped, 2)
+        random = tf.random.stateless_uniform(tf.shape(places), [5, 6], 0, 2, tf.int32)
+        table = tf.reshape(tf.range(12.0), [4, 3])
+        rows = tf.gather(table, places // 2 + random)
+        left, right = tf.split(x, 2, axis=1)
+        loss = tf.reduce_sum(values[..., None] * rows) + tf.reduce_mean(left * right)
+    return [loss, places, tape.gradient(loss, x)]
+
+
 class EagerBackend(Backend):
     """Operator by operator, gradients by a tape."""
 
@@ -42,7 +91,9 @@ class EagerBackend(Backend):
         "tanh": tf.tanh,
         "exp": tf.exp,
         "sum": tf.reduce_sum,
+        "conv2d": partial(tf.nn.conv2d, strides=1, padding="VALID"),
     }
+    conv2d_layouts: ClassVar[tuple[str, str]] = ("NHWC", "HWIO")
 
     def from_python(self, value: Value, like: Any = None) -> Any:
         return tf.constant(value, tf.float32)
@@ -80,12 +131,26 @@ class EagerBackend(Backend):
         return layer
 
     def build_recomputed(self, model: Model, values: Mapping[str, Value]) -> Program:
-        program = EagerBackend.build(self, model, values)
+        return self._recomputed(EagerBackend.build(self, model, values))
+
+    def _recomputed(self, program: Program) -> Program:
         forward, parameters = program.function, program.parameters
         # Variables are captured, as models do.
         again = tf.recompute_grad(lambda *inputs: forward(*inputs, *parameters))
-        program.function = lambda *given: again(*given[: len(model.inputs)])
+        inputs = len(program.model.inputs)
+        return Program(program.model, lambda *given: again(*given[:inputs]), parameters)
+
+    def transformed(self, program: Program) -> Mapping[str, Transformed]:
+        return {"recomputed": Transformed(self._recomputed(program), calls=2, backward=True)}
+
+    def mixed(self) -> Callable[[], Sequence[Value]]:
+        def program() -> list[Value]:
+            return [value.numpy().tolist() for value in _mixed()]
+
         return program
+
+    def of_another_type(self, value: Any) -> Any:
+        return tf.cast(value, tf.float64)
 
     def end_step(self, program: Program) -> None:
         keras.optimizers.SGD(0.1).apply([tf.zeros(2)], [keras.Variable([1.0, 2.0])])
@@ -105,8 +170,29 @@ class FunctionBackend(EagerBackend):
     def _traced(self, program: Program) -> Program:
         forward, parameters = program.function, program.parameters
         function = tf.function(lambda *inputs: forward(*inputs, *parameters))
-        program.function = lambda *given: function(*given[: len(program.model.inputs)])
-        return program
+        inputs = len(program.model.inputs)
+        # What is traced, and what it is made of, for `traces` and `transformed`.
+        extra = (function, Program(program.model, forward, parameters))
+        return Program(program.model, lambda *given: function(*given[:inputs]), parameters, extra)
+
+    def transformed(self, program: Program) -> Mapping[str, Transformed]:
+        _, plain = program.extra
+        return {
+            "branch": Transformed(self._traced(_branch(plain))),
+            "loop": Transformed(self._traced(_loop(plain)), calls=3),
+            "map": Transformed(self._traced(_map(plain)), calls=2),
+            "recomputed": Transformed(
+                self._traced(self._recomputed(plain)), calls=2, backward=True
+            ),
+        }
+
+    def traces(self, program: Program) -> int:
+        traces: int = program.extra[0].experimental_get_tracing_count()
+        return traces
+
+    def mixed(self) -> Callable[[], Sequence[Value]]:
+        function = tf.function(_mixed)
+        return lambda: [value.numpy().tolist() for value in function()]
 
     def end_step(self, program: Program) -> None:
         program.function(tf.zeros(self.shape))
@@ -132,7 +218,8 @@ class GraphBackend(EagerBackend):
         graph = tf.Graph()
         with graph.as_default():
             program = build(model, values)
-            given = [v1.placeholder(tf.float32, self.shape) for _ in model.inputs]
+            shapes = [model.shapes.get(name, self.shape) for name in model.inputs]
+            given = [v1.placeholder(tf.float32, shape) for shape in shapes]
             outputs = list(program.function(*given, *program.parameters))
             arriving = [v1.placeholder(tf.float32, output.shape) for output in outputs]
             gradients = tf.gradients(outputs, [*given, *program.parameters], arriving)
@@ -140,6 +227,27 @@ class GraphBackend(EagerBackend):
             session.run(v1.global_variables_initializer())
         program.extra = (session, given, outputs, arriving, gradients)
         return program
+
+    def transformed(self, program: Program) -> Mapping[str, Transformed]:
+        model = program.model
+        values = model.values(self.shape)
+
+        def graph(change: Callable[[Program], Program]) -> Program:
+            return self._graph(lambda m, v: change(EagerBackend.build(self, m, v)), model, values)
+
+        return {
+            "branch": Transformed(graph(_branch)),
+            "loop": Transformed(graph(_loop), calls=3),
+            "map": Transformed(graph(_map), calls=2),
+            "recomputed": Transformed(graph(self._recomputed), calls=2, backward=True),
+        }
+
+    def mixed(self) -> Callable[[], Sequence[Value]]:
+        graph = tf.Graph()
+        with graph.as_default():
+            found = _mixed()
+            session = v1.Session(graph=graph)
+        return lambda: [value.tolist() for value in session.run(found)]
 
     def parameter(self, value: Value) -> Any:
         return v1.get_variable(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 import tinytape
 from amanda_core.testing import Backend, Gradients, Program, Value
 from amanda_driver_tinytape import plugin
@@ -52,6 +54,18 @@ class TinytapeBackend(Backend):
             [self.to_python(output) for output in outputs],
             {name: self.to_python(leaf.grad) for name, leaf in zip(names, leaves, strict=True)},
         )
+
+    def mixed(self) -> Callable[[], Sequence[Value]]:
+        def program() -> list[Value]:
+            random = np.random.default_rng(3)
+            x = tinytape.parameter(random.random((2, 3)), "x")
+            w = tinytape.parameter(random.integers(4, size=(3, 2)), "w")
+            loss = tinytape.total(tinytape.tanh(tinytape.matmul(x, w)))
+            tinytape.backward([loss], [1.0])
+            assert x.grad is not None
+            return [loss.data.tolist(), x.grad.tolist()]
+
+        return program
 
     def end_step(self, program: Program) -> None:
         tinytape.sgd([], 0.1)

@@ -13,7 +13,7 @@ import pytest
 # Before their import, or an assertion that fails in them says nothing of the values.
 pytest.register_assert_rewrite("amanda_core.testing.suite")
 
-from amanda_core.testing.backend import Backend, Gradients  # noqa: E402
+from amanda_core.testing.backend import Backend, Gradients, Transformed  # noqa: E402
 from amanda_core.testing.capabilities import CAPABILITIES, needs  # noqa: E402
 from amanda_core.testing.conformance import conformance, core_tests, run  # noqa: E402
 from amanda_core.testing.models import MODELS, Model, Node, Value, numbers  # noqa: E402
@@ -40,6 +40,7 @@ __all__ = [
     "Program",
     "Rig",
     "ToyRun",
+    "Transformed",
     "Value",
     "check_result",
     "conformance",

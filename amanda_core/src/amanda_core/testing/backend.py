@@ -18,7 +18,7 @@ from amanda_core.driver import DriverInfo
 from amanda_core.testing.models import Model, Value
 from amanda_core.testing.program import Program, function_of
 
-__all__ = ["Backend", "Gradients"]
+__all__ = ["Backend", "Gradients", "Transformed"]
 
 
 @dataclass
@@ -34,6 +34,21 @@ class Gradients:
     gradients: dict[str, Value] = field(default_factory=dict)
 
 
+@dataclass
+class Transformed:
+    """A program inside one of the framework's transformations; it computes what the program does.
+
+    Attributes:
+        program: What `Backend.run` runs, or `Backend.gradients` if `backward`.
+        calls: How often each op of the program executes in one run.
+        backward: Whether it is run with its backward program, such as what is recomputed there.
+    """
+
+    program: Program
+    calls: int = 1
+    backward: bool = False
+
+
 class Backend(ABC):
     """One framework, in one of its execution modes, as the suite uses it.
 
@@ -45,6 +60,7 @@ class Backend(ABC):
             be there; the suite uses the other words of `models.ARITY` where they are.
         shape: Of all values. ``()`` for a framework of single numbers.
         tolerance: Relative and absolute, of results against the oracle.
+        conv2d_layouts: Axes of the input and of the weight of ``functions["conv2d"]``.
         without: Capability that the driver declares -> why this mode has not got it.
         plugin: The driver's plugin, for a driver that is not installed.
     """
@@ -54,6 +70,7 @@ class Backend(ABC):
     functions: Mapping[str, Callable[..., Any]]
     shape: ClassVar[tuple[int, ...]] = (2, 2)
     tolerance: ClassVar[float] = 1e-5
+    conv2d_layouts: ClassVar[tuple[str, str]] = ("NCHW", "OIHW")
     without: ClassVar[Mapping[str, str]] = {}
     plugin: Any = None
 
@@ -134,6 +151,34 @@ class Backend(ABC):
         """Like `build`, of a program that backward runs again; capability ``recomputed_edits``."""
         raise NotImplementedError(f"{type(self).__name__} has no build_recomputed()")
 
+    def transformed(self, program: Program) -> Mapping[str, Transformed]:
+        """Return a program in transformations of the framework, by name.
+
+        The names are ``branch``, ``loop``, ``map`` and ``recomputed``: the program in a branch that
+        is taken, in the body of a loop, mapped over copies of its inputs, and run again by its
+        backward program.
+        """
+        return {}
+
+    def traces(self, program: Program) -> int | None:
+        """Return how often the framework has traced or compiled a program; None if it never does.
+
+        Only the program as it is without tools counts, if the two can be told apart.
+        """
+        return None
+
+    def mixed(self) -> Callable[[], Sequence[Value]] | None:
+        """Return a program on integers and random keys, with an operator of several outputs.
+
+        As far as the framework has these. It gives the same numbers at each call: random ones from
+        a fixed seed. With gradients, if the driver has them.
+        """
+        return None
+
+    def of_another_type(self, value: Any) -> Any:
+        """Return a value's numbers in another type of numbers; None if there is no other."""
+        return None
+
     def end_step(self, program: Program) -> None:
         """Do what ends a training step in this framework; capability ``steps``."""
         raise NotImplementedError(f"{type(self).__name__} has no end_step()")
@@ -170,7 +215,7 @@ class Backend(ABC):
         if self.plugin is None or any(d.info.name == self.driver for d in discovery.drivers()):
             yield
             return
-        discovery.register(self.plugin, self.driver, f"{type(self).__name__}.plugin")
+        discovery.register(self.plugin, self.driver, self._by_hand)
         try:
             yield
         finally:
@@ -179,6 +224,15 @@ class Backend(ABC):
     def installed(self) -> discovery.Driver:
         """The driver, inside `registered`."""
         return next(d for d in discovery.drivers() if d.info.name == self.driver)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether an entry point names the driver; inside `registered`."""
+        return self.installed().distribution != self._by_hand
+
+    @property
+    def _by_hand(self) -> str:
+        return f"{type(self).__name__}.plugin"
 
     def info(self) -> DriverInfo:
         """Return what the driver says of itself, inside `registered`."""

@@ -13,7 +13,16 @@ from typing import TypeVar
 from amanda_core.driver import DriverInfo
 from amanda_core.testing.backend import Backend
 
-__all__ = ["CAPABILITIES", "CORE", "OPERATORS", "Needs", "needs", "needs_of", "reason_to_skip"]
+__all__ = [
+    "CAPABILITIES",
+    "CORE",
+    "OPERATORS",
+    "OPTIONAL",
+    "Needs",
+    "needs",
+    "needs_of",
+    "reason_to_skip",
+]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -42,6 +51,8 @@ CAPABILITIES: Mapping[str, str] = {
 CORE = "core"
 #: And for those of operators that a backend may lack.
 OPERATORS = "more operators"
+#: And for those of what a backend may give, such as transformed programs.
+OPTIONAL = "optional programs"
 
 
 @dataclass(frozen=True)
@@ -51,20 +62,26 @@ class Needs:
     Attributes:
         capabilities: All have to be declared; the last one is what the test is about.
         words: Operators that the backend must offer beside those that all have.
+        optional: Whether it is about what a backend may give; the test skips by itself.
     """
 
     capabilities: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    optional: bool = False
 
     @property
     def group(self) -> str:
         """What the result counts for."""
+        if self.optional:
+            return OPTIONAL
         if self.capabilities:
             return self.capabilities[-1]
         return OPERATORS if self.words else CORE
 
 
-def needs(*capabilities: str, words: tuple[str, ...] = ()) -> Callable[[F], F]:
+def needs(
+    *capabilities: str, words: tuple[str, ...] = (), optional: bool = False
+) -> Callable[[F], F]:
     """Mark a test of the suite."""
     unknown = set(capabilities) - set(CAPABILITIES)
     if unknown:
@@ -72,7 +89,7 @@ def needs(*capabilities: str, words: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     def mark(function: F) -> F:
         # An attribute and not a pytest mark: those must be registered before the import.
-        function.__amanda_needs__ = Needs(capabilities, words)  # type: ignore[attr-defined]
+        function.__amanda_needs__ = Needs(capabilities, words, optional)  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -5,9 +5,10 @@ Owns the list of the suite's modules and how they are handed to pytest.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def core_tests() -> tuple[str, ...]:
     return tuple(name for name, test in suite_tests().items() if needs_of(test).group == CORE)
 
 
-def conformance(backend: type[Backend] | Backend) -> type:
+def conformance(
+    backend: type[Backend] | Backend, marks: Mapping[str, pytest.MarkDecorator] | None = None
+) -> type:
     """A class of tests for pytest to collect: the suite over one backend.
 
     Assign it to a name that begins with ``Test`` in a test module; that is the one line::
@@ -53,6 +56,7 @@ def conformance(backend: type[Backend] | Backend) -> type:
 
     Args:
         backend: The backend, or its class, which is then created once for all tests.
+        marks: Name of a test of the suite -> a mark of your own, such as that of slow tests.
     """
     made: list[Backend] = [backend] if isinstance(backend, Backend) else []
 
@@ -66,10 +70,22 @@ def conformance(backend: type[Backend] | Backend) -> type:
     def rig(self: object, request: pytest.FixtureRequest) -> Iterator[Rig]:
         yield from rig_of(get(), request)
 
-    members: dict[str, Any] = {name: staticmethod(test) for name, test in suite_tests().items()}
+    tests = suite_tests()
+    for name, mark in (marks or {}).items():
+        tests[name] = mark(_copy(tests[name]))
+    members: dict[str, Any] = {name: staticmethod(test) for name, test in tests.items()}
     members["rig"] = rig
     members["__doc__"] = "The suite over one backend."
     return type("TestConformance", (), members)
+
+
+def _copy(test: Callable[..., None]) -> Callable[..., None]:
+    # A mark would stay on the suite's own function, for all backends.
+    @functools.wraps(test)
+    def copy(*args: Any, **kwargs: Any) -> None:
+        test(*args, **kwargs)
+
+    return copy
 
 
 def run(backend: str, *arguments: str, report: Path | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 __all__ = ["ARITY", "CORE_WORDS", "MODELS", "Model", "Node", "Value", "numbers"]
 
@@ -21,6 +21,7 @@ ARITY: Mapping[str, int] = {
     "mul": 2,
     "relu": 1,
     "matmul": 2,
+    "conv2d": 2,
     "tanh": 1,
     "exp": 1,
     "sum": 1,
@@ -61,6 +62,7 @@ class Model:
         nodes: The operators.
         outputs: Names of the results that the program returns.
         times: How often the nodes run in a loop, the first output taking the first input's place.
+        shapes: Name -> shape of the inputs and parameters that have another one than the rest.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Model:
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
     times: int = 1
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def words(self) -> frozenset[str]:
@@ -87,7 +90,10 @@ class Model:
     def values(self, shape: Sequence[int]) -> dict[str, Value]:
         """Numbers for the inputs and parameters, another one at each place."""
         names = self.inputs + self.parameters
-        return {name: numbers(shape, 3 * place) for place, name in enumerate(names)}
+        return {
+            name: numbers(self.shapes.get(name, shape), 3 * place)
+            for place, name in enumerate(names)
+        }
 
     def seeds(self, shape: Sequence[int]) -> list[Value]:
         """Gradients that arrive at the outputs; never the same number twice."""

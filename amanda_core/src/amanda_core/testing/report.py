@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from amanda_core.driver import DRIVER_API
-from amanda_core.testing.capabilities import CAPABILITIES, CORE, OPERATORS
+from amanda_core.testing.capabilities import CAPABILITIES, CORE, OPERATORS, OPTIONAL
 
 __all__ = ["FORMAT", "Group", "Report", "Subject", "as_json", "as_markdown", "write"]
 
@@ -74,7 +74,7 @@ class Report:
         subject: What was tested.
         tests: Names of all tests of the suite, without parameters.
         namespaces: The namespaces that its contexts carried.
-        groups: ``core``, ``more operators`` or a capability -> results.
+        groups: ``core``, ``more operators``, ``optional programs`` or a capability -> results.
     """
 
     subject: Subject
@@ -175,6 +175,7 @@ def as_markdown(reports: list[Report]) -> str:
         ["namespaces", *(", ".join(report.namespaces) for report in reports)],
         [CORE, *(_count(report, CORE) for report in reports)],
         [OPERATORS, *(_count(report, OPERATORS) for report in reports)],
+        [OPTIONAL, *(_count(report, OPTIONAL) for report in reports)],
     ]
     for word in CAPABILITIES:
         if word not in _NEITHER:

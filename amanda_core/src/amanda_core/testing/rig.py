@@ -7,13 +7,15 @@ routines that turn values into Python numbers and back. Decides nothing about ri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pytest
 
 from amanda_core.context import OpContext
 from amanda_core.driver import DriverInfo
 from amanda_core.namespace import Namespace
-from amanda_core.testing.backend import Backend, Gradients
+from amanda_core.testing.backend import Backend, Gradients, Transformed
 from amanda_core.testing.models import MODELS, Model, Value
 from amanda_core.testing.oracle import Edit, Edits, Trace, differentiate, evaluate, mapped, same
 from amanda_core.testing.program import Program
@@ -82,6 +84,15 @@ class Rig:
         """A model, built."""
         values = model.values(self.backend.shape)
         return Built(self.backend, model, self.backend.build(model, values), values)
+
+    def transform(self, name: str, transformation: str) -> tuple[Built, Transformed]:
+        """A model built and put into a transformation of the backend's, which it may not give."""
+        built = self.build(name)
+        given = self.backend.transformed(built.program)
+        if transformation not in given:
+            pytest.skip(f"{self.backend.title} gives the suite no program in a {transformation!r}")
+        found = given[transformation]
+        return replace(built, program=found.program), found
 
     def build_recomputed(self, name: str) -> Built:
         """The model of that name, built so that backward runs it again."""

@@ -22,6 +22,8 @@ def describe(context: OpContext) -> None:
     """Fill in the common words of an op or backward op."""
     if context.is_forward():
         context["type"] = OP_TYPES.get(context.op_type)
+        if context.op_type == "matmul":
+            context["input_roles"] = ("left", "right")
     else:
         word = OP_TYPES.get(context.op_type.removesuffix("_pull"))
         context["backward_type"] = f"{word}_backward" if word is not None else None

@@ -1,0 +1,67 @@
+"""``python -m amanda_core.testing.importing FILE CLASS``: apply tools, then import a framework.
+
+Owns the program of one process, in which no framework is loaded before. FILE defines a `Backend`,
+whose import is that of the framework; ``sys.path`` comes as JSON from standard input.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+from amanda_core.activation import apply
+from amanda_core.context import OpContext
+from amanda_core.testing.backend import Backend
+from amanda_core.testing.rig import Rig
+from amanda_core.tool import Tool
+
+__all__ = ["main"]
+
+
+def main(file: str, name: str) -> None:
+    """Run a model of the suite under a tool that was applied before its framework was imported.
+
+    Raises:
+        AssertionError: The model's operators were not seen.
+    """
+    executed: list[str] = []
+    words: set[str] = set()
+
+    def analyse(context: OpContext) -> None:
+        word = context.get("type")
+        if context.zone == "model" and word in words:
+            context.insert_before_op(lambda *values: executed.append(str(word)))
+
+    tool = Tool()
+    tool.add_inst_for_op(analyse)
+    with apply(tool):
+        before = set(sys.modules)
+        backend = _load(Path(file), name)
+        with backend.registered():
+            modules = set(backend.info().modules)
+            assert not modules & before, f"{modules & before} was loaded before tools were applied"
+            assert modules & set(sys.modules), f"{file} imports none of {modules}"
+            built = Rig(backend, backend.info()).build("chain")
+            words |= built.model.words
+            built.run()
+    assert executed == built.model.sequence, executed
+
+
+def _load(file: Path, name: str) -> Backend:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, name)
+    backend: Backend = found()
+    return backend
+
+
+if __name__ == "__main__":
+    sys.path[:] = json.loads(sys.stdin.read())
+    main(*sys.argv[1:])
+    print("instrumented")
