@@ -45,7 +45,7 @@ def _torch_state() -> Fingerprint:
     import torch
 
     from amanda_driver_torch import interceptor
-    from amanda_driver_torch._state import STATE
+    from amanda_driver_torch._thread.state import STATE
 
     hooks: Any = torch.nn.modules.module
     optimizer: Any = importlib.import_module("torch.optim.optimizer")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 MEMBERS = ["amanda_driver_tf", "amanda_driver_torch", "amanda_tools"]
 HEADER = "amanda_switches.h"
 #: These name private things of the frameworks, some of which are called like ones of the core.
-OF_FRAMEWORKS = ("_tensorflow_internals", "_torch_internals", "torch_symbols", "_operators")
+OF_FRAMEWORKS = ("_tensorflow_internals", "internals", "torch_symbols", "bindings")
 
 
 def sources(member: str) -> dict[Path, str]:

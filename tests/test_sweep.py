@@ -167,7 +167,7 @@ sweeps.identity.ROUTINES["none"] = lambda *values: tuple(
 """
 MISSES = """
 import sweeps.programs as programs
-from amanda_driver_torch._state import STATE
+from amanda_driver_torch._thread.state import STATE
 run = programs.Program.run
 def wrong(self, inputs):
     ran = run(self, inputs)

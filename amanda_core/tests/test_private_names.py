@@ -47,7 +47,7 @@ def test_private_names_are_found(source: str) -> None:
         "value.__dict__",
         "value._amanda_mark",
         "print('code under torch._C.DisableTorchFunction()')",
-        "from amanda_driver_torch._state import STATE",
+        "from amanda_driver_torch._thread.state import STATE",
         "'amanda_driver_torch._native'",
         "class A:\n    def _f(self): self._g = self._f",
         "class A:\n    __slots__ = ('_x',)\ndef f(a): return a._x",

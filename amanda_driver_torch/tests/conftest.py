@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from amanda_driver_torch._state import STATE
+from amanda_driver_torch._thread.state import STATE
 
 torch.set_num_threads(1)
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import amanda
-from amanda_driver_torch import _execute, _gradient_hooks
-from amanda_driver_torch._execute import Execution, Run
-from amanda_driver_torch._sites import Sites
+from amanda_driver_torch._autograd import gradient_hooks
+from amanda_driver_torch._execution import execute
+from amanda_driver_torch._execution.execute import Execution, Run
+from amanda_driver_torch._identity.sites import Sites
 
 from .making import leaf
 
@@ -41,11 +42,11 @@ def broken(*_: Any, **__: Any) -> Any:
 #: Where the fault lies -> the object and attribute that is replaced.
 FAULTS: dict[str, tuple[Any, str]] = {
     "finding the site": (Sites, "_operands"),
-    "binding arguments": (_execute, "bind"),
+    "binding arguments": (execute, "bind"),
     "analysis before": (Run, "_analyse"),
     "after the op": (Run, "outputs_of"),
     "tracking of nodes": (Execution, "_track"),
-    "rebuilding the result": (_execute, "restructure"),
+    "rebuilding the result": (execute, "restructure"),
 }
 
 
@@ -88,7 +89,7 @@ def test_error_says_that_it_is_the_drivers(fault: Callable[[], None]) -> None:
 
 
 def test_gradients_pass_where_a_hook_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    hook = _gradient_hooks.tensor_hook(broken)
+    hook = gradient_hooks.tensor_hook(broken)
     x = leaf(3)
     x.register_hook(hook)  # type: ignore[no-untyped-call]
     with amanda.apply(Look(), on_driver_error="skip") as handle:

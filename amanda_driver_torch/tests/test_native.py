@@ -16,15 +16,15 @@ from torch import nn
 
 import amanda
 from amanda_core import OpContext
-from amanda_driver_torch import _build
-from amanda_driver_torch._interceptor_choice import INTERCEPTORS
-from amanda_driver_torch._versions import VARIABLE
+from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._torch import extension
+from amanda_driver_torch._torch.versions import VARIABLE
 
 from .making import check_references
 
-if _build.native is None:
-    pytest.skip(f"no native interceptor: {_build.missing}", allow_module_level=True)
-native = _build.native
+if extension.native is None:
+    pytest.skip(f"no native interceptor: {extension.missing}", allow_module_level=True)
+native = extension.native
 
 EARLY = torch.relu
 BINDINGS = {
@@ -197,7 +197,7 @@ def test_a_forked_process_starts_with_nothing_applied() -> None:
     with amanda.apply(Seen()) as _:
         child = os.fork()
         if child == 0:
-            from amanda_driver_torch._state import STATE
+            from amanda_driver_torch._thread.state import STATE
 
             torch.relu(x())
             os._exit(0 if STATE.attachment is None else 1)

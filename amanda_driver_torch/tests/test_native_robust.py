@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader, Dataset
 import amanda
 import amanda_driver_torch
 from amanda import OpContext
-from amanda_driver_torch import _build
-from amanda_driver_torch._versions import VARIABLE
+from amanda_driver_torch._torch import extension
+from amanda_driver_torch._torch.versions import VARIABLE
 
 from .making import check_references
 
-native = _build.native
+native = extension.native
 
-pytestmark = pytest.mark.skipif(native is None, reason=_build.missing)
+pytestmark = pytest.mark.skipif(native is None, reason=extension.missing)
 
 
 @pytest.fixture(autouse=True)
@@ -250,13 +250,13 @@ def test_the_diagnosis_names_what_is_used() -> None:
 @pytest.fixture(params=["library", "python"])
 def asked(request: pytest.FixtureRequest) -> Iterator[str]:
     """Who is asked for torch's state: its library, or, as where a symbol is missing, Python."""
-    from amanda_driver_torch import _native_interceptor
+    from amanda_driver_torch._entry import native_interceptor
 
-    _native_interceptor._define()
+    native_interceptor._define()
     relu = torch._C._VariableFunctions.relu
-    _native_interceptor._set_up(relu if request.param == "library" else None)
+    native_interceptor._set_up(relu if request.param == "library" else None)
     yield request.param
-    _native_interceptor._set_up(relu)
+    native_interceptor._set_up(relu)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from amanda_driver_torch import _operators
-from amanda_driver_torch._operators import (
+from amanda_driver_torch._operators import bindings as table
+from amanda_driver_torch._operators.bindings import (
     bindings,
     is_operator,
     operator_of,
@@ -177,8 +177,8 @@ def test_raw_operator_has_a_name() -> None:
 
 
 def test_metadata_in_place_names_exist() -> None:
-    known = set(_operators._schemas()) | {"moveaxis_", "movedim_", "sparse_resize_"}
-    assert known >= _operators.IN_PLACE_METADATA
+    known = set(table._schemas()) | {"moveaxis_", "movedim_", "sparse_resize_"}
+    assert known >= table.IN_PLACE_METADATA
 
 
 def test_schemas_are_those_a_binding_can_reach() -> None:
@@ -191,10 +191,10 @@ def test_schemas_are_those_a_binding_can_reach() -> None:
 
 def test_lookup_makes_no_table_twice() -> None:
     is_operator(torch.relu)
-    before = _operators._bindings_by_id.cache_info().misses, _operators._schemas.cache_info().misses
+    before = table._bindings_by_id.cache_info().misses, table._schemas.cache_info().misses
     for func in (torch.relu, T.add, getter("T"), len, torch.ops.aten.relu):
         timeit.timeit(lambda f=func: is_operator(f), number=100)  # type: ignore[misc]
-    after = _operators._bindings_by_id.cache_info().misses, _operators._schemas.cache_info().misses
+    after = table._bindings_by_id.cache_info().misses, table._schemas.cache_info().misses
     assert before == after == (1, 1)
 
 
@@ -246,7 +246,7 @@ class Calls(TorchFunctionMode):
             returned = {id(x) for x in tree_leaves(result)}
             if not self.dispatched.all and not returned & given:
                 self.silent[type_name(func)] = 1
-        elif _operators.is_binding(func) and self.dispatched.fresh:
+        elif table.is_binding(func) and self.dispatched.fresh:
             self.metadata[type_name(func)] = list(self.dispatched.fresh)
         return result
 
@@ -259,7 +259,7 @@ NOT_TO_CALL = {"__new__", "_cufft_clear_plan_cache", "_cufft_set_plan_cache_max_
 def test_metadata_bindings_make_no_tensors() -> None:
     made: dict[str, list[str]] = {}
     called = 0
-    for qualified, binding in _operators._bindings().items():
+    for qualified, binding in table._bindings().items():
         name = qualified.rpartition(".")[2]
         if binding.is_operator or name in NOT_TO_CALL | COMPUTED_ANSWERS:
             continue

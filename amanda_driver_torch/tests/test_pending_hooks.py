@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 import amanda
-from amanda_driver_torch import _execute, interceptor
-from amanda_driver_torch._backward import Backward
+from amanda_driver_torch import interceptor
+from amanda_driver_torch._autograd.backward import Backward
+from amanda_driver_torch._execution import execute
 
 Log = list[Any]
 
@@ -261,7 +262,7 @@ def test_routines_are_called_as_if_all_nodes_had_been_hooked_in_the_forward_pass
     program: str, edit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     later = logged(PROGRAMS[program], edit)
-    monkeypatch.setattr(_execute, "later_hooks", lambda *args, **kwargs: None)
+    monkeypatch.setattr(execute, "later_hooks", lambda *args, **kwargs: None)
     assert later == logged(PROGRAMS[program], edit)
     assert any(entry[0] == "before" for entry in later if isinstance(entry, tuple))
 

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from amanda_core.testing.private_names import DriverSources
-from amanda_driver_torch import _torch_internals
+from amanda_driver_torch._torch import internals
 
 OWNERS = {
-    "_torch_internals.py",
+    "_torch/internals.py",
     "native/torch_symbols.h",
     "native/torch_symbols.cpp",
     # Tables of operators by name: one that a version lacks does no harm.
-    "_operators.py",
-    "_overloads.py",
+    "_operators/bindings.py",
+    "_operators/overloads.py",
     "vocabulary.py",
 }
 
@@ -50,17 +50,19 @@ def test_in_tables_of_operators_only_names_of_operators_are_private() -> None:
 
 
 def test_the_owners_are_searched_as_all_else() -> None:
-    for name in ("_torch_internals.py", "native/torch_symbols.h"):
+    for name in ("_torch/internals.py", "native/torch_symbols.h"):
         assert SOURCES.mentions(name)
 
 
 def test_one_that_is_planted_is_found() -> None:
     python = "\n\ndef f(t): return t._version, torch._C.TensorBase\n"
-    assert len(SOURCES.mentions("_taps.py", SOURCES.texts["_taps.py"] + python)) == 2
+    assert (
+        len(SOURCES.mentions("_autograd/taps.py", SOURCES.texts["_autograd/taps.py"] + python)) == 2
+    )
     cpp = '\nconst char* name = "_version";\n'
     assert len(SOURCES.mentions("native/watch.cpp", SOURCES.texts["native/watch.cpp"] + cpp)) == 1
 
 
 def test_everything_that_the_module_offers_is_there() -> None:
-    missing = [name for name in _torch_internals.__all__ if not hasattr(_torch_internals, name)]
+    missing = [name for name in internals.__all__ if not hasattr(internals, name)]
     assert missing == []

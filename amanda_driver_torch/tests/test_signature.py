@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from amanda_driver_torch import _signature
-from amanda_driver_torch._signature import BoundCall, bind, outputs_of, restructure
+from amanda_driver_torch._operators import signature
+from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
 
 # Not all bindings are in torch's stubs.
 T: Any = torch.Tensor
@@ -271,10 +271,10 @@ def test_a_wrong_number_of_values_is_an_error() -> None:
 
 def test_calls_of_one_kind_are_parsed_once() -> None:
     bind(torch.add, (x, y))
-    before = len(_signature._plans)
+    before = len(signature._plans)
     for alpha in range(50):
         bind(torch.add, (torch.ones(alpha), y))
-    assert len(_signature._plans) == before
+    assert len(signature._plans) == before
     # A keyword named like a kind of value is no value.
     assert call(torch.add, x, other=y).bound
     assert not call(torch.add, x, object(), y).bound

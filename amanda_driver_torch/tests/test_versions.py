@@ -10,8 +10,8 @@ import torch
 
 from amanda_core.errors import DriverError
 from amanda_driver_torch import plugin
-from amanda_driver_torch._interceptor_choice import INTERCEPTORS
-from amanda_driver_torch._versions import VERSIONS
+from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._torch.versions import VERSIONS
 
 
 @pytest.mark.slow
@@ -43,8 +43,8 @@ def test_a_torch_with_which_no_interceptor_works_is_refused_by_name(
     monkeypatch.setenv(VERSIONS.variable, "")
     new = dataclasses.replace(VERSIONS, newest="2.9")
     monkeypatch.setattr(type(new), "failure", lambda _, name: f"{name} is broken")
-    monkeypatch.setattr("amanda_driver_torch._build.native", None)
-    monkeypatch.setattr("amanda_driver_torch._build.missing", "native is broken")
+    monkeypatch.setattr("amanda_driver_torch._torch.extension.native", None)
+    monkeypatch.setattr("amanda_driver_torch._torch.extension.missing", "native is broken")
     with pytest.raises(DriverError, match="has not been tried") as caught:
         dataclasses.replace(INTERCEPTORS, versions=new).require_supported()
     assert "with the function_mode interceptor: function_mode is broken" in str(caught.value)

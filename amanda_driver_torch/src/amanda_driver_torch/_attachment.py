@@ -1,7 +1,7 @@
 """`TorchAttachment`: this driver's hold on torch for one session.
 
 Owns the parts (sites, execution, backward program, interceptor, patches), their start and their
-end, and the calls of modules. What is done to an operator, `_execute` says.
+end, and the calls of modules. What is done to an operator, `_execution` says.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda_core import Blind, Session, Step
+from amanda_core import Blind, Session
 from amanda_core.errors import is_annotated
-from amanda_driver_torch import _interceptor, _tracing
-from amanda_driver_torch._backward import Backward
-from amanda_driver_torch._checkpoint import is_foreign_rerun
-from amanda_driver_torch._edits import OfAliasing, edited
-from amanda_driver_torch._execute import Execution
-from amanda_driver_torch._facts import FACTS
-from amanda_driver_torch._frames import user_stacklevel
-from amanda_driver_torch._modes import in_users_modes, laid_aside
-from amanda_driver_torch._operators import unknown_bindings
-from amanda_driver_torch._patches import PATCHES
-from amanda_driver_torch._reading import is_weight
-from amanda_driver_torch._records import Operator, OpRecord
-from amanda_driver_torch._scopes import OUTSIDE, Activation, Labels, Scope, Scopes
-from amanda_driver_torch._sites import BOUNDARY, Sites
-from amanda_driver_torch._state import STATE, opaquely, quietly
-from amanda_driver_torch._torch_internals import TENSOR_METHODS, TRACING_MACHINERY
+from amanda_core.interceptors import NATIVE
+from amanda_driver_torch._autograd.backward import Backward
+from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._entry.checkpoint import is_foreign_rerun
+from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._entry.function_mode import FunctionModeInterceptor
+from amanda_driver_torch._entry.interceptor import Interceptor
+from amanda_driver_torch._entry.patches import PATCHES
+from amanda_driver_torch._entry.tracing import reason_to_look_away
+from amanda_driver_torch._execution.execute import Execution
+from amanda_driver_torch._identity.frames import user_stacklevel
+from amanda_driver_torch._identity.scopes import Labels, Scopes
+from amanda_driver_torch._identity.sites import BOUNDARY, Sites
+from amanda_driver_torch._operators.bindings import unknown_bindings
+from amanda_driver_torch._operators.operator import Operator
+from amanda_driver_torch._thread.activations import OUTSIDE, Activation, Scope
+from amanda_driver_torch._thread.modes import in_users_modes, laid_aside
+from amanda_driver_torch._thread.state import STATE, opaquely, quietly
+from amanda_driver_torch._torch.facts import FACTS
+from amanda_driver_torch._torch.internals import TENSOR_METHODS, TRACING_MACHINERY
+from amanda_driver_torch._torch.reading import is_weight
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
 
@@ -52,7 +57,7 @@ class TorchAttachment:
         session: The session.
         scopes: The modules that have been called.
         backward: The backward program.
-        edits: Number of values edited and operators replaced so far.
+        watch: The extension's side of the interceptor, or None.
     """
 
     facts = FACTS
@@ -69,15 +74,22 @@ class TorchAttachment:
             self._drop,
         )
         self.backward = Backward(session, self._sites, NAMESPACE)
-        self._execution = Execution(self, self.backward)
-        self.constant = _constant_in(self.scopes)
-        self._interceptor = _interceptor.choose(self, self._sites)
-        #: For the native interceptor, which finds its own way through this; else None.
-        self.watch = self._interceptor.watch
-        self._attached = False
-        self.edits = 0
         #: What observers did not see -> why.
         self._unseen: dict[str, str] = session.persistent("pytorch.unseen", dict)
+        self._execution = Execution(
+            session, self.backward, _constant_in(self.scopes), self._unseen.__setitem__
+        )
+        self._interceptor = self._choose()
+        self.watch = self._execution.watch = self._interceptor.watch
+        self._attached = False
+
+    def _choose(self) -> Interceptor:
+        """Return the interceptor that is asked for, or the best one there is."""
+        if INTERCEPTORS.choice().name == NATIVE:
+            from amanda_driver_torch._entry.native_interceptor import NativeInterceptor
+
+            return NativeInterceptor(self, self._execution, self._sites)
+        return FunctionModeInterceptor(self, self._sites)
 
     def attach(self) -> None:
         """Start intercepting in this thread."""
@@ -94,6 +106,7 @@ class TorchAttachment:
         STATE.attachment = None
         STATE.activations.clear()
         self.watch = None
+        self._execution.watch = None
         try:
             self._interceptor.stop()
         finally:
@@ -120,9 +133,10 @@ class TorchAttachment:
             *(Blind(what, why) for what, why in self._unseen.items()),
         ]
 
-    def note_unseen(self, what: str, why: str) -> None:
-        """Note what an observer did not see, and why."""
-        self._unseen[what] = why
+    @property
+    def edits(self) -> int:
+        """Number of values edited and operators replaced so far."""
+        return self._execution.edits
 
     def watching(self) -> bool:
         """Return True if an operator that this thread calls now is to be instrumented."""
@@ -180,34 +194,8 @@ class TorchAttachment:
             self._look_away_after(error, op_type)
             return None
 
-    def resume(
-        self,
-        record: OpRecord,
-        operator: Operator,
-        call: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *done: Any,
-    ) -> Any:
-        """Go on with a call that the native interceptor began; see `Execution.resume`."""
-        return self._execution.resume(record, operator, call, args, kwargs, *done)
-
-    def edit(self, step: Step | OfAliasing, values: list[Any], result: Any) -> None:
-        """Let what a routine returned take effect in `values`; for the native interceptor."""
-        aliasing = isinstance(step, OfAliasing)
-        step = step.step if isinstance(step, OfAliasing) else step
-        changes = step.changes(values, result)
-        self.edits += len(changes)
-        for position, new in changes:
-            values[position] = edited(values[position], new, step, node=aliasing)
-
-    @property
-    def settle(self) -> Callable[..., Any]:
-        """Looks at the nodes of an op that was idle; for the native interceptor."""
-        return self._execution.settle
-
     def _looks_away(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        reason = _tracing.reason_to_look_away(args, kwargs)
+        reason = reason_to_look_away(args, kwargs)
         if reason:
             self.session.warn_once(reason, user_stacklevel())
         return reason is not None

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from amanda_core import Blind
 from amanda_core.interceptors import NATIVE
-from amanda_driver_torch import _build
-from amanda_driver_torch._interceptor_choice import INTERCEPTORS
-from amanda_driver_torch._limits import LIMITS
+from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._entry.limits import LIMITS
+from amanda_driver_torch._torch import extension
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -51,7 +51,7 @@ def diagnose() -> Diagnosis:
     """
     chosen = INTERCEPTORS.choice()
     missing = {}
-    if _build.native is None:
-        missing[NATIVE] = _build.missing
-    misplaced = _build.native.check() if _build.native is not None else []
+    if extension.native is None:
+        missing[NATIVE] = extension.missing
+    misplaced = extension.native.check() if extension.native is not None else []
     return Diagnosis(chosen.name, chosen.why, missing, LIMITS[chosen.name], misplaced)

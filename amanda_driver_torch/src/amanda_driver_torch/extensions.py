@@ -1,6 +1,6 @@
 """Operators that no interceptor can find by itself: bindings of a user's own C++ extension.
 
-Owns the list of what users registered; `_patches` replaces the attributes while a session is
+Owns the list of what users registered; patches replace the attributes while a session is
 attached. What is registered with ``torch.library`` or used through ``torch.ops`` needs none of it.
 """
 

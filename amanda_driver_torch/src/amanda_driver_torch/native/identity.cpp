@@ -54,7 +54,7 @@ bool is_set(PyObject* tensor, PyObject* name) {
     return value.get() == Py_True;
 }
 
-// As `_reading.is_weight`, for a plain tensor. False, perhaps with an exception.
+// As `reading.is_weight`, for a plain tensor. False, perhaps with an exception.
 bool is_plain_weight(PyObject* tensor) {
     if (!is_set(tensor, requires_grad)) return false;
     Owned base(PyObject_GetAttr(tensor, base_name));

@@ -1,4 +1,4 @@
-// PyTorch's private names that the extension uses; Python's side has `_torch_internals`.
+// PyTorch's private names that the extension uses; Python's side has `_torch.internals`.
 //
 // Beside names of attributes, these are questions that are asked at every operator, put to torch's
 // library without Python objects. The functions are exported and take and return plain values, so no headers are needed. Where a

@@ -1,0 +1,1 @@
+"""Gradients: nodes of autograd graphs, hooks on them, edited values in graphs."""

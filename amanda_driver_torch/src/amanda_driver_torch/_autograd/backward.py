@@ -1,0 +1,385 @@
+"""Raw backward ops: every node that a forward op made, and the accumulation into leaves.
+
+Owns the hooks on nodes and which record each of them has. The hooks hold their record weakly and no
+tensor: a context that holds tensors, referred to from a C++ node, would leak for ever.
+
+A hook is set where the forward op ran, finds its context when its node runs first, passes gradients
+through the plan, and is removed with the last tool that planned something there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from amanda_core import OpContext, Plan, Session, Site, Step, Tool
+from amanda_core.weak import Ref
+from amanda_driver_torch._autograd.lifetime import Lifetime, Token
+from amanda_driver_torch._autograd.nodes import name_of, new_nodes, new_nodes_behind
+from amanda_driver_torch._autograd.records import NodeRecord
+from amanda_driver_torch._identity.sites import Sites
+from amanda_driver_torch._torch.internals import current_node
+
+__all__ = ["Backward", "unchanged"]
+
+# Key in the metadata of a leaf's node; the value tells which attachment hooked it.
+_MARK = "amanda"
+
+# With this the modules of all hooks begin that the driver registers.
+_OWN = f"{__name__.partition('.')[0]}._"
+
+
+class Backward:
+    """The backward program of one attachment.
+
+    Args:
+        session: The session.
+        sites: Names the leaves whose gradients are accumulated.
+        namespace: Namespace of the contexts.
+    """
+
+    def __init__(self, session: Session, sites: Sites[Any], namespace: str) -> None:
+        self.session = session
+        self.lifetime = Lifetime(session)
+        self._sites = sites
+        self._namespace = namespace
+        self._leaves: dict[Hashable, tuple[Ref, NodeRecord]] = {}
+        #: Execution -> the plan of gradients that it was made with. Hooks hold the token and
+        #: neither the plan nor its tool, whose outputs may lead back to the hooked node.
+        self._plans: weakref.WeakKeyDictionary[Token, Plan] = weakref.WeakKeyDictionary()
+        #: Hooked node -> its record, which may be gone from the op's otherwise.
+        self._records: weakref.WeakKeyDictionary[Token, NodeRecord] = weakref.WeakKeyDictionary()
+        #: What stands for a forward op in hooks that hook its nodes later -> the records of these
+        #: nodes and its context; see `pending_hooks`.
+        self.pending: weakref.WeakKeyDictionary[Token, tuple[dict[Any, NodeRecord], OpContext]] = (
+            weakref.WeakKeyDictionary()
+        )
+        #: Epoch -> the tools of then, as far as they live.
+        self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
+        #: Handles of the hooks on leaves, and what takes our mark out of the node's metadata. They
+        #: hold neither the node nor its metadata, in which users keep objects of their own.
+        self._hooks: list[tuple[Any, weakref.ref[Callable[[], object]]]] = []
+        self._hooks_limit = 64
+        #: Set by the first backward pass that is itself differentiated.
+        self.second_order = False
+        #: Node that ran -> records of the nodes that it made.
+        self._second_order: weakref.WeakKeyDictionary[NodeRecord, dict[Any, NodeRecord]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def keep(self, plan: Plan) -> Token:
+        """Keep the plan of an execution until its graph is gone."""
+        token = Token(self.session.epoch)
+        self._plans[token] = plan
+        return token
+
+    def renew(self, token: Token, plan: Plan) -> None:
+        """Keep another plan under a token, before its graph is used."""
+        self._plans[token] = plan
+
+    def plan_of(self, token: Token) -> Plan | None:
+        """The plan kept under a token; None once the tools were left."""
+        return self._plans.get(token)
+
+    def still_applied(self, step: Step) -> bool:
+        """Return True if the tool of a step is applied; warns once where it was left too early."""
+        if any(step.action.tool is tool for tool in self.session.tools):
+            return True
+        self.lifetime.warn()
+        return False
+
+    def epoch(self) -> int:
+        """The present epoch, whose tools will be missed if they are left before backward."""
+        epoch = self.session.epoch
+        if epoch not in self._tools:
+            if len(self._tools) > 64:
+                self._tools.clear()
+            self._tools[epoch] = tuple(weakref.ref(tool) for tool in self.session.tools)
+        return epoch
+
+    def miss(self, epoch: int) -> None:
+        """Warn once if tools of `epoch` that analyse backward ops were left since."""
+        if epoch == self.session.epoch:
+            return
+        for reference in self._tools.get(epoch, ()):
+            tool = reference()
+            if tool is None or (
+                tool.analyses_backward and not any(tool is one for one in self.session.tools)
+            ):
+                self.lifetime.warn()
+
+    def track(
+        self,
+        records: dict[Any, NodeRecord],
+        forward: OpContext,
+        tensors: Sequence[torch.Tensor],
+        start: int,
+        prefix: str = "",
+    ) -> bool:
+        """Hook the nodes that lead to `tensors` and were made since `start`.
+
+        Args:
+            records: Records of the forward op's nodes so far; new ones are added.
+            forward: Context of the forward op.
+            tensors: Its outputs, and arguments that it wrote.
+            start: Sequence number before it ran.
+            prefix: Tells generations apart (gradients of gradients).
+
+        Returns:
+            Whether nothing is left to do for these nodes in this epoch.
+        """
+        nodes, leaves = new_nodes(tensors, start)
+        settled = True
+        for node, key in _keyed(nodes, prefix):
+            record = self._record(records, forward, key)
+            if not record.idle(self.session):
+                settled = False
+                self._hook(node, record)
+        for leaf in leaves:
+            settled &= self._track_leaf(leaf)
+        return settled
+
+    def hook_pending(
+        self, token: Token, start: int, number: int, node: Any
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Hook the nodes of an execution that had a single hook so far.
+
+        Args:
+            token: The key of its op in `pending`.
+            start: Sequence number before the op ran.
+            number: Number of that hook.
+            node: The node that has it; None for the one that is being run.
+
+        Returns:
+            What that hook does from now on.
+        """
+        records, forward = self.pending[token]
+        first: Any = current_node() if node is None else node
+        own: Callable[[Sequence[Any]], Any] = unchanged
+        nodes, leaves = new_nodes_behind([first], start)
+        for one, key in _keyed(nodes, ""):
+            record = self._record(records, forward, key)
+            if record.idle(self.session):
+                continue
+            of_node = Token(token.epoch)
+            if one is first:
+                own = self._hook_first(one, record, of_node, number)
+            else:
+                _put_in_place(self._hook(one, record, of_node), number)
+        for leaf in leaves:
+            self._track_leaf(leaf, token.epoch, number)
+        return own
+
+    def _hook_first(
+        self, node: Any, record: NodeRecord, token: Token, number: int
+    ) -> Callable[[Sequence[Any]], Any]:
+        """Hook a node that has a prehook already; return what this does."""
+        gone = False
+
+        def finished() -> None:
+            nonlocal gone
+            gone = True
+            handle.remove()
+
+        before, after = self.hooks(record, token, finished)
+        handle = node.register_hook(after)
+        _put_in_place([handle], number)
+        return lambda grads: None if gone else before(grads)
+
+    def leaves_idle(self, leaves: Sequence[Any]) -> bool:
+        """Return True if nothing is done where the gradients of these leaves are accumulated."""
+        for leaf in leaves:
+            held = self._leaves.get(self._sites.parameter_key(leaf.variable)[0])
+            if held is None or held[0]() is not leaf.variable or not held[1].idle(self.session):
+                return False
+        return True
+
+    def record_of(
+        self, records: dict[Any, NodeRecord], nodes: Sequence[Any]
+    ) -> list[tuple[Any, NodeRecord | None]]:
+        """The nodes of one execution, in the order in which they were made, with their records."""
+        return [(node, records.get(key)) for node, key in _keyed(nodes, "")]
+
+    def track_second_order(
+        self, record: NodeRecord, tensors: Sequence[torch.Tensor], start: int
+    ) -> None:
+        """Hook the nodes that a node made while it ran (``create_graph=True``)."""
+        if record.forward is not None:
+            again = self._second_order.setdefault(record, {})
+            self.track(again, record.forward, tensors, start, prefix=f"{record.site.key!r}")
+
+    def _record(
+        self, records: dict[Any, NodeRecord], forward: OpContext, key: tuple[str, str, int]
+    ) -> NodeRecord:
+        """Return the record of a node of a forward op, made where there is none."""
+        record = records.get(key)
+        if record is None:
+            record = records[key] = NodeRecord(self, self._site(forward, key, key[1]), forward)
+        return record
+
+    def _site(self, forward: OpContext, key: Any, name: str) -> Site:
+        return Site(
+            key=("backward", *key),
+            op_type=name,
+            namespace=self._namespace,
+            name=f"{forward.name}:{name}",
+            module_path=forward.module_path,
+            source=forward.source,
+            zone=forward.zone,
+        )
+
+    def _hook(
+        self,
+        node: Any,
+        record: NodeRecord,
+        token: Token | None = None,
+        done: Callable[[], object] = lambda: None,
+    ) -> list[Any]:
+        """Hook a node; `done` is called once there is nothing more to do, and the hooks go."""
+        handles: list[Any] = []
+
+        def finished() -> None:
+            # A leaf's node may live on, as long as some graph that it is in does.
+            for handle in handles:
+                handle.remove()
+            done()
+
+        before, after = self.hooks(record, token, finished)
+        handles += [node.register_prehook(before), node.register_hook(after)]
+        return handles
+
+    def hooks(
+        self,
+        record: NodeRecord,
+        token: Token | None = None,
+        finished: Callable[[], object] = lambda: None,
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """A prehook and a posthook for a node of `record`, which they hold weakly.
+
+        Both take, after the gradients, what routines have returned that have been called already.
+
+        Args:
+            record: The record.
+            token: Stands for it in the hooks, with the epoch in which the node was made.
+            finished: Called by the second where nothing is left to be done in further executions.
+        """
+        held, lifetime = weakref.ref(self), self.lifetime
+        token = token or Token(self.epoch())
+        self._records[token] = record
+
+        def before(grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+            backward = held()
+            if not lifetime.active() or backward is None:
+                return None
+            backward.miss(token.epoch)
+            return backward._records[token].before(grads, done)
+
+        def after(
+            grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
+        ) -> tuple[Any, ...] | None:
+            backward = held()
+            if not lifetime.active() or backward is None:
+                return None
+            own = backward._records[token]
+            changed = own.after(grad_inputs, grads, done)
+            if own.idle(backward.session):
+                finished()
+            return changed
+
+        return before, after
+
+    def _track_leaf(self, node: Any, epoch: int = 0, number: int | None = None) -> bool:
+        """Hook the accumulation into a leaf, unless it is hooked or there is nothing to do.
+
+        Args:
+            node: The node.
+            epoch: Epoch in which it was used; 0 for now.
+            number: Number of the hook in whose place these hooks stand, if they come later.
+        """
+        leaf = node.variable
+        key_of = self._sites.parameter_key if number is None else self._sites.remembered_key
+        key, name = key_of(leaf)
+        held = self._leaves.get(key)
+        record = held[1] if held is not None else None
+        if held is not None and isinstance(leaf, torch.nn.Parameter) and held[0]() is not leaf:
+            # Another parameter by the same name: what tools know of the dead one is not its.
+            if held[1].context is not None:
+                self.session.forget(held[1].context)
+            record = None
+        if record is None:
+            site = Site(
+                key=("accumulate", key),
+                op_type="AccumulateGrad",
+                namespace=self._namespace,
+                name=f"{name}:AccumulateGrad",
+                module_path=name.rpartition(".")[0],
+            )
+            record = NodeRecord(self, site, None)
+            self._leaves[key] = (Ref(leaf), record)
+        if record.idle(self.session):
+            return True
+        # The node goes with the graph, so the next iteration hooks the next node. It may also stay
+        # (shared by the ops of one iteration, or held by somebody), and is hooked only once.
+        metadata = node.metadata
+        lifetime, token = metadata.get(_MARK, (None, None))
+        if lifetime is self.lifetime:
+            # A node of an older graph, which may have been made under other tools, in one of now.
+            token.epoch = epoch or self.epoch()
+        else:
+            token = Token(epoch or self.epoch())
+            metadata[_MARK] = (self.lifetime, token)
+
+            def unmark() -> None:
+                metadata.pop(_MARK, None)
+
+            hooks = self._hook(node, record, token, unmark)
+            if number is not None:
+                _put_in_place(hooks, number)
+            self._hooks += ((hook, weakref.ref(unmark)) for hook in hooks)
+            if len(self._hooks) > self._hooks_limit:
+                self._hooks = [held for held in self._hooks if held[0].hooks_dict_ref() is not None]
+                self._hooks_limit = 2 * len(self._hooks) + 64
+        return False
+
+    def release(self) -> None:
+        """Take all hooks off the leaves, whose nodes may live on."""
+        for hook, held in self._hooks:
+            unmark = held()
+            hook.remove()
+            if unmark is not None:
+                unmark()
+        self._hooks.clear()
+        self._leaves.clear()
+        self._plans.clear()
+        self._records.clear()
+        self.pending.clear()
+
+
+def unchanged(_: Sequence[Any]) -> None:
+    """Stand for the hook before a node for which there is nothing to do."""
+
+
+def _put_in_place(handles: Sequence[Any], number: int) -> None:
+    """Put hooks of the driver before those that the program registered after hook `number`."""
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        for other, hook in list(hooks.items()):
+            of_driver = str(getattr(hook, "__module__", "")).startswith(_OWN)
+            if number < other < handle.id and not of_driver:
+                # Not `move_to_end`: PyTorch goes through the plain dict that this one is.
+                hooks[other] = hooks.pop(other)
+
+
+def _keyed(nodes: Sequence[Any], prefix: str) -> Iterator[tuple[Any, tuple[str, str, int]]]:
+    """The nodes and what tells them apart among those of their op."""
+    same: Counter[str] = Counter()
+    for node in nodes:
+        name = name_of(node)
+        # Counted among those of its kind, in the order in which they were made: sequence numbers
+        # have gaps where something looked at the graph.
+        same[name] += 1
+        yield node, (prefix, name, same[name])

@@ -1,0 +1,156 @@
+"""Edits: what may stand where a value or gradient stood, and what it means for autograd.
+
+Owns the checks that name tool, routine and op, and the choice of the straight-through form. Where
+an edited value goes, `execute`, `taps` and `backward` say.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from amanda_core import Step
+from amanda_core.errors import EditError, UnsupportedError
+from amanda_driver_torch._autograd.own_nodes import pass_straight
+from amanda_driver_torch._torch.reading import is_nested_strided, requires_grad, shape_of
+
+__all__ = [
+    "OfAliasing",
+    "check_gradient",
+    "check_gradient_shape",
+    "check_tensor",
+    "edited",
+    "edited_gradient",
+    "refuse_nested",
+]
+
+
+class OfAliasing(NamedTuple):
+    """A step of an op that may hand on its inputs, or views of them.
+
+    Attributes:
+        step: The step.
+    """
+
+    step: Step
+
+    @property
+    def where(self) -> str:
+        """Tool, routine and op, for messages."""
+        return self.step.where
+
+
+def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
+    """Return what replaces `old` from now on: `new`, autograd-neutral unless asked otherwise.
+
+    Args:
+        old: A value of an op.
+        new: What a routine has returned for it.
+        step: The routine's step.
+        node: Whether the op may hand on its inputs or views of them; see `pass_straight`.
+    """
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        if len(old) != len(new):
+            raise EditError(
+                f"A list of {len(new)} values cannot stand for one of {len(old)}", where=step.where
+            )
+        items = [
+            o if n is o else edited(o, n, step, node=node) for o, n in zip(old, new, strict=True)
+        ]
+        return tuple(items) if isinstance(old, tuple) else items
+    if not isinstance(old, torch.Tensor):
+        return new
+    if step.action.autodiff:
+        return new
+    if not isinstance(new, torch.Tensor):
+        if requires_grad(old):
+            check_tensor(old, new, step)
+        return new
+    if torch.is_grad_enabled() and requires_grad(old):
+        check_tensor(old, new, step)
+        refuse_nested(old, step.where)
+    return pass_straight(old, new, node=node)
+
+
+def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
+    """Raise `EditError` unless `new` can stand where `old` stood.
+
+    A straight-through edit of another shape would fail much later, in the backward pass.
+    """
+    if not isinstance(new, torch.Tensor):
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a tensor here",
+            where=step.where,
+            fix="Return a tensor",
+        )
+    if shape_of(new) != shape_of(old):
+        raise EditError(
+            f"A value of shape {tuple(shape_of(new))} cannot stand for one of "
+            f"{tuple(shape_of(old))}",
+            where=step.where,
+            fix="Keep the shape; elsewhere than in place, replace_op or an insertion under "
+            "amanda.autodiff_enabled() may change it",
+        )
+    if same_dtype and new.dtype != old.dtype:
+        raise EditError(
+            f"A value of {new.dtype} cannot be written into a tensor of {old.dtype}",
+            where=step.where,
+            fix="Keep the dtype",
+        )
+
+
+def refuse_nested(old: torch.Tensor, where: str) -> None:
+    """Raise `UnsupportedError` if `old` is a nested tensor of the strided layout."""
+    if is_nested_strided(old):
+        raise UnsupportedError(
+            "Nested tensors of the strided layout that require gradients cannot be edited, nor "
+            "their gradients: PyTorch's functions and hooks take none",
+            where=where,
+            fix="Make them with layout=torch.jagged",
+        )
+
+
+def edited_gradient(old: Any, new: Any, step: Step) -> Any:
+    """Return what replaces the gradient `old` from now on.
+
+    Where the backward pass is itself differentiated, gradients of gradients pass straight through.
+
+    Raises:
+        EditError: `new` cannot stand there.
+    """
+    check_gradient(old, new, step.where)
+    if new is None or step.action.autodiff or not torch.is_grad_enabled():
+        return new
+    return pass_straight(old, new, node=False)
+
+
+def check_gradient(old: Any, new: Any, where: str) -> None:
+    """Raise `EditError` unless `new` can stand where the gradient `old` stood."""
+    if new is None or old is None:
+        if old is None and new is not None:
+            raise EditError(
+                "There is no gradient here to be changed", where=where, fix="Return None"
+            )
+        return
+    check_gradient_shape(new, shape_of(old), where)
+    if new is not old and isinstance(old, torch.Tensor):
+        refuse_nested(old, where)
+
+
+def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
+    """Raise `EditError` unless `new` is None or a tensor of `shape`."""
+    if new is None:
+        return
+    if not isinstance(new, torch.Tensor):
+        raise EditError(
+            f"A {type(new).__name__} cannot stand for a gradient",
+            where=where,
+            fix="Return a tensor",
+        )
+    if shape_of(new) != shape:
+        raise EditError(
+            f"A gradient of shape {tuple(shape_of(new))} cannot stand for one of {tuple(shape)}",
+            where=where,
+            fix="Return a gradient of the same shape",
+        )

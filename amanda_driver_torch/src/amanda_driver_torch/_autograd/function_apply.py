@@ -1,0 +1,106 @@
+"""`autograd.Function.apply` while some session is attached.
+
+Owns the two forms in which torch implements it, and what stands for each: a function in Python (up
+to torch 2.13), whose code is exchanged, and a class method in C, which the extension redirects or,
+without the extension, an attribute hides.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from amanda_core.patching import Patch
+from amanda_driver_torch._thread.state import STATE, quietly
+from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.internals import BackwardHookFunction
+
+__all__ = ["HIDES_ONLY", "apply_function", "apply_unseen", "replace"]
+
+_FOUND = Function.__dict__["apply"]
+_IN_PYTHON = isinstance(_FOUND, classmethod)
+#: Whether a reference to `apply` that is taken before a session is attached stays unseen.
+HIDES_ONLY = not _IN_PYTHON and native is None
+
+_original: Callable[..., Any] | None = None
+_redirected = False
+
+
+def replace() -> Callable[[], object]:
+    """Let `apply_function` stand for `Function.apply`; return what undoes that."""
+    global _original, _redirected
+    if _IN_PYTHON:
+        function = _FOUND.__func__
+        _original = types.FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        code = function.__code__
+        # The code and not the attribute: also what was bound before (`f = MyFunction.apply`)
+        # runs it.
+        function.__code__ = _Carrier.apply.__code__
+        return functools.partial(setattr, function, "__code__", code)
+    if native is not None:
+        folder = str(Path(torch.__file__).parent)
+        if native.redirect_class_method(_FOUND, apply_function, folder) is None:
+            _original, _redirected = native.call_class_method, True
+            return native.restore_class_method  # type: ignore[no-any-return]
+    _original = _call_class_method
+    return Patch(Function, "apply", classmethod(_apply)).undo
+
+
+def apply_function(
+    cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Any:
+    """Run `cls.apply` as an operator where it is one."""
+    original, kwargs = _original, kwargs or {}
+    assert original is not None
+    attachment = STATE.attachment
+    if attachment is None or not attachment.watching():
+        return original(cls, *args, **kwargs)
+    if cls.__module__ == "torch.utils.checkpoint":
+        # A container: its content is seen by itself.
+        return original(cls, *args, **kwargs)
+    if cls is BackwardHookFunction:
+        # The place of a module's full backward hooks, no part of the model: torch looks for this
+        # very node on what it returned.
+        with quietly():
+            return original(cls, *args, **kwargs)
+
+    call = functools.partial(original, cls)
+    return attachment.execute_python(cls, cls.__name__, call, args, kwargs)
+
+
+def apply_unseen(function: type[Function], *args: Any) -> Any:
+    """Run `function.apply` for a function of the driver's own, which is no operator."""
+    if _redirected:
+        return native.call_class_method(function, *args)
+    # Up to torch 2.13 `Function.apply` is Python over this class method in C (3.3 against 2.2 us).
+    return super(Function, function).apply(*args)  # type: ignore[misc]
+
+
+class _Carrier:
+    # Only its code is used. It needs the cell `__class__` that the original has, and finds the
+    # rest by import, because it runs with the globals of torch.autograd.function.
+    def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
+        from amanda_driver_torch._autograd.function_apply import apply_function
+
+        __class__  # type: ignore[name-defined]  # noqa: B018
+        return apply_function(cls, args, kwargs)  # type: ignore[arg-type]
+
+
+def _apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    return apply_function(cls, args, kwargs)
+
+
+def _call_class_method(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    return _FOUND.__get__(None, cls)(*args, **kwargs)

@@ -1,0 +1,188 @@
+"""What torch calls with gradients: from the arguments of a hook to those of a function and back.
+
+The functions map a sequence of gradients to another (`Taps`); they may also be given what their
+first routines have returned, if the native interceptor has called these already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from amanda_driver_torch._autograd.meetings import Result
+from amanda_driver_torch._autograd.windows import Window
+from amanda_driver_torch._thread.modes import unheard
+from amanda_driver_torch._thread.state import STATE
+
+__all__ = [
+    "outputs_prehook",
+    "posthook",
+    "summing_hooks",
+    "tensor_hook",
+    "window_prehook",
+    "with_shapes",
+]
+
+
+def tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """A hook on a tensor; it also takes what routines have returned that have been called."""
+
+    def hook(grad: Any, done: tuple[Any, ...] = ()) -> Any:
+        try:
+            (new,) = function((grad,), done)
+        except Exception as error:
+            return _unchanged_after(error)
+        return None if new is grad else new
+
+    return hook
+
+
+def window_prehook(
+    function: Callable[[Sequence[Any]], Sequence[Any]], window: Window
+) -> Callable[[Sequence[Any]], Any]:
+    def hook(grads: Sequence[Any]) -> Any:
+        if grads[0] is None:
+            return None
+        try:
+            part = window.read(grads[0])
+            (new,) = function((part,))
+        except Exception as error:
+            return _unchanged_after(error)
+        return None if new is part else (window.write(grads[0], new), *grads[1:])
+
+    return hook
+
+
+def outputs_prehook(
+    function: Callable[[Sequence[Any]], Sequence[Any]], numbers: Sequence[int]
+) -> Callable[[Sequence[Any]], Any]:
+    """A hook on the node that made several outputs, whose numbers are given."""
+
+    def hook(grads: Sequence[Any]) -> Any:
+        given = [grads[number] for number in numbers]
+        try:
+            new = function(given)
+        except Exception as error:
+            return _unchanged_after(error)
+        if all(after is before for before, after in zip(given, new, strict=True)):
+            return None
+        changed = list(grads)
+        for number, after in zip(numbers, new, strict=True):
+            changed[number] = after
+        return tuple(changed)
+
+    return hook
+
+
+def posthook(
+    function: Callable[..., Sequence[Any]],
+    places: Sequence[Result],
+    windows: Sequence[Window | None],
+    dtypes: Sequence[torch.dtype],
+) -> Callable[..., Any]:
+    """A hook on a node, some of whose results are gradients of an op's inputs, of these dtypes.
+
+    It takes the results, the gradients before the node, the shapes of the inputs, and what routines
+    have returned that have been called already.
+    """
+
+    def hook(
+        results: Sequence[Any],
+        _: Sequence[Any],
+        shapes: Sequence[torch.Size],
+        done: tuple[Any, ...] = (),
+    ) -> Any:
+        with unheard(results):
+            grads = [
+                place.given(results[place.number], shape, dtype)
+                if window is None or results[place.number] is None
+                else window.read(results[place.number])
+                for place, shape, window, dtype in zip(places, shapes, windows, dtypes, strict=True)
+            ]
+        try:
+            new = function(grads, done)
+        except Exception as error:
+            return _unchanged_after(error)
+        if all(after is before for before, after in zip(grads, new, strict=True)):
+            return None
+        changed = list(results)
+        with unheard([*results, *new]):
+            for place, window, before, after in zip(places, windows, grads, new, strict=True):
+                if after is not before:
+                    old = results[place.number]
+                    changed[place.number] = (
+                        place.back(after, old) if window is None else window.write(old, after)
+                    )
+        return tuple(changed)
+
+    return hook
+
+
+def summing_hooks(
+    function: Callable[..., Sequence[Any]],
+    parts_of: Sequence[Sequence[tuple[Any, int]]],
+    shapes: Sequence[torch.Size],
+    dtypes: Sequence[torch.dtype],
+) -> list[tuple[Any, Callable[..., Any]]]:
+    """Return hooks by which a function that only looks sees gradients that nodes give in parts.
+
+    Args:
+        function: Gets the gradients, once all nodes have run.
+        parts_of: For each gradient the nodes that give a part of it, each with the result's number.
+        shapes: Shapes of the gradients.
+        dtypes: Their dtypes.
+
+    Returns:
+        The nodes, each with its hook.
+    """
+    nodes = list(dict.fromkeys(node for parts in parts_of for node, _ in parts))
+    places = [[(nodes.index(node), Result(number, "")) for node, number in p] for p in parts_of]
+    count = len(nodes)
+    arrived: dict[int, Sequence[Any]] = {}
+
+    def hook_of(index: int) -> Callable[..., Any]:
+        def hook(results: Sequence[Any], _: Sequence[Any]) -> None:
+            if index in arrived:
+                arrived.clear()  # An earlier pass did not run all of them.
+            arrived[index] = results
+            if len(arrived) < count:
+                return
+            made = dict(arrived)
+            arrived.clear()
+            with unheard([value for given in made.values() for value in given]), torch.no_grad():
+                sums = [
+                    _sum(
+                        result.given(made[number][result.number], shape, dtype)
+                        for number, result in place
+                    )
+                    for place, shape, dtype in zip(places, shapes, dtypes, strict=True)
+                ]
+            if any(value is not None for value in sums):
+                function(sums)
+
+        return hook
+
+    return [(node, hook_of(index)) for index, node in enumerate(nodes)]
+
+
+def _sum(parts: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
+    total: torch.Tensor | None = None
+    for part in parts:
+        if part is not None:
+            total = part if total is None else total + part
+    return total
+
+
+def with_shapes(hook: Callable[..., Any], shapes: Sequence[torch.Size]) -> Callable[..., Any]:
+    """A `posthook` for one execution."""
+    return lambda results, grads: hook(results, grads, shapes)
+
+
+def _unchanged_after(error: Exception) -> None:
+    """Leave gradients as they are where the driver failed, if that is wanted; else raise."""
+    attachment = STATE.attachment
+    if attachment is None or not attachment.session.failures.is_drivers(error):
+        raise error
+    attachment.session.failures.note(error, "pytorch", "gradients of an operator")

@@ -1,0 +1,57 @@
+"""How hooks in graphs, which may outlive a session, know whether it is still there.
+
+Owns the warning of a backward pass that comes too late.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+
+from amanda_core import Session
+from amanda_core.errors import AmandaWarning
+from amanda_driver_torch._identity.frames import user_stacklevel
+
+__all__ = ["Lifetime", "Token"]
+
+
+class Lifetime:
+    """Whether the session that a hook belongs to is still there; outlives it."""
+
+    __slots__ = ("_session", "_warned")
+
+    def __init__(self, session: Session) -> None:
+        self._session = weakref.ref(session)
+        self._warned = False
+
+    def active(self) -> bool:
+        """Return True if routines are to run now; warn once if the tools were left too early."""
+        session = self._session()
+        if session is None or session.closed:
+            self.warn()
+            return False
+        return session.enabled
+
+    def warn(self) -> None:
+        """Warn, once, that routines do not run because their tools were left."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "Backward ran after `apply` was left: edits made in the forward pass stay, "
+                "backward routines do not run. Call backward inside `apply`.",
+                AmandaWarning,
+                stacklevel=user_stacklevel(),
+            )
+
+
+class Token:
+    """Stands for something in the hooks of a graph; what it stands for goes with the graph.
+
+    Attributes:
+        epoch: Epoch in which the graph was made, the last one where several share the hook.
+    """
+
+    __slots__ = ("__weakref__", "epoch")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch

@@ -1,0 +1,191 @@
+"""Where the gradients of several inputs of an op meet: one node that gives all of them.
+
+Owns the search for that node among those of an op, and what turns its results into the gradients
+of the inputs. Registers nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from amanda_driver_torch._autograd.nodes import Edge, Slot, edges_from, name_of
+from amanda_driver_torch._torch.internals import input_metadata, saved_sizes
+
+__all__ = ["Meeting", "Result", "contributors", "meeting", "readings"]
+
+#: Nodes that only change the shape of a gradient, and how a result of the node before them is to
+#: be changed likewise; empty where it is the same.
+_RESHAPING = {
+    "ViewBackward0": "reshape",
+    "UnsafeViewBackward0": "reshape",
+    "ReshapeAliasBackward0": "reshape",
+    "UnsqueezeBackward0": "reshape",
+    "SqueezeBackward0": "reshape",
+    "SqueezeBackward1": "reshape",
+    "TBackward0": "t",
+    "CloneBackward0": "",
+}
+
+
+#: Edge -> the nodes that lead there, and the numbers of their results.
+_Leading: TypeAlias = "dict[Edge, list[tuple[Any, int]]]"
+
+
+class Result(NamedTuple):
+    """One result of a node.
+
+    Attributes:
+        number: Its number.
+        way: ``reshape`` or ``t`` where it becomes the input's gradient by that; else empty.
+    """
+
+    number: int
+    way: str
+
+    def given(
+        self, value: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """The gradient of an input of `shape` and `dtype`, out of this result of the node."""
+        if value is None or value.is_nested:
+            return value
+        if self.way:
+            value = value.t() if self.way == "t" else value.reshape(shape)
+        elif value.shape != shape:
+            # A node may leave it to the engine to sum what was broadcast, and to convert it.
+            value = value.sum_to_size(shape)
+        return value if value.dtype == dtype else value.to(dtype)
+
+    def back(self, gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
+        """Return this result of the node, `value`, changed so that the input gets `gradient`."""
+        if gradient is None or not self.way:
+            return gradient
+        return gradient.t() if self.way == "t" else gradient.reshape(value.shape)
+
+
+class Meeting(NamedTuple):
+    """A node at which gradients meet.
+
+    Attributes:
+        node: The node.
+        results: Slot of an input -> the result that is its gradient.
+    """
+
+    node: Any
+    results: dict[Slot, Result]
+
+
+def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
+    """The one of `nodes` that gives the gradients of all `edges`; None where there is none.
+
+    Args:
+        nodes: The nodes that an op made.
+        edges: Slot of an input -> where its gradient goes.
+    """
+    leading = _leading(nodes)
+    found = {slot: _origins(leading, edge) for slot, edge in edges.items()}
+    for node in nodes:
+        if all(node in results for results in found.values()):
+            return Meeting(node, {slot: results[node] for slot, results in found.items()})
+    return None
+
+
+def _origins(leading: _Leading, edge: Edge) -> dict[Any, Result]:
+    """The nodes whose results become the gradient of an edge, and how."""
+    found: dict[Any, Result] = {}
+    way = ""
+    while True:
+        origins = leading.get(edge, [])
+        if len(origins) != 1:
+            return found
+        ((node, number),) = origins
+        found[node] = Result(number, way)
+        change = _change(node)
+        if change is None or (way and change and way + change != "reshapereshape"):
+            return found
+        way, edge = way or change, (node, 0)
+
+
+def _change(node: Any) -> str | None:
+    """Return how a node changes the shape of a gradient; None where it does more to it."""
+    name = name_of(node)
+    if name == "ExpandBackward0":
+        # To the shape that was there: nothing is summed.
+        (given,) = input_metadata(node) or (None,)
+        same = given is not None and tuple(given.shape) == saved_sizes(node)
+        return "" if same else None
+    return _RESHAPING.get(name)
+
+
+def readings(
+    nodes: Sequence[Any],
+    edges: Mapping[Slot, Edge],
+    groups: Iterable[frozenset[int]],
+    base: Any = None,
+) -> Iterator[tuple[frozenset[int], list[Slot], Meeting | None]]:
+    """Where to read the gradients of inputs that are wanted together.
+
+    Args:
+        nodes: The nodes that an op made.
+        edges: Slot of an input -> where its gradient goes.
+        groups: Positions whose gradients are wanted together.
+        base: The node whose first result is the gradient of what input 0 is a view of, if so.
+
+    Yields:
+        For each group, its inputs that get gradients, if any, and the node; None where there is
+        no such node.
+    """
+    places: dict[Slot, list[tuple[Any, int]]] = {}
+    taken: dict[Any, int] = {}
+    leading, times = _leading(nodes), Counter(edges.values())
+    for slot, edge in edges.items():
+        found = leading.get(edge, [])
+        if len(found) == times[edge]:
+            # The same tensor at several positions: results come in the order of arguments.
+            place = taken.get(edge, 0)
+            taken[edge] = place + 1
+            found = [found[place]]
+        places[slot] = found
+    if base is not None:
+        places[0, None] = [(base, 0)]
+    for group in groups:
+        chosen = [slot for slot in places if slot[0] in group and places[slot]]
+        if not chosen:
+            continue
+        node = places[chosen[0]][0][0]
+        if all(len(places[slot]) == 1 and places[slot][0][0] is node for slot in chosen):
+            results = {slot: Result(places[slot][0][1], "") for slot in chosen}
+            yield group, chosen, Meeting(node, results)
+        else:
+            yield group, chosen, meeting(nodes, {slot: edges[slot] for slot in chosen})
+
+
+def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot, list[Any]] | None:
+    """Return for each input the nodes whose results the engine adds up, each with the number.
+
+    None where one tensor stands at several positions, and the nodes do not tell these apart.
+    """
+    leading, times = _leading(nodes), Counter(edges.values())
+    found: dict[Slot, list[Any]] = {}
+    taken: Counter[Edge] = Counter()
+    for slot, edge in edges.items():
+        origins = leading.get(edge, [])
+        if times[edge] > 1:
+            if len(origins) != times[edge]:
+                return None
+            # Results come in the order of arguments.
+            origins = [origins[taken[edge]]]
+            taken[edge] += 1
+        found[slot] = origins
+    return found if all(found.values()) else None
+
+
+def _leading(nodes: Sequence[Any]) -> _Leading:
+    found: _Leading = {}
+    for node in nodes:
+        for index, edge in enumerate(edges_from(node)):
+            found.setdefault(edge, []).append((node, index))
+    return found

@@ -1,0 +1,141 @@
+"""What is kept of an op (one operator at one place of a program), and of a backward op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from amanda_core import IPoint, OpContext, Session, Site
+from amanda_driver_torch._autograd.gradient_plans import fold, replaced
+from amanda_driver_torch._autograd.nodes import BackwardOp, tensors_in
+from amanda_driver_torch._thread.modes import call_routine
+from amanda_driver_torch._torch.internals import next_sequence
+
+__all__ = ["BackwardProgram", "NodeRecord", "OpRecord"]
+
+
+class BackwardProgram(Protocol):
+    """What the record of a backward op knows of the program that it is part of.
+
+    Attributes:
+        session: The session.
+        second_order: Whether gradients of gradients are looked at, too.
+    """
+
+    session: Session
+    second_order: bool
+
+    def track_second_order(
+        self, record: NodeRecord, tensors: Sequence[torch.Tensor], start: int
+    ) -> None:
+        """Hook the nodes that a node made while it ran."""
+
+
+class OpRecord:
+    """What an attachment knows of one op."""
+
+    __slots__ = (
+        "caller",
+        "context",
+        "hooks",
+        "idle_epoch",
+        "idle_nodes",
+        "nodes",
+        "program",
+        "site",
+    )
+
+    def __init__(self, site: Site, caller: str) -> None:
+        self.site = site
+        #: Module of the frame that calls the operator.
+        self.caller = caller
+        self.context: OpContext | None = None
+        #: Epoch in which there is nothing to do for this op; 0 for none.
+        self.idle_epoch = 0
+        #: Number of backward nodes that it made then; another number is looked at again. -1 while
+        #: some of them have not run, and so have not been analysed.
+        self.idle_nodes = 0
+        self.nodes: dict[Any, NodeRecord] = {}
+        #: The plan in the form that the native interceptor runs, where it has one.
+        self.program: object = None
+        #: The plans of its nodes in that form.
+        self.hooks: object = None
+
+
+class NodeRecord:
+    """One backward op of one forward op (or of a leaf), and what is to be done around it."""
+
+    __slots__ = ("__weakref__", "_start", "backward", "context", "forward", "settled", "site")
+
+    def __init__(self, backward: BackwardProgram, site: Site, forward: OpContext | None) -> None:
+        self.backward = backward
+        self.site = site
+        self.forward = forward
+        self.context: OpContext | None = None
+        #: Epoch in which analysis found nothing to do here; 0 for none.
+        self.settled = 0
+        self._start = 0
+
+    def idle(self, session: Session) -> bool:
+        """Return True if this node needs no hook: analysed in this epoch, and nothing asked."""
+        return session.caching and self.settled == session.epoch and not self.backward.second_order
+
+    def analysed(self, session: Session) -> bool:
+        """Return True if no analysis routine is due for this node."""
+        return self.context is not None and not any(
+            session.due(self.context, point)
+            for point in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)
+        )
+
+    def _open(self, session: Session) -> OpContext:
+        op = BackwardOp(self.site.op_type)
+        context = session.open(self.site, op, forward=self.forward, backward=True)
+        if self.forward is None:
+            context.fill(op=op)
+        self.context = context
+        return context
+
+    def before(self, grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
+        """Prehook: analysis and routines before the node; its gradients, if changed.
+
+        Args:
+            grads: The gradients.
+            done: What the routines of the first steps have returned, if they have been called.
+        """
+        session = self.backward.session
+        context = self._open(session)
+        self._start = next_sequence()
+        try:
+            context.fill(grad_outputs=list(grads))
+            plan = call_routine(context.trigger_callback, IPoint.BEFORE_BACKWARD)
+            return fold(plan, grads, done)
+        finally:
+            context.release()
+
+    def after(
+        self, grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...] | None:
+        """Posthook: replacement, analysis and routines after the node; its results, if changed."""
+        session, backward = self.backward.session, self.backward
+        context = self.context = self._open(session)
+        try:
+            context.fill(grad_outputs=list(grads))
+            before = context.plan(IPoint.BEFORE_BACKWARD)
+            results: Sequence[Any] = grad_inputs
+            if before.replacement is not None:
+                results = replaced(before, grads, grad_inputs, context)
+            context.fill(grad_inputs=list(results))
+            plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
+            changed = fold(plan, results, done)
+            # Gradients of gradients are found from here, so a node that made some stays hooked.
+            if not (before or plan) and session.caching and not backward.second_order:
+                self.settled = session.epoch
+            if backward.second_order and torch.is_grad_enabled():
+                backward.track_second_order(self, tensors_in(grad_inputs), self._start)
+            if changed is not None:
+                return changed
+            return tuple(results) if results is not grad_inputs else None
+        finally:
+            context.release()

@@ -1,0 +1,124 @@
+"""Whether the gradients of an op's inputs can be read at its nodes, known before the op runs.
+
+Owns the rehearsal of composite ops on tensors without memory, which shows the nodes that they make.
+An identity in front of an input, which serves everywhere, would regroup sums of second-order
+gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from amanda_core import IPoint, OpContext
+from amanda_driver_torch._autograd.call import Call
+from amanda_driver_torch._autograd.meetings import readings
+from amanda_driver_torch._autograd.nodes import differentiable, edge_of, new_nodes, tensors_in
+from amanda_driver_torch._operators.signature import outputs_of
+from amanda_driver_torch._thread.modes import unheard
+from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence, tree_map_only
+from amanda_driver_torch._torch.reading import is_strided, requires_grad
+
+__all__ = ["readable"]
+
+
+#: Parts of the names of composite ops that are made of others on another device or with other
+#: libraries, or that draw random numbers.
+_OTHERWISE = (
+    *("attention", "batch_norm", "ctc_loss", "dropout", "gru", "instance_norm"),
+    *("linear_cross_entropy", "lstm", "rms_norm", "rnn", "rrelu"),
+)
+#: Layout of a call -> what its rehearsal found.
+_found: dict[Any, bool] = {}
+_MANY = 1024
+
+
+def readable(call: Call, context: OpContext, groups: Sequence[frozenset[int]]) -> bool:
+    """Return True if the gradients of each of `groups` of inputs are results of one node.
+
+    Args:
+        call: The call, before the op runs.
+        context: The op's context.
+        groups: Positions whose gradients are wanted together.
+    """
+    points = (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
+    if (
+        any(context.plan(point).replacement is not None for point in points)
+        # It would convert values by further nodes.
+        or autocast_enabled()
+        or not all(is_strided(tensor) for tensor in tensors_in(call.values))
+    ):
+        return False
+    if call.bound.signature.one_node:
+        return True
+    if (
+        not groups
+        or call.operator.aliases
+        or call.mutated
+        or call.bound.out is not None
+        or not call.bound.bound
+        or any(part in call.operator.op_type for part in _OTHERWISE)
+    ):
+        return False
+    key = _key(call, groups)
+    if key is None:
+        return False
+    found = _found.get(key)
+    if found is None:
+        if len(_found) >= _MANY:
+            _found.clear()
+        found = _found[key] = _rehearse(call, groups)
+    return found
+
+
+def _key(call: Call, groups: Sequence[frozenset[int]]) -> Any:
+    """Return what decides which nodes an op makes; None where that cannot be told."""
+    numbers: dict[int, int] = {}
+
+    def described(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            number = numbers.setdefault(id(value), len(numbers))
+            facts = (value.shape, value.stride(), value.dtype, requires_grad(value))
+            return (number, value.device.type, *facts)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(described, value))
+        return (type(value), value)
+
+    values = [*call.values, *call.bound.attrs.items()]
+    key = (call.operator.func, frozenset(groups), *map(described, values))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _rehearse(call: Call, groups: Sequence[frozenset[int]]) -> bool:
+    made: dict[int, torch.Tensor] = {}
+
+    def without_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            meta = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+            made[id(tensor)] = meta.requires_grad_(tensor.requires_grad)
+        return made[id(tensor)]
+
+    with unheard(()), saved_tensors_hooks(_as_it_is, _as_it_is):
+        values = tree_map_only(torch.Tensor, without_memory, call.values)
+        args, kwargs = call.bound.call_args(values)
+        start = next_sequence()
+        try:
+            outputs = outputs_of(call.operator.func(*args, **kwargs))
+        except Exception:
+            return False  # The op itself will say what is wrong, if anything is.
+        nodes, _ = new_nodes(tensors_in(outputs), start)
+        edges = {slot: edge_of(tensor) for slot, tensor in differentiable(values).items()}
+        return all(met is not None for _, _, met in readings(nodes, edges, groups))
+
+
+def _as_it_is(saved: torch.Tensor) -> torch.Tensor:
+    return saved

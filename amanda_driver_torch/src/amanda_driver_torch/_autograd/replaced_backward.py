@@ -1,0 +1,115 @@
+"""The replacement of an op's whole backward (the aligned view).
+
+Owns how the op runs detached from the graph and what a replacement's gradients mean. The node
+itself is `own_nodes`'.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amanda_core import Plan, Step
+from amanda_core.errors import RoutineResultError, UnsupportedError
+from amanda_driver_torch._autograd.backward import Backward
+from amanda_driver_torch._autograd.call import Call
+from amanda_driver_torch._autograd.edits import check_gradient_shape, refuse_nested
+from amanda_driver_torch._autograd.nodes import differentiable, placed
+from amanda_driver_torch._autograd.own_nodes import run_replaced
+from amanda_driver_torch._operators.signature import outputs_of, restructure
+from amanda_driver_torch._thread.modes import call_routine
+
+__all__ = ["run_with_replaced_backward"]
+
+
+def run_with_replaced_backward(call: Call, backward_program: Backward, replacement: Step) -> Any:
+    """Run an op whose backward, as a whole, is the routine of `replacement`."""
+    slots = differentiable(call.values)
+    if not slots:
+        return call.call_original(call.values)
+    chosen = list(slots)
+    for tensor in slots.values():
+        refuse_nested(tensor, replacement.where)
+    returned: list[Any] = []
+    where = replacement.where
+    # Weakly, as everything that a node of the graph refers to.
+    held, lifetime = weakref.ref(backward_program), backward_program.lifetime
+    token = backward_program.keep(Plan(replacement=replacement))
+    last = chosen[-1][0]
+    lengths = {p: len(call.values[p]) for p, index in chosen if index is not None}
+    shapes = [slots[slot].shape for slot in chosen]
+    mutated = call.mutated
+
+    def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
+        values = placed(call.values, chosen, tensors)
+        result = call.call_original(values)
+        call.original.drop()  # It has no gradient: the node that is being made has.
+        returned.append(result)
+        outputs = [o for o in call.outputs_of(result) if isinstance(o, torch.Tensor)]
+        written = [values[p] for p in mutated if isinstance(values[p], torch.Tensor)]
+        dirty = [o for o in outputs if any(o is w for w in written)]
+        fresh = {id(d) for d in dirty}
+        # An input handed back, or a view of one, would make autograd refuse later in-place work.
+        return [o if id(o) in fresh else o.detach() for o in outputs], dirty
+
+    def backward(grads: Sequence[Any]) -> Sequence[Any]:
+        program = held()
+        plan = program.plan_of(token) if program is not None else None
+        step = plan.replacement if plan is not None else None
+        if (
+            program is None
+            or step is None
+            or not program.still_applied(step)
+            or not lifetime.active()
+        ):
+            raise UnsupportedError(
+                "The backward of this op is replaced by a routine of a tool that was left",
+                where=where,
+                fix="Call backward inside `apply`",
+            )
+        # Like any replacement it is differentiated as written, where this pass is.
+        given = call_routine(step.replace, list(grads), autodiff=True)
+        if not isinstance(given, (tuple, list)):
+            if len(chosen) != 1:
+                raise RoutineResultError(
+                    "A replacement of a backward op returned one gradient, but "
+                    f"{len(chosen)} inputs are differentiable",
+                    where=where,
+                    fix="Return one gradient for each input up to the last differentiable one",
+                )
+            single = [given] if chosen[0][1] is None else [[given]]
+            given = [None] * last + single
+        if len(given) == 1 and len(chosen) == 1 and last:
+            given = [None] * last + list(given)
+        if len(given) <= last:
+            raise RoutineResultError(
+                f"A replacement of a backward op returned {len(given)} gradients, but input "
+                f"{last} is differentiable",
+                where=where,
+                fix="Return one gradient for each input up to the last differentiable one",
+            )
+        for position, length in lengths.items():
+            if given[position] is not None and len(given[position]) != length:
+                raise RoutineResultError(
+                    f"Input {position} is a list of {length} tensors", where=where
+                )
+        grads = [
+            given[position]
+            if index is None
+            else (None if given[position] is None else given[position][index])
+            for position, index in chosen
+        ]
+        for grad, shape in zip(grads, shapes, strict=True):
+            check_gradient_shape(grad, shape, where)
+        return grads
+
+    tensors = iter(run_replaced(forward, [slots[slot] for slot in chosen], backward))
+    result = returned[0]
+    if result is None:
+        return None
+    return restructure(
+        result, [next(tensors) if isinstance(o, torch.Tensor) else o for o in outputs_of(result)]
+    )

@@ -1,0 +1,1 @@
+"""What a call of the program goes through first: interceptors and patches."""

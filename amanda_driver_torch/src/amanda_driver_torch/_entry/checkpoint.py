@@ -1,0 +1,118 @@
+"""Activation checkpointing: a function that is run again in a backward pass runs as it ran first.
+
+Owns what is remembered of a first run (tools, scopes, whether anything was edited) and the rerun
+under it. A rerun under other tools would compute other activations than those that the loss was
+computed on, and with them silently wrong gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from amanda_core.errors import UnsupportedError
+from amanda_driver_torch._identity.sites import BOUNDARY
+from amanda_driver_torch._thread.state import STATE, quietly
+
+__all__ = ["Rerun", "is_foreign_rerun", "watch_first_run"]
+
+
+class Rerun:
+    """A checkpointed function.
+
+    Args:
+        function: What is checkpointed.
+        first: Whether its first run goes through here, too.
+    """
+
+    def __init__(self, function: Callable[..., Any], first: bool) -> None:
+        attachment = STATE.attachment
+        self._function = function
+        self._first = first
+        self._attachment = attachment if attachment is not None and attachment.watching() else None
+        self._activations = [activation.copy() for activation in STATE.activations]
+        self._edits = 0
+        if self._attachment is not None:
+            session = self._attachment.session
+            self._tools = [weakref.ref(tool) for tool in session.tools]
+            # Without the cache every analysis makes a new epoch, and the rerun is analysed anew.
+            self._epoch = session.epoch if session.caching else None
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function: as it is the first time, under the tools of then the next."""
+        if self._first:
+            self._first = False
+            before = self.begin()
+            try:
+                return self._function(*args, **kwargs)
+            finally:
+                self.end(before)
+        attachment = self._attachment
+        tools = [tool() for tool in self._tools] if attachment is not None else []
+        if attachment is None or attachment.session.closed or None in tools:
+            self._refuse_if_edited()
+            with quietly():
+                return self._function(*args, **kwargs)
+        session = attachment.session
+        with session.as_of([tool for tool in tools if tool is not None]):
+            if self._epoch not in (None, session.epoch):
+                self._refuse_if_edited()
+            with attachment.resumed([activation.copy() for activation in self._activations]):
+                return self._function(*args, **kwargs)
+
+    def begin(self) -> int:
+        """Note where the edits of the first run begin."""
+        return self._attachment.edits if self._attachment is not None else 0
+
+    def end(self, before: int) -> None:
+        """Note how many edits the first run made."""
+        if self._attachment is not None:
+            self._edits = self._attachment.edits - before
+
+    def _refuse_if_edited(self) -> None:
+        if self._edits:
+            raise UnsupportedError(
+                "A checkpointed function that tools edited is to be recomputed, but these tools "
+                "were left or invalidated since",
+                where="torch.utils.checkpoint",
+                fix="Call backward while the same tools are applied",
+            )
+
+
+BOUNDARY.add(Rerun.__call__.__code__)
+
+
+def watch_first_run(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """The generator of the variant whose first run is the caller's own call of the function."""
+
+    @functools.wraps(generator)
+    def run(function: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        rerun = Rerun(function, first=False)
+        before = rerun.begin()
+        try:
+            yield from generator(rerun, *args, **kwargs)
+        finally:
+            rerun.end(before)
+
+    return run
+
+
+def is_foreign_rerun() -> bool:
+    """Return True if the caller runs in a recomputation whose first run no tool has seen."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is Rerun.__call__.__code__:
+            return False
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint" and code.co_name in (
+            "recompute_fn",
+            "backward",
+        ):
+            return True
+        frame = frame.f_back
+    return False

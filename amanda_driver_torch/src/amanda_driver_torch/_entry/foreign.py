@@ -1,0 +1,85 @@
+"""What other libraries have put between a program and PyTorch: hooks, modes, replaced functions.
+
+Owns how each is found and named; `amanda doctor` shows it. Changes nothing, and is asked only where
+torch is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from amanda_core import Finding
+
+__all__ = ["foreign"]
+
+#: Whose functions may stand in torch's modules: its own, Python's, and ours meanwhile.
+_KNOWN = frozenset({"torch", "amanda_driver_torch", "typing_extensions", *sys.stdlib_module_names})
+
+
+def foreign() -> list[Finding]:
+    """Return what is found, named by where it was defined."""
+    return [*_of_hooks(), *_of_modes(), *_of_functions()]
+
+
+def _of_hooks() -> Iterator[Finding]:
+    import torch.nn.modules.module as module
+
+    from amanda_driver_torch._torch.internals import GLOBAL_MODULE_HOOKS
+
+    for registry, what in GLOBAL_MODULE_HOOKS.items():
+        hooks: Mapping[int, Any] = getattr(module, registry, {})
+        for hook in hooks.values():
+            if not _is_known(hook):
+                yield Finding(
+                    "warning",
+                    f"A global {what} of modules is set: {_named(hook)}",
+                    "It runs beside the tools and may change values: remove it if it should not",
+                )
+
+
+def _of_modes() -> Iterator[Finding]:
+    from amanda_driver_torch._torch.internals import dispatch_modes, function_modes
+
+    entered = {"torch function mode": function_modes(), "torch dispatch mode": dispatch_modes()}
+    for what, modes in entered.items():
+        for mode in modes:
+            if not _is_known(type(mode)):
+                yield Finding(
+                    "warning",
+                    f"A {what} is entered: {_named(type(mode))}",
+                    "It may replace operators: leave it where only the tools should",
+                )
+
+
+def _of_functions() -> Iterator[Finding]:
+    import torch
+    from torch import nn
+
+    for owner in (torch, torch.Tensor, torch.autograd, nn.functional, nn.Module):
+        for name, function in list(vars(owner).items()):
+            if inspect.isfunction(function) and not _is_known(function):
+                yield Finding(
+                    "info",
+                    f"{owner.__name__}.{name} is replaced by {_named(function)}",
+                    "What it calls is seen as operators, and not the function itself",
+                )
+
+
+def _is_known(value: Any) -> bool:
+    return str(getattr(_inner(value), "__module__", None) or "torch").partition(".")[0] in _KNOWN
+
+
+def _inner(value: Any) -> Any:
+    while isinstance(value, functools.partial):
+        value = value.func
+    return value
+
+
+def _named(value: Any) -> str:
+    value = _inner(value)
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return f"{getattr(value, '__module__', '?')}.{name}"

@@ -1,0 +1,171 @@
+"""The interceptor in pure Python: a `TorchFunctionMode` that hands operators to the attachment.
+
+Owns the mode and what it does with each kind of function that torch's protocol reports.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from amanda_core import Blind
+from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._entry.limits import LIMITS
+from amanda_driver_torch._entry.patches import PATCHES
+from amanda_driver_torch._entry.wrappers import has_override, make_transparent, transparent
+from amanda_driver_torch._identity.sites import Sites
+from amanda_driver_torch._operators.bindings import (
+    is_operator,
+    is_operator_name,
+    operator_of,
+    type_name,
+)
+from amanda_driver_torch._operators.operator import Operator
+from amanda_driver_torch._thread.activations import Activation, Scope
+from amanda_driver_torch._thread.modes import in_users_modes, laid_aside
+from amanda_driver_torch._thread.state import STATE, Watcher
+from amanda_driver_torch._torch.internals import (
+    LOOKED_AWAY,
+    function_mode_at,
+    function_mode_count,
+    nested_bindings,
+    pop_function_mode,
+    push_function_mode,
+)
+
+__all__ = ["FunctionModeInterceptor"]
+
+# Namespaces that wrappers defined elsewhere ask in: `F.max_pool2d` is a function of another module,
+# `torch.nn.init` asks by the qualified name.
+_ASKED_ELSEWHERE = (torch.nn.functional, torch.functional, torch.overrides)
+
+
+# Bindings that torch's function protocol does not report.
+_UNREPORTED = (
+    (torch, "from_numpy"),
+    (torch, "frombuffer"),
+    (nested_bindings, "nested_tensor"),
+)
+
+
+#: The module of functions that write their arguments through a process group.
+_COLLECTIVES = "torch.distributed.distributed_c10d"
+
+
+class FunctionModeInterceptor:
+    """Sees what torch's function protocol sees, in the thread that starts it."""
+
+    name = "function_mode"
+    watch = None
+    #: The protocol is called inside of what turns a TypeError into NotImplemented.
+    hides_type_errors = True
+
+    def __init__(self, attachment: Watcher, sites: Sites[OpRecord]) -> None:
+        self._mode = _Mode(attachment)
+        self.locate = sites.locate
+
+    def start(self) -> None:
+        """Begin to intercept in this thread."""
+        for namespace in _ASKED_ELSEWHERE:
+            make_transparent(vars(namespace))
+        for owner, name in _UNREPORTED:
+            PATCHES.add_operator(owner, name, name)
+        STATE.mode = self._mode
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Cease, whatever other modes were pushed since and are still there."""
+        STATE.mode = None
+        self._mode.leave()
+
+    def inside(self) -> AbstractContextManager[object]:
+        """Extent that is intercepted although an operator around it is running."""
+        stack = range(function_mode_count())
+        if any(function_mode_at(i) is self._mode for i in stack):
+            return nullcontext()
+        return self._mode
+
+    def activation(self, scope: Scope) -> Activation:
+        """A call of a module, as this interceptor counts what is passed in it."""
+        return Activation(scope)
+
+    def forget(self) -> None:
+        """Keep no record."""
+
+    def coverage(self) -> Sequence[Blind]:
+        """Return what the function protocol does not see."""
+        return LIMITS[self.name]
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, attachment: Watcher) -> None:
+        super().__init__()
+        self._attachment = attachment
+        self._operators: dict[Any, Operator | None] = {}
+
+    def leave(self) -> None:
+        above = []
+        while function_mode_count():
+            mode = pop_function_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            push_function_mode(mode)
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types_: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if type(func) is types.FunctionType:
+            if not self._attachment.watching():
+                return func(*args, **kwargs)
+            return self._call_wrapper(func, args, kwargs)
+        try:
+            operator = self._operators[func]
+        except KeyError:
+            operator = self._operators[func] = (
+                Operator(func, operator_of(func), type_name(func)) if is_operator(func) else None
+            )
+        # Metadata first: half of what the protocol reports.
+        if operator is None or not self._attachment.watching():
+            return func(*args, **kwargs)
+        return self._execute(operator, func, args, kwargs)
+
+    def _execute(
+        self, operator: Operator, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not function_mode_count():
+            return self._attachment.execute(operator, func, args, kwargs)
+        # Modes entered before ours: they are to hear of the operator, not of our work.
+        with laid_aside():
+            return self._attachment.execute(operator, in_users_modes(func), args, kwargs)
+
+    def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a Python function of torch's so that the operators inside it are seen."""
+        if func.__name__ in LOOKED_AWAY or func.__module__ == _COLLECTIVES:
+            return func(*args, **kwargs)
+        if has_override(args) or has_override(tuple(kwargs.values())):
+            # The subclass wants to see this very function, so the function is the operator.
+            return self._call_opaque(func, args, kwargs)
+        if STATE.transparent and STATE.transparent[-1] is func:
+            # It asks for modes in a way that is not known here; better opaque than endless.
+            return self._call_opaque(func, args, kwargs)
+        make_transparent(func.__globals__)
+        with self, transparent(func):
+            return func(*args, **kwargs)
+
+    def _call_opaque(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func.__module__ == "torch.nn.functional" or is_operator_name(func.__name__):
+            operator = Operator(func, func, func.__name__)
+            return self._execute(operator, func, args, kwargs)
+        return func(*args, **kwargs)

@@ -1,0 +1,245 @@
+"""The native interceptor: torch's own bindings redirected while a session is attached.
+
+Owns what the extension is told (which bindings are operators, and how each is called) and the
+operators that are no bindings. What happens at a call is in `native/`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from amanda_core import Blind, Step
+from amanda_core.errors import annotate
+from amanda_core.threads import THREAD
+from amanda_driver_torch._autograd.own_nodes import tap
+from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._entry.interceptor import Handler
+from amanda_driver_torch._entry.limits import LIMITS
+from amanda_driver_torch._entry.patches import PATCHES
+from amanda_driver_torch._entry.tracing import STAND_INS
+from amanda_driver_torch._execution.execute import Execution
+from amanda_driver_torch._identity.sites import Sites
+from amanda_driver_torch._operators.bindings import is_operator, operators, type_name
+from amanda_driver_torch._operators.operator import Operator
+from amanda_driver_torch._thread.activations import Activation, Scope
+from amanda_driver_torch._thread.modes import in_users_modes, laid_aside, overheard
+from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.internals import (
+    FUNCTIONS,
+    OpOverload,
+    OpOverloadPacket,
+    function_mode_count,
+    next_sequence,
+    some_binding,
+)
+from amanda_driver_torch._torch.reading import is_weight
+
+__all__ = ["NativeInterceptor"]
+
+R = TypeVar("R")
+
+
+class NativeInterceptor:
+    """Sees every call of a binding of torch's in the thread that starts it."""
+
+    name = "native"
+    #: It stands outside of what turns a TypeError into NotImplemented.
+    hides_type_errors = False
+
+    def __init__(self, attachment: Handler, execution: Execution, sites: Sites[OpRecord]) -> None:
+        self._refused = _define()
+        self.watch = native.Watch(
+            session=attachment.session,
+            get_control=_control,
+            execute=_unheard(attachment.execute_known),
+            settle=_aside(execution.settle),
+            call_module=attachment.call_module,
+            enter_module=attachment.trace_module,
+            module_failed=attachment.module_failed,
+            scopes=attachment.scopes,
+            resume=_unheard(execution.resume),
+            edit=execution.edit,
+            raise_pending=attachment.session.raise_pending,
+            pending=attachment.session.pending,
+            annotate=_annotate,
+            tap=tap,
+            resolve=_aside(attachment.resolve),
+            is_weight=_aside(is_weight),
+            classify=sites.classify,
+            look_up=sites.labels.look_up,
+            record_type=OpRecord,
+            parameter_type=nn.Parameter,
+            tensor_type=torch.Tensor,
+        )
+        self.locate = self.watch.locate
+        self.forget = self.watch.forget
+
+    def start(self) -> None:
+        """Begin to intercept in this thread."""
+        for kind in (OpOverload, OpOverloadPacket):
+            if not hasattr(kind.__call__, _MARK):
+                PATCHES.add(kind, "__call__", _dispatcher_call(kind.__call__))
+        for name in self._refused:
+            owner, _, attribute = name.rpartition(".")
+            if owner == FUNCTIONS or hasattr(torch, attribute):
+                PATCHES.add_operator(torch, attribute, attribute)
+        native.install()
+
+    def stop(self) -> None:
+        """Cease, and put back what was found with the last session."""
+        native.uninstall()
+        self.watch.close()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Extent that is intercepted although an operator around it is running."""
+        depth, STATE.depth = STATE.depth, 0
+        try:
+            yield
+        finally:
+            STATE.depth = depth
+
+    def activation(self, scope: Scope) -> Activation:
+        """A call of a module, as the extension counts what is passed in it."""
+        activation: Activation = native.Activation(scope)
+        return activation
+
+    def coverage(self) -> Sequence[Blind]:
+        """Return what the redirected tables do not show."""
+        return [
+            *LIMITS[self.name],
+            *(Blind(f"early references to {n}", why) for n, why in self._refused.items()),
+        ]
+
+
+def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose third argument is the original, unheard by function modes of the user's."""
+
+    def run(record: Any, operator: Any, call: Callable[..., Any], *rest: Any) -> Any:
+        if not function_mode_count():
+            return function(record, operator, call, *rest)
+        with laid_aside():
+            return function(record, operator, in_users_modes(call), *rest)
+
+    return run
+
+
+def _aside(function: Callable[..., R]) -> Callable[..., R]:
+    """`function`, unheard by function modes of the user's."""
+
+    def run(*arguments: Any) -> R:
+        with laid_aside():
+            return function(*arguments)
+
+    return run
+
+
+def _annotate(step: Step, error: BaseException) -> None:
+    annotate(error, f"In {step.where}")
+
+
+def _control() -> Any:
+    return THREAD.control
+
+
+@functools.cache
+def _define() -> dict[str, str]:
+    """Tell the extension of all operators; name -> why it does not redirect it."""
+    folder = str(Path(torch.__file__).parent)
+    refused = {}
+    _set_up(some_binding)
+    for name, binding in operators().items():
+        call = binding
+        if name.endswith("__"):
+            call = binding.__get__ if hasattr(binding, "__set__") else _answering(binding)
+        elif hasattr(binding, "__set__"):
+            call = _reading(binding)
+        why = native.define(binding, name, type_name(binding), call, folder)
+        if why is not None:
+            refused[name] = why
+    return refused
+
+
+def _set_up(binding: Any) -> None:
+    """Tell the extension where torch's library is, by a binding in it; None to ask Python."""
+    native.set_up(
+        _operator,
+        binding,
+        torch.is_grad_enabled,
+        next_sequence,
+        function_mode_count,
+        overheard,
+        STAND_INS,
+    )
+
+
+def _operator(binding: Any, op_type: str) -> Operator:
+    return Operator(binding, binding, op_type)
+
+
+def _reading(attribute: Any) -> Callable[..., Any]:
+    read = attribute.__get__
+
+    def call(tensor: Any) -> Any:
+        return read(tensor)
+
+    return call
+
+
+def _answering(binding: Any) -> Callable[..., Any]:
+    """An operator of Python's that says by an exception that it cannot work on its operands."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = binding(*args, **kwargs)
+        if result is NotImplemented:
+            STATE.refused = True
+            raise TypeError("unsupported operands")
+        return result
+
+    return call
+
+
+# Operators of the dispatcher, which Python calls through objects of its own.
+
+_MARK = "__amanda_dispatcher__"
+
+
+def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[Any, Operator | None] = {}
+
+    def hand_over(attachment: Any, operator: Any, run: Any, args: Any, kwargs: Any) -> Any:
+        return attachment.execute(operator, run, args, kwargs)
+
+    execute = _unheard(hand_over)
+
+    @functools.wraps(original)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if (
+            attachment is None
+            or attachment.watch is None
+            or STATE.depth
+            or not attachment.watching()
+        ):
+            return original(self, *args, **kwargs)
+        if self not in known:
+            known[self] = Operator(self, self, type_name(self)) if is_operator(self) else None
+        operator = known[self]
+        if operator is None:
+            return original(self, *args, **kwargs)
+        STATE.depth += 1
+        try:
+            return execute(attachment, operator, functools.partial(original, self), args, kwargs)
+        finally:
+            STATE.depth -= 1
+
+    setattr(call, _MARK, True)
+    return call

@@ -1,0 +1,294 @@
+"""What is replaced in torch while some session is attached, and put back when none is.
+
+Owns the entry points that no interceptor of operators sees: modules, functions written in Python,
+the backward engine, checkpointing, printing, compiled callables, optimizers. Each replacement acts
+only in threads that a session watches, and calls the original elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_core.imports import ImportWatcher
+from amanda_core.patching import Patches
+from amanda_driver_torch import extensions
+from amanda_driver_torch._autograd import function_apply
+from amanda_driver_torch._entry import swapping
+from amanda_driver_torch._entry.checkpoint import Rerun, watch_first_run
+from amanda_driver_torch._execution.pending_hooks import hook_at_once
+from amanda_driver_torch._identity.frames import user_stacklevel
+from amanda_driver_torch._identity.sites import BOUNDARY
+from amanda_driver_torch._thread.state import STATE, opaquely, quietly
+from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.internals import (
+    CHECKPOINT_FIRST_RUNS,
+    CHECKPOINT_FUNCTIONS,
+    COMPILED_FRAMES,
+    ENGINE,
+    GRADIENT_SEEDS,
+    SCRIPT_TRACING,
+    SYMBOLIC_TRACING,
+    TENSOR_PRINTING,
+    HigherOrderOperator,
+    Named,
+    ScriptFunction,
+    ScriptMethod,
+    compiles_backward,
+    function_mode_at,
+    function_mode_count,
+)
+
+__all__ = ["PATCHES"]
+
+
+class _Patches(Patches):
+    """All replacements, installed for the first session and undone after the last."""
+
+    def add(self, owner: Any, name: str, replacement: Any) -> None:
+        """Replace one more attribute, while some session is attached."""
+        with self.lock:
+            self.replace(owner, name, replacement)
+
+    def add_operator(self, owner: Any, name: str, op_type: str) -> None:
+        """Let calls of ``owner.name`` be an operator, while some session is attached."""
+        with self.lock:
+            original = getattr(owner, name, None)
+            if original is not None and not hasattr(original, _OPERATOR):
+                self.replace(owner, name, _operator_call(original, op_type))
+
+    def install(self) -> None:
+        self.replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
+        self.afterwards(function_apply.replace())
+        self.afterwards(swapping.replace())
+        self._patch_engine()
+        self.replace(*GRADIENT_SEEDS, _quiet(getattr(*GRADIENT_SEEDS)))
+        self._patch_optimizers()
+        self._patch_scripts()
+        for owner, name, op_type in extensions.registered():
+            self.add_operator(owner, name, op_type)
+        call = _higher_order_call(HigherOrderOperator.__call__)
+        self.replace(HigherOrderOperator, "__call__", call)
+        late = {
+            TENSOR_PRINTING.module: self._patch_printing,
+            SCRIPT_TRACING.module: self._patch_tracing,
+            SYMBOLIC_TRACING.module: self._patch_symbolic_tracing,
+            "torch.utils.checkpoint": self._patch_checkpoint,
+            COMPILED_FRAMES.module: self._patch_dynamo,
+        }
+        waiting = [name for name in late if name not in sys.modules]
+        for name, install in late.items():
+            if name not in waiting:
+                install()
+        if waiting:
+            watcher = ImportWatcher(waiting, lambda name: late[name]())
+            watcher.start()
+            self.afterwards(watcher.stop)
+
+    def _patch_engine(self) -> None:
+        self.replace(*ENGINE, _Engine(getattr(*ENGINE)))
+
+    def _patch_optimizers(self) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self.afterwards(register_optimizer_step_post_hook(_step_ended).remove)
+
+    def _patch_scripts(self) -> None:
+        for kind in (ScriptFunction, ScriptMethod):
+            self.replace(kind, "__call__", _script_call(kind.__call__))
+
+    def _patch_printing(self) -> None:
+        self._silence(TENSOR_PRINTING)
+
+    def _patch_tracing(self) -> None:
+        self._silence(SCRIPT_TRACING)
+
+    def _silence(self, functions: Named) -> None:
+        module = sys.modules[functions.module]
+        for name in functions.names:
+            self.replace(module, name, _quiet(getattr(module, name)))
+
+    def _patch_symbolic_tracing(self) -> None:
+        # What it makes of constants is no execution either.
+        tracer = sys.modules[SYMBOLIC_TRACING.module].Tracer
+        self.replace(tracer, "trace", _quiet(tracer.trace))
+
+    def _patch_checkpoint(self) -> None:
+        module = sys.modules["torch.utils.checkpoint"]
+        # Whatever is inside a first run ends at `checkpoint`, as a rerun ends at `Rerun`.
+        codes = [
+            getattr(module, name).__code__ for name in CHECKPOINT_FUNCTIONS if hasattr(module, name)
+        ]
+        BOUNDARY.update(codes)
+        self.afterwards(lambda: BOUNDARY.difference_update(codes))
+        reentrant = module.CheckpointFunction
+        forward = vars(reentrant)["forward"].__func__
+
+        def run_first(ctx: Any, run_function: Any, *args: Any) -> Any:
+            return forward(ctx, Rerun(run_function, first=True), *args)
+
+        self.replace(reentrant, "forward", staticmethod(run_first))
+        name = next(name for name in CHECKPOINT_FIRST_RUNS if hasattr(module, name))
+        self.replace(module, name, watch_first_run(getattr(module, name)))
+
+    def _patch_dynamo(self) -> None:
+        module = sys.modules[COMPILED_FRAMES.module]
+        original = getattr(module, COMPILED_FRAMES.callback)
+
+        def run_eagerly(callback: Any) -> Any:
+            attachment = STATE.attachment
+            if attachment is None or callback in (None, False) or not _runs_eagerly(attachment):
+                return original(callback)
+            attachment.session.warn_once(
+                "Compiled callables run eagerly while tools are applied, so that their operators "
+                "can be seen.",
+                user_stacklevel(),
+            )
+            return None
+
+        self.replace(module, COMPILED_FRAMES.callback, run_eagerly)
+        count = COMPILED_FRAMES.frame_count
+        if hasattr(module, count):
+            self.replace(module, count, _counting_frames(getattr(module, count)))
+
+
+PATCHES = _Patches()
+
+
+# Modules.
+
+
+def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # First, so that Dynamo folds it and traces the original.
+        if torch.compiler.is_compiling():
+            return original(module, *args, **kwargs)
+        attachment = STATE.attachment
+        if attachment is None or STATE.quiet or not attachment.session.enabled:
+            return original(module, *args, **kwargs)
+        return attachment.call_module(module, original, args, kwargs)
+
+    BOUNDARY.add(call.__code__)
+    # What looks at a model's signature sees the original's.
+    replacement = functools.wraps(original)(call)
+    if native is not None:
+        # A function for all who look at it, or call it by name; `module(...)` goes by C.
+        native.hasten_module_call(replacement, original)
+    return replacement
+
+
+# The backward engine.
+
+
+class _Engine:
+    """Stands before torch's engine: operators in a backward pass are not the user's program."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        if compiles_backward():
+            hook_at_once(args[0] if args else kwargs["tensors"])
+        attachment = STATE.attachment
+        if attachment is None:
+            return self._engine.run_backward(*args, **kwargs)
+        # tensors, grad_tensors, keep_graph, create_graph, ...
+        if args[3] if len(args) > 3 else kwargs.get("create_graph", False):
+            attachment.watch_second_order()
+        STATE.backward += 1
+        try:
+            with opaquely():
+                return self._engine.run_backward(*args, **kwargs)
+        finally:
+            STATE.backward -= 1
+
+
+def _quiet(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with quietly():
+            return original(*args, **kwargs)
+
+    return call
+
+
+# Compiled callables.
+
+
+def _counting_frames(original: Callable[[int], int]) -> Callable[[int], int]:
+    def set_count(count: int) -> int:
+        attachment = STATE.attachment
+        if count == 0 and attachment is not None and _runs_eagerly(attachment):
+            return 0  # The answer inside another such callable, which leaves the counting to it.
+        return original(count)
+
+    return set_count
+
+
+def _runs_eagerly(attachment: Any) -> bool:
+    """Return True if a compiled callable that is called now must run eagerly."""
+    if attachment.watching():
+        return True
+    # Dynamo cannot trace through the mode of the function-mode interceptor, even an idle one.
+    stack = range(function_mode_count() if STATE.mode is not None else 0)
+    return any(function_mode_at(i) is STATE.mode for i in stack)
+
+
+# Scripts and higher-order operators.
+
+
+_OPERATOR = "__amanda_operator__"
+
+
+def _operator_call(original: Callable[..., Any], op_type: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or not attachment.watching():
+            return original(*args, **kwargs)
+        return attachment.execute_python(original, op_type, original, args, kwargs)
+
+    functools.update_wrapper(call, original)
+    setattr(call, _OPERATOR, True)
+    return call
+
+
+def _script_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(script: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or not attachment.watching():
+            return original(script, *args, **kwargs)
+        run = functools.partial(original, script)
+        name = str(getattr(script, "name", None) or type(script).__name__)
+        return attachment.execute_python(script, name, run, args, kwargs)
+
+    return call
+
+
+def _higher_order_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        attachment = STATE.attachment
+        if attachment is None or not attachment.watching():
+            return original(operator, *args, **kwargs)
+        # What it compiles or traces inside calls operators of its own.
+        run = functools.partial(_quiet(original), operator)
+        return attachment.execute_python(operator, operator.__name__, run, args, kwargs)
+
+    return call
+
+
+# Optimizers.
+
+
+def _step_ended(optimizer: Any, args: Any, kwargs: Any) -> None:
+    attachment = STATE.attachment
+    if attachment is not None:
+        attachment.session.end_step()

@@ -1,0 +1,86 @@
+"""Tensors whose content is exchanged while tools are applied (`torch.utils.swap_tensors`).
+
+Owns how torch is kept from refusing it, as it does where somebody holds a weak reference to one of
+the two tensors. Ours mean the tensor object, which stays what it was, and are passed over. Once no
+tool is applied there are none.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amanda_core.weak import Ref, let_go
+from amanda_driver_torch._thread.state import quietly
+from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.internals import DisableTorchFunctionSubclass, is_view
+
+__all__ = ["replace", "swap_tensors"]
+
+
+class _WeakReferences:
+    """The module `weakref`, as `swap_tensors` uses it."""
+
+    @staticmethod
+    def getweakrefs(tensor: Any) -> list[Any]:
+        """Return the weak references to a tensor that are not ours."""
+        return [one for one in weakref.getweakrefs(tensor) if not _is_ours(one)]
+
+
+def _is_ours(reference: weakref.ref[Any]) -> bool:
+    if isinstance(reference, Ref):
+        return True
+    return native is not None and reference.__callback__ is native.parameter_died
+
+
+def replace() -> Callable[[], None]:
+    """Let `swap_tensors` pass over our references; returns what puts all back.
+
+    Its code is replaced, so that who has imported it before runs it, too.
+    """
+    function: Any = torch.utils.swap_tensors
+    original = function.__code__
+    _original["swap_tensors"] = types.FunctionType(
+        original,
+        {**function.__globals__, "weakref": _WeakReferences},
+        function.__name__,
+        function.__defaults__,
+    )
+    function.__code__ = _carrier.__code__
+
+    def undo() -> None:
+        function.__code__ = original
+        let_go(torch.Tensor, _witness)
+
+    return undo
+
+
+_original: dict[str, Callable[[Any, Any], None]] = {}
+
+
+def _carrier(t1: Any, t2: Any) -> Any:
+    # Only its code is used. It runs with the globals of torch.utils.
+    from amanda_driver_torch._entry.swapping import swap_tensors
+
+    return swap_tensors(t1, t2)
+
+
+def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
+    """`torch.utils.swap_tensors` while some session is attached."""
+    with quietly():
+        _original["swap_tensors"](t1, t2)
+
+
+def _witness(tensor: torch.Tensor) -> tuple[object, object] | None:
+    """The storage of a tensor that is no view: it lives as long, unless the tensor gets another."""
+    with DisableTorchFunctionSubclass():
+        try:
+            if is_view(tensor):
+                return None
+            return tensor.untyped_storage(), (type(tensor), tensor.dtype)
+        except (RuntimeError, NotImplementedError):
+            return None  # Sparse tensors and many subclasses have no storage.

@@ -1,0 +1,80 @@
+"""When not to look: tracers and transforms that run a model on stand-ins for tensors.
+
+Owns the questions to torch whether one of them is active in this thread. Their operators are not
+executions: no value could be given to a routine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amanda_driver_torch._torch.internals import (
+    STAND_IN_MODES,
+    STAND_IN_TENSORS,
+    dispatch_mode_at,
+    dispatch_mode_count,
+    functorch_active,
+    tracing_state,
+)
+
+__all__ = ["STAND_INS", "reason_to_look_away"]
+
+_FUNCTORCH = (
+    "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their "
+    "values are wrapped and have no graph to edit."
+)
+
+
+#: Answers of these are something true whenever `reason_to_look_away` may have a reason that does
+#: not lie in the type of an argument.
+STAND_INS = (
+    tracing_state,
+    functorch_active,
+    dispatch_mode_count,
+)
+
+_fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: False}
+
+
+def reason_to_look_away(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Why an operator about to run is not to be instrumented.
+
+    Args:
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Returns:
+        None where it is; an empty string where nobody expects it; else a notice for the user.
+    """
+    if tracing_state() is not None:
+        return ""
+    if functorch_active():
+        return _FUNCTORCH
+    for index in range(dispatch_mode_count()):
+        if type(dispatch_mode_at(index)).__name__ in STAND_IN_MODES:
+            return ""
+    if _hold_stand_in(args) or (kwargs and _hold_stand_in(kwargs.values())):
+        return ""
+    return None
+
+
+def _hold_stand_in(values: Iterable[Any]) -> bool:
+    """Return True if some value is a stand-in for a tensor, or holds one at any depth."""
+    for value in values:
+        kind = type(value)
+        fake = _fake.get(kind)
+        if fake is None:
+            if isinstance(value, (list, tuple)):
+                fake = _hold_stand_in(value)
+            elif isinstance(value, dict):
+                fake = _hold_stand_in(value.values())
+            elif isinstance(value, slice):
+                fake = _hold_stand_in((value.start, value.stop, value.step))
+            else:
+                fake = _fake[kind] = any(base.__name__ in STAND_IN_TENSORS for base in kind.__mro__)
+        if fake:
+            return True
+    return False

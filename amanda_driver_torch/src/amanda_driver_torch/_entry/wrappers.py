@@ -1,0 +1,114 @@
+"""torch's own Python wrappers, made transparent for the operators inside them.
+
+Owns the replacement of ``has_torch_function*`` in the namespaces of such wrappers: where a thread
+asks for it, they look for overriding types only and not for modes. `F.relu` then is the one
+operator `relu`, and nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from amanda_driver_torch._entry.patches import PATCHES
+from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._torch.internals import (
+    function_mode_at,
+    function_mode_count,
+    function_protocol_enabled,
+    no_override,
+)
+from amanda_driver_torch._torch.reading import PLAIN
+
+__all__ = ["has_override", "make_transparent", "transparent"]
+
+
+@contextmanager
+def transparent(wrapper: Any) -> Iterator[None]:
+    """Extent in which this thread runs a wrapper of torch's for the operators inside it."""
+    STATE.transparent.append(wrapper)
+    try:
+        yield
+    finally:
+        STATE.transparent.pop()
+
+
+def has_override(values: Any) -> bool:
+    """Return True if some value is of a type that overrides torch's functions, modes aside."""
+    for value in values:
+        kind = type(value)
+        if kind in PLAIN:
+            continue
+        if isinstance(value, (list, tuple)):
+            if has_override(value):
+                return True
+        elif (
+            getattr(kind, "__torch_function__", no_override) is not no_override
+            and function_protocol_enabled()
+            and not issubclass(kind, torch.nn.Parameter)
+        ):
+            return True
+    return False
+
+
+def make_transparent(namespace: dict[str, Any]) -> None:
+    """Let the functions of a namespace be run by `transparent`, until no session is attached."""
+    for name, replace in _ASKS.items():
+        original = namespace.get(name)
+        if original is not None and not hasattr(original, _MARK):
+            replacement = replace(original)
+            setattr(replacement, _MARK, True)
+            PATCHES.add(_Namespace(namespace), name, replacement)
+
+
+_MARK = "__amanda_transparent__"
+
+
+class _Namespace:
+    """A namespace as an object whose attributes can be replaced."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.__dict__ = namespace
+
+
+# The three differ in how they take their arguments: one iterable, one value, any number.
+
+
+def _types_only() -> bool:
+    """Return True if no mode but the interceptor's would be asked by this thread."""
+    if STATE.transparent:
+        return True
+    return (
+        STATE.mode is not None and function_mode_count() == 1 and function_mode_at(0) is STATE.mode
+    )
+
+
+def _one_iterable(original: Callable[..., bool]) -> Callable[..., bool]:
+    def has_torch_function(relevant_args: Any) -> bool:
+        return has_override(relevant_args) if _types_only() else original(relevant_args)
+
+    return has_torch_function
+
+
+def _one_value(original: Callable[..., bool]) -> Callable[..., bool]:
+    def has_torch_function_unary(obj: Any) -> bool:
+        return has_override((obj,)) if _types_only() else original(obj)
+
+    return has_torch_function_unary
+
+
+def _any_number(original: Callable[..., bool]) -> Callable[..., bool]:
+    def has_torch_function_variadic(*args: Any) -> bool:
+        return has_override(args) if _types_only() else original(*args)
+
+    return has_torch_function_variadic
+
+
+_ASKS = {
+    "has_torch_function": _one_iterable,
+    "has_torch_function_unary": _one_value,
+    "has_torch_function_variadic": _any_number,
+}

@@ -1,0 +1,1 @@
+"""One execution of one operator under the plans of its op."""

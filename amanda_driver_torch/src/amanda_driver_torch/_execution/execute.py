@@ -1,0 +1,518 @@
+"""One execution of one operator: analysis, edits before, the op or its replacement, edits after.
+
+Owns the order of these and the straight-through meaning of an edit, for ordinary ops, in-place ops
+and `out=`. Which call this is, the sites say; gradients are those of `_autograd`. A little over 400
+lines: one execution from its beginning to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from amanda_core import IPoint, OpContext, Plan, Session, Step
+from amanda_core.driver_failures import OriginalCall
+from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
+from amanda_core.threads import standing_for
+from amanda_driver_torch._autograd.backward import Backward
+from amanda_driver_torch._autograd.edits import OfAliasing, check_tensor, edited
+from amanda_driver_torch._autograd.nodes import made, tensors_in
+from amanda_driver_torch._autograd.own_nodes import keep_saved
+from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
+from amanda_driver_torch._autograd.taps import Taps, asked
+from amanda_driver_torch._execution.native_plans import compiled
+from amanda_driver_torch._execution.pending_hooks import later_hooks
+from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
+from amanda_driver_torch._operators.operator import Operator
+from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
+from amanda_driver_torch._thread.modes import back, call_routine, changes_of
+from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._torch.internals import next_sequence, version_of
+from amanda_driver_torch._torch.reading import is_weight, memory_of, requires_grad
+
+__all__ = ["Execution", "Run"]
+
+
+class Execution:
+    """Runs operators for one attachment.
+
+    Args:
+        session: The session.
+        backward: The backward program.
+        constant: Returns a value that is the same in every execution of its op, else None.
+        note_unseen: Notes what an observer did not see, and why.
+
+    Attributes:
+        watch: The extension's side of the interceptor, or None.
+        edits: Number of values edited and operators replaced so far.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        backward: Backward,
+        constant: Callable[[Any], Any],
+        note_unseen: Callable[[str, str], None],
+    ) -> None:
+        self.session, self.backward = session, backward
+        self.constant, self.note_unseen = constant, note_unseen
+        self.watch: Any = None
+        self.edits = 0
+
+    def __call__(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The result of one call of `operator`.
+
+        Args:
+            record: The op's record.
+            operator: The operator.
+            call: Runs the original.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+        """
+        session = self.session
+        if record.idle_epoch == session.epoch and session.caching:
+            if not session.wants_backward or not torch.is_grad_enabled():
+                return call(*args, **kwargs)
+            start = next_sequence()
+            result = call(*args, **kwargs)
+            if next_sequence() - start == record.idle_nodes:
+                return result
+            return self.settle(record, operator, args, kwargs, result, start)
+        original = self.session.failures.original(call)
+        return self._run(record, operator, original, args, kwargs)
+
+    def _run(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        original: OriginalCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        go_on: Callable[[Run], object] | None = None,
+    ) -> Any:
+        """Return the result of a call, also where the driver fails, if that is wanted."""
+        try:
+            run = Run(self, record, operator, original, args, kwargs)
+            if go_on is not None:
+                go_on(run)
+            return run.result()
+        except Exception as error:
+            failures, site = self.session.failures, record.site
+            if not failures.is_drivers(error, original):
+                raise
+            return failures.recover(error, site.namespace, site.name, original, args, kwargs)
+        finally:
+            original.forget()
+
+    def resume(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: tuple[Any, ...],
+        after: tuple[Any, ...],
+        returned: Any,
+        start: int,
+        tapped: bool,
+    ) -> Any:
+        """Go on with a call of which a part has been done.
+
+        Args:
+            record: The op's record.
+            operator: The operator.
+            call: Runs the original.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            before: What the first routines before the op have returned.
+            after: What the first routines after the op have returned.
+            returned: What the original has returned, or None where it has not been called.
+            start: Sequence number before that call.
+            tapped: Whether that call was made so that gradients of inputs are seen to.
+        """
+        original = self.session.failures.original(call)
+
+        def go_on(run: Run) -> None:
+            run.done_before, run.done_after = before, after
+            if returned is not None:
+                run.call, run.start = (lambda *_, **__: returned), start
+                run.called, run.tapped = True, tapped
+
+        if returned is not None:
+            original.keep(returned)
+        return self._run(record, operator, original, args, kwargs, go_on)
+
+    def settle(
+        self,
+        record: OpRecord,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        start: int,
+    ) -> Any:
+        """Look at the nodes of an idle op that made others than when it was found idle."""
+        try:
+            made_nodes = next_sequence() - start
+            if made_nodes != record.idle_nodes and record.context is not None:
+                bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)
+                # What is remembered is of another execution.
+                record.context.remember_constants()
+                if self._track(record, record.context, bound, outputs, start):
+                    record.idle_nodes = made_nodes
+                else:
+                    record.hooks = later_hooks(
+                        self.backward, self.watch, record, record.context, bound, outputs, start
+                    )
+        except Exception as error:
+            failures, site = self.session.failures, record.site
+            if not failures.is_drivers(error):
+                raise
+            failures.note(error, site.namespace, site.name)
+        return result
+
+    def edit(self, step: Step | OfAliasing, values: list[Any], result: Any) -> None:
+        """Let what a routine returned take effect in `values`; for the native interceptor."""
+        aliasing = isinstance(step, OfAliasing)
+        step = step.step if isinstance(step, OfAliasing) else step
+        changes = step.changes(values, result)
+        self.edits += len(changes)
+        for position, new in changes:
+            values[position] = edited(values[position], new, step, node=aliasing)
+
+    def _track(
+        self,
+        record: OpRecord,
+        context: OpContext,
+        bound: BoundCall,
+        outputs: Sequence[Any],
+        start: int,
+    ) -> bool:
+        return self.backward.track(record.nodes, context, made(bound, outputs), start)
+
+
+class Run:
+    """The instrumented execution of one call; made anew for each."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        record: OpRecord,
+        operator: Operator,
+        original: OriginalCall,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.execution, self.record, self.operator = execution, record, operator
+        self.original = original
+        self.call: Callable[..., Any] = original
+        self.session = execution.session
+        self.bound = bind(operator.func, args, kwargs)
+        self.values = list(self.bound.values)
+        self.mutated = self.bound.signature.mutated
+        self.start = 0
+        self.made_count = 0  # Number of nodes, those of the driver's included.
+        # What routines have returned already.
+        self.done_before: tuple[Any, ...] = ()
+        self.done_after: tuple[Any, ...] = ()
+        # Whether the original has been called already, and then gradients of inputs are seen to.
+        self.called = self.tapped = False
+
+    def result(self) -> Any:
+        session, bound, operator, record = self.session, self.bound, self.operator, self.record
+        if not (self.done_before or self.done_after or self.tapped):
+            # Made anew at the end, if this gets there: it relies on the facts of the last run.
+            record.program = None
+        context = record.context = session.open(
+            record.site,
+            operator.raw,
+            inputs=bound.values,
+            attrs=bound.attrs,
+            input_names=bound.signature.names,
+            constant=self.execution.constant,
+            recomputed=STATE.recomputing,
+        )
+        try:
+            return self._run(context)
+        finally:
+            context.release()
+
+    def _run(self, context: OpContext) -> Any:
+        session, record = self.session, self.record
+        before = self._analyse(context, IPoint.BEFORE_FORWARD)
+        if before.steps:
+            self._edit_inputs(before)
+            context.fill(inputs=self.values)
+        taps = None
+        if torch.is_grad_enabled():
+            taps = Taps(self.execution.backward, context, self)
+        # Before anything looks at the inputs' nodes: looking at a view whose base was written
+        # makes its node, which then is this op's.
+        self.start = self.start or next_sequence()
+        if taps is not None:
+            self.values = taps.before(self.values, self.start)
+        returned = self._call(before, context)
+        self.original.keep(returned)
+        outputs = self.outputs_of(returned)
+        if taps is not None:
+            outputs = taps.untap(outputs)
+        context.fill(outputs=outputs)
+        after = self._analyse(context, IPoint.AFTER_FORWARD)
+        made = self.made_count = next_sequence() - self.start
+        # After-forward analysis may have asked for gradients, too. They count even where there are
+        # none now: the op may run with them later.
+        settled = not (before or after or asked(context))
+        tracked = True
+        results = outputs
+        if taps is not None:
+            results = taps.outputs(outputs)
+            if session.wants_backward:
+                tracked = self.execution._track(record, context, self.bound, outputs, self.start)
+                if not tracked:
+                    record.hooks = later_hooks(
+                        self.execution.backward,
+                        self.execution.watch,
+                        record,
+                        context,
+                        self.bound,
+                        outputs,
+                        self.start,
+                        settled,
+                    )
+            taps.after(outputs, self.start)
+        if after.steps:
+            results = self._edit_outputs(after, results)
+        nodes = made if taps is not None else 0
+        if settled and session.caching:
+            # Backward ops that have not run yet are hooked in each execution, and that is all.
+            record.idle_epoch, record.idle_nodes = session.epoch, nodes if tracked else -1
+        elif session.caching and not (self.done_before or self.done_after or self.called):
+            # Found without gradients, nothing is known of the nodes.
+            known = tracked and (taps is not None or not session.wants_backward)
+            record.program = compiled(
+                self,
+                self.execution.watch,
+                context,
+                before,
+                after,
+                nodes if known else -1,
+                taps,
+                returned,
+            )
+        # An op that returns nothing (`x[i] = v`) has its written argument as output.
+        return None if returned is None else restructure(returned, results)
+
+    def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
+        if self.session.due(context, i_point):
+            # What analysis makes is kept, and may be needed where gradients are.
+            with torch.inference_mode(False):
+                return call_routine(context.trigger_callback, i_point)
+        return context.trigger_callback(i_point)
+
+    def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors whose nodes this run made."""
+        return made(self.bound, outputs)
+
+    def note_unseen(self, what: str, why: str) -> None:
+        """Note what an observer did not see, and why."""
+        self.execution.note_unseen(what, why)
+
+    # Inputs.
+
+    def _edit_inputs(self, plan: Plan) -> None:
+        for i, step in enumerate(plan.steps):
+            changes = changes_of(step, self.values, self.done_before[i : i + 1])
+            self.execution.edits += len(changes)
+            for position, new in changes:
+                old = self.values[position]
+                if position in self.mutated:
+                    self._write(old, new, step)
+                else:
+                    self.values[position] = edited(old, new, step, node=self.operator.aliases)
+
+    def _write(self, old: Any, new: Any, step: Step) -> None:
+        """Edit an argument that the op writes: the op must still find the original storage."""
+        if isinstance(old, (list, tuple)):
+            for one, other in zip(old, new, strict=True):
+                if other is not one:
+                    self._write(one, other, step)
+            return
+        check_tensor(old, new, step, same_dtype=True)
+        if step.action.autodiff and torch.is_grad_enabled():
+            old.copy_(new)
+            return
+        # The version counter must not move: nothing that was saved is outdated by it that the op
+        # itself does not outdate.
+        _overwrite(old, new)
+
+    # The op.
+
+    def _call(self, before: Plan, context: OpContext) -> Any:
+        if before.replacement is not None:
+            return self._replace(before.replacement)
+        replaced = context.plan(IPoint.BEFORE_BACKWARD).replacement
+        if replaced is not None and torch.is_grad_enabled():
+            return run_with_replaced_backward(self, self.execution.backward, replaced)
+        if self._edits_in_place(context):
+            with keep_saved(self._written_memory()):
+                return self.call_original(self.values)
+        return self.call_original(self.values)
+
+    def _replace(self, step: Step) -> Any:
+        """The result of a replacement, in the form and place of the op's own."""
+        self.execution.edits += 1
+        values, signature = list(self.values), self.bound.signature
+        written = values[0] if signature.in_place and values else None
+        if isinstance(written, torch.Tensor):
+            # What the routine computes with must survive that its result is written over it.
+            values[0] = given = written.clone()
+            version = None if given.is_inference() else version_of(given)
+            with back(), standing_for(self.call_original):
+                result = step.replace(values)
+            # It may have been written itself.
+            if result is not given or version is None or version_of(given) != version:
+                check_tensor(written, result, step)
+                written.copy_(result)
+            # `x[i] = v` returns nothing; every other in-place op its input.
+            return None if self.operator.op_type == "__setitem__" else written
+        with back(), standing_for(self.call_original):
+            result = step.replace(values)
+        self._check_result(result, step)
+        if self.bound.out is not None:
+            return self._write_out(result, step)
+        kind = getattr(torch.return_types, self.operator.op_type, None)
+        if kind is not None and type(result) in (tuple, list) and len(result) == kind.n_fields:
+            return kind(result)
+        return result
+
+    def _check_result(self, result: Any, step: Step) -> None:
+        results = outputs_of(result)
+        counts = self.operator.counts
+        if counts and len(results) not in counts:
+            raise RoutineResultError(
+                f"A replacement returned {len(results)} values, but {self.operator.op_type} has "
+                f"{' or '.join(map(str, sorted(counts)))}",
+                where=step.where,
+                fix="Return what the op would have returned",
+            )
+        if counts and not all(isinstance(value, torch.Tensor) for value in results):
+            raise EditError(
+                f"{result!r} cannot stand for what {self.operator.op_type} returns",
+                where=step.where,
+                fix="Return tensors",
+            )
+
+    def _write_out(self, result: Any, step: Step) -> Any:
+        destinations = outputs_of(self.bound.out)
+        results = outputs_of(result)
+        if len(destinations) != len(results):
+            raise EditError(
+                f"A replacement returned {len(results)} values for {len(destinations)} "
+                "destinations (out=)",
+                where=step.where,
+            )
+        with torch.no_grad():
+            for destination, value in zip(destinations, results, strict=True):
+                check_tensor(destination, value, step)
+                destination.copy_(value)
+        return self.bound.out
+
+    def call_original(self, values: Sequence[Any]) -> Any:
+        """Run the original on values by position."""
+        args, kwargs = self.bound.call_args(values)
+        return self.call(*args, **kwargs)
+
+    def _edits_in_place(self, context: OpContext) -> bool:
+        """Return True if the op's result may be edited in storage that it saves for backward."""
+        if not (self.bound.signature.in_place and torch.is_grad_enabled()):
+            return False
+        asked = context.plan(IPoint.AFTER_FORWARD).edits
+        return asked or self.session.due(context, IPoint.AFTER_FORWARD)
+
+    def _written_memory(self) -> set[int]:
+        memory = {memory_of(t) for t in tensors_in(self.values[p] for p in self.mutated)}
+        return {number for number in memory if number is not None}
+
+    def outputs_of(self, returned: Any) -> list[Any]:
+        if returned is None and self.bound.signature.in_place:
+            return [self.values[0]]
+        return outputs_of(returned)
+
+    # Outputs.
+
+    def _edit_outputs(self, plan: Plan, outputs: list[Any]) -> list[Any]:
+        outputs = list(outputs)
+        for i, step in enumerate(plan.steps):
+            changes = changes_of(step, outputs, self.done_after[i : i + 1])
+            self.execution.edits += len(changes)
+            for position, new in changes:
+                old = outputs[position]
+                if isinstance(old, torch.Tensor) and self._written(old):
+                    self._rewrite(old, new, step)
+                elif self._is_new_leaf(old) and not step.action.autodiff:
+                    # The program will look for the gradient in this very leaf.
+                    check_tensor(old, new, step, same_dtype=True)
+                    _overwrite(old, new)
+                else:
+                    outputs[position] = edited(old, new, step, node=self.operator.aliases)
+        return outputs
+
+    def _is_new_leaf(self, output: Any) -> bool:
+        """Return True if the op made a leaf, as ``torch.randn(3, requires_grad=True)`` does."""
+        return (
+            isinstance(output, torch.Tensor)
+            and not any(output is value for value in tensors_in(self.bound.values))
+            and is_weight(output)
+        )
+
+    def _written(self, output: torch.Tensor) -> bool:
+        destinations = tensors_in([self.bound.out])
+        if self.bound.signature.in_place:
+            destinations += tensors_in([self.values[0]])
+        return any(output is destination for destination in destinations)
+
+    def _rewrite(self, old: torch.Tensor, new: Any, step: Step) -> None:
+        """Write an edited result where the op wrote it."""
+        if self.operator.op_type in IN_PLACE_METADATA:
+            raise UnsupportedError(
+                f"The result of {self.operator.op_type} cannot be edited: the op changes the shape "
+                "of its own input",
+                where=step.where,
+                fix="Edit the input of the op that uses it",
+            )
+        check_tensor(old, new, step, same_dtype=True)
+        if step.action.autodiff and torch.is_grad_enabled():
+            old.copy_(new)
+        elif torch.is_grad_enabled() and requires_grad(old) and memory_of(old) is None:
+            raise UnsupportedError(
+                f"The result of {self.operator.op_type} cannot be edited: it is written where the "
+                "operator may have saved it for its backward, and a tensor of this layout or type "
+                "has no memory by which that could be told",
+                where=step.where,
+                fix="Edit the input of the op that uses it",
+            )
+        else:
+            # The graph stays as it is: what the op saved is no longer in this storage, and what
+            # others saved of it is outdated since the op wrote it.
+            _overwrite(old, new)
+
+
+def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Write the values of a tensor; autograd does not see it."""
+    if memory_of(tensor) is not None:
+        tensor.data.copy_(values)
+        return
+    # `data` shares nothing that a copy into a sparse tensor would write.
+    with torch.no_grad():
+        tensor.copy_(values)

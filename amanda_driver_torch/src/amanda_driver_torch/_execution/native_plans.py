@@ -1,0 +1,252 @@
+"""Plans in the form in which the native interceptor runs them by itself.
+
+Owns the question which plans it can: insertions before and after the forward op, without autodiff,
+and before and after the backward op as a whole or one of its nodes. All others are executed by
+`execute` and `_autograd.backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amanda_core import IPoint, OpContext, Plan, Step
+from amanda_driver_torch._autograd.backward import Backward
+from amanda_driver_torch._autograd.call import Call
+from amanda_driver_torch._autograd.edits import OfAliasing
+from amanda_driver_torch._autograd.nodes import BackwardOp, new_nodes, route, tensors_in
+from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._autograd.taps import Taps, asked
+from amanda_driver_torch._thread.state import STATE
+from amanda_driver_torch._torch.extension import native
+from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
+from amanda_driver_torch._torch.reading import PLAIN, is_strided
+
+__all__ = ["compiled", "node_plans"]
+
+# More values than this are handed over in Python.
+_MANY = 16
+
+
+def compiled(
+    call: Call,
+    watch: Any,
+    context: OpContext,
+    before: Plan,
+    after: Plan,
+    nodes: int,
+    taps: Taps | None,
+    returned: Any,
+) -> object:
+    """The plan of an op as a program for calls like that of `call`; None where it cannot be.
+
+    Args:
+        call: The execution that has just taken place.
+        watch: The extension's side of the interceptor, or None.
+        context: The op's context.
+        before: Its plan before forward.
+        after: Its plan after forward.
+        nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
+        taps: The aligned gradients of that execution, if it had gradients.
+        returned: What the op returned.
+    """
+    session, bound = call.session, call.bound
+    layout = bound.layout
+    if (
+        native is None
+        or watch is None
+        or STATE.recomputing
+        or before.replacement is not None
+        or context.plan(IPoint.BEFORE_BACKWARD).replacement is not None
+        or context.plan(IPoint.AFTER_BACKWARD).replacement is not None
+        or bound.signature.in_place
+        or not layout.bound
+        or layout.attrs
+        or layout.outs
+        or layout.fresh
+        or layout.spread is not None
+        or len(layout.sources) > _MANY
+        or session.due(context, IPoint.BEFORE_FORWARD)
+        or session.due(context, IPoint.AFTER_FORWARD)
+    ):
+        return None
+    steps = [_parts(step, len(layout.sources)) for step in before.steps]
+    steps_after = [_parts(step, _MANY) for step in after.steps]
+    if None in steps or None in steps_after:
+        return None
+    if call.operator.aliases:
+        steps, steps_after = (
+            [(*parts[:-1], OfAliasing(parts[-1])) for parts in of_point]
+            for of_point in (steps, steps_after)
+        )
+    args, kwargs = bound.given
+    if asked(context) and not all(
+        type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
+    ):
+        # A subclass may override what C would read of it.
+        return None
+    names = tuple(kwargs)
+    sources = tuple(_argument(source, len(args), names) for source in layout.sources)
+    operands = (*args, *kwargs.values())
+    tapped: list[Any] = []
+    met: Any = None
+    required: tuple[int, ...] = ()
+    if context.plan(IPoint.AFTER_BACKWARD):
+        given = taps.given() if taps is not None else []
+        if given is None:
+            return None
+        required = tuple(
+            int(value.requires_grad) if isinstance(value, torch.Tensor) else -1
+            for value in operands
+        )
+        for function, positions in given:
+            arguments = tuple(sources[position] for position in positions)
+            if -1 in arguments:
+                return None
+            tapped.append((function, arguments))
+        met = _meetings(call, sources, operands, taps, returned)
+        if taps is not None and taps.readable and met is None:
+            return None
+        if met is not None:
+            assert taps is not None
+            # Without identities, the op makes fewer nodes.
+            tapped, nodes = [], nodes - (taps.begin - call.start) if nodes >= 0 else nodes
+    arrivals: list[Any] = []
+    if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
+        if not isinstance(returned, torch.Tensor):
+            return None
+        for hook, hooked in taps.arriving():
+            parts = [_parts(step, 1) for step in hooked]
+            if None in parts:
+                return None
+            arrivals.append((hook, parts))
+    return native.Program(
+        session.epoch,
+        tuple(type(value) for value in operands),
+        names,
+        sources,
+        layout.defaults,
+        steps,
+        steps_after,
+        context.execution,
+        nodes,
+        tapped,
+        required,
+        # Found without gradients, nothing is known of them.
+        taps is not None or not asked(context),
+        watch,
+        arrivals,
+        met,
+        context.remember,
+        not bound.signature.mutated,
+    )
+
+
+def _meetings(
+    call: Call,
+    sources: tuple[int, ...],
+    operands: tuple[Any, ...],
+    taps: Taps | None,
+    returned: Any,
+) -> Any:
+    """Return how gradients of inputs are hooked where they meet; None if identities are needed."""
+    output = returned[0] if isinstance(returned, tuple) and returned else returned
+    if taps is None or type(output) is not torch.Tensor or autocast_enabled():
+        return None
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    if not all(map(is_strided, tensors)):
+        return None
+    if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
+        # The engine may convert what the op gives.
+        return None
+    met = taps.meetings(output)
+    if not met:
+        return None
+    hooks = []
+    for one in met:
+        steps = [_parts(step, len(sources)) for step in one.steps]
+        if None in steps:
+            return None
+        ways = [
+            (position, result.number, result.way)
+            for position, result in zip(one.positions, one.results, strict=True)
+        ]
+        hook = (one.hook, steps, one.route, len(sources), ways)
+        hooks.append((hook, tuple(sources[position] for position in one.positions)))
+    # Which nodes an op makes depends on more than the types of its arguments.
+    laid = [
+        (index, value.ndim, value.is_contiguous(), value.dtype)
+        for index, value in enumerate(operands)
+        if type(value) is torch.Tensor
+    ]
+    return (call.made_count - (taps.begin - call.start), autocast_enabled, laid, hooks)
+
+
+def node_plans(
+    backward: Backward, watch: Any, record: OpRecord, outputs: Sequence[Any], start: int
+) -> object:
+    """Return what is to be done at the nodes of an op, for executions like the last one.
+
+    Args:
+        backward: The backward program.
+        watch: The extension's side of the interceptor, or None.
+        record: The op's record.
+        outputs: What the op returned.
+        start: What `next_sequence` gave before it ran.
+
+    Returns:
+        The plans; or what says in which epoch and for how many nodes they cannot be made; or None
+        as long as some nodes have not been analysed.
+    """
+    session = backward.session
+    made = next_sequence() - start
+    failed = (session.epoch, made)
+    if native is None or watch is None or backward.second_order or not session.caching:
+        return None
+    if record.hooks == failed or not all(r.analysed(session) for r in record.nodes.values()):
+        return record.hooks
+    if len(outputs) != 1 or type(outputs[0]) is not torch.Tensor:
+        return failed
+    nodes, leaves = new_nodes(outputs, start)
+    if not nodes or not backward.leaves_idle(leaves):
+        return None
+    before: list[Any] = []
+    after: list[Any] = []
+    for node, own in backward.record_of(record.nodes, nodes):
+        if own is None or own.context is None:
+            return None
+        if own.idle(session):
+            continue
+        plans = [own.context.plan(p) for p in (IPoint.BEFORE_BACKWARD, IPoint.AFTER_BACKWARD)]
+        way = route(outputs[0], node, start)
+        if way is None or plans[0].replacement is not None:
+            return failed
+        hooks = backward.hooks(own)
+        for plan, hook, hooked in zip(plans, hooks, (before, after), strict=True):
+            steps = [_parts(step, _MANY) for step in plan.steps]
+            if None in steps:
+                return failed
+            if steps:
+                context = (own.context.execution, BackwardOp(own.site.op_type))
+                hooked.append((hook, steps, way, *context))
+    return native.NodePlans(session.epoch, made, watch, before, after)
+
+
+def _argument(source: int | str | None, count: int, names: tuple[str, ...]) -> int:
+    """Number of an argument, keyword arguments counted last; -1 where there is none."""
+    if source is None:
+        return -1
+    return count + names.index(source) if isinstance(source, str) else source
+
+
+def _parts(step: Step, count: int) -> Any:
+    """Routine, keyword arguments and positions of a step; None where it needs more than these."""
+    action = step.action
+    positions = action.positions
+    if action.autodiff or len(action.kwargs) > _MANY // 2:
+        return None
+    if positions is not None and not all(0 <= position < count for position in positions):
+        return None
+    return action.routine, dict(action.kwargs), positions, step

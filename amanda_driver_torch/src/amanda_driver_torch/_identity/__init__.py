@@ -1,0 +1,1 @@
+"""Which op a call is: module scopes, call sites, weights."""

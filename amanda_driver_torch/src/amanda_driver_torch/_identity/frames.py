@@ -1,0 +1,47 @@
+"""Frames of the interpreter's stack: whose code they run.
+
+Owns the question which frames are the user's, torch's or this driver's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import amanda_core
+from amanda_driver_torch._torch.internals import LOOKED_AWAY, TENSOR_METHODS
+
+__all__ = ["is_own", "is_torchs", "looks_away", "user_stacklevel"]
+
+# By folder and not by name: a test runner may name modules below the package.
+_OWN = tuple(
+    str(folder) + os.sep
+    for folder in (Path(amanda_core.__file__).parent, Path(__file__).parents[1])
+)
+
+
+def is_torchs(namespace: Mapping[str, Any]) -> bool:
+    """Return True if code with these globals is of torch's own Python modules."""
+    return str(namespace.get("__name__", "")).partition(".")[0] == "torch"
+
+
+def is_own(code: CodeType) -> bool:
+    """Return True if code is of the core or of this driver."""
+    return code.co_filename.startswith(_OWN)
+
+
+def looks_away(code: CodeType, namespace: Mapping[str, Any]) -> bool:
+    """Return True if code is of a method of tensors that is not made of the model's operators."""
+    return namespace.get("__name__") == TENSOR_METHODS and code.co_name in LOOKED_AWAY
+
+
+def user_stacklevel() -> int:
+    """The `stacklevel` with which a warning of the caller's points at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and (is_torchs(frame.f_globals) or is_own(frame.f_code)):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,43 @@
+"""What is the same in every call of one operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amanda_driver_torch._operators.bindings import schemas_of
+
+__all__ = ["Operator"]
+
+
+class Operator:
+    """What is the same in every call of one operator.
+
+    Attributes:
+        raw: What users get from `context.get_op()`.
+        op_type: Its name.
+        aliases: Whether a result may share memory with an input, or nothing is known of that.
+    """
+
+    __slots__ = ("aliases", "counts", "func", "op_type", "raw")
+
+    def __init__(self, func: Any, raw: Any, op_type: str) -> None:
+        self.func, self.raw, self.op_type = func, raw, op_type
+        schemas = schemas_of(func)
+        returns = [schema.returns for schema in schemas]
+        #: Numbers of tensors that the op may return; empty where that is not known.
+        self.counts = (
+            {len(kinds) for kinds in returns}
+            if all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
+            else set()
+        )
+        # Dropout returns its input in evaluation, and no schema says so.
+        self.aliases = (
+            not schemas
+            or "dropout" in op_type
+            or any(
+                # One that is written is an in-place or `out=` result, which is no view.
+                result.alias_info is not None and not result.alias_info.is_write
+                for schema in schemas
+                for result in schema.returns
+            )
+        )

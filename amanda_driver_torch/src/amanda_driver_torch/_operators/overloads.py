@@ -1,0 +1,413 @@
+"""Which overload a call means: ATen's schemas as what the parser of torch's bindings takes.
+
+Owns the rules by which arguments find their positions (self of a method, keyword aliases, spread
+ints, riders, deprecated orders) and the plan of one kind of call. It sees kinds of arguments,
+never arguments; a call is `signature`'s. Nothing here runs twice for one kind of call. One file,
+although a long one, since slots, overloads and plans are one chain that is read together.
+"""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from amanda_driver_torch._operators.bindings import is_binding, operator_of, schemas_of, type_name
+from amanda_driver_torch._torch.internals import (
+    Argument,
+    FunctionSchema,
+    OpOverload,
+    OpOverloadPacket,
+    has_kernel_for,
+    parse_schema,
+)
+
+# Keywords that say how a result is made and not from what: they are attributes, not inputs.
+RIDERS = frozenset({"device", "dtype", "generator", "layout", "memory_format", "names"}) | {
+    "pin_memory",
+    "requires_grad",
+}
+_RIDER_TYPES = ("Device", "Generator", "Layout", "MemoryFormat", "ScalarType")
+
+# torch's parser takes numpy's spellings, and `input` for what schemas call `self`.
+_KEYWORD_ALIASES: Mapping[str, tuple[str, ...]] = {
+    "input": ("self",),
+    "x": ("self", "input"),
+    "a": ("self", "input"),
+    "x1": ("self", "input"),
+    "x2": ("other",),
+    "axis": ("dim",),
+    "keepdims": ("keepdim",),
+}
+
+# Bindings parsed by hand in C++: what their parser takes. The schemas, if any, say other things.
+_HAND_WRITTEN: Mapping[str, tuple[str, ...]] = {
+    "__getitem__": ("(Tensor(a) self, Any indices) -> Tensor(a)",),
+    "__setitem__": ("(Tensor(a!) self, Any indices, Any value) -> ()",),
+    "nonzero": ("(Tensor self, *, bool as_tuple=False) -> Tensor",),
+    "to": (
+        "(Tensor(a) self, Device? device=None, ScalarType? dtype=None, bool non_blocking=False, "
+        "bool copy=False, *, MemoryFormat? memory_format=None) -> Tensor(a)",
+        "(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, *, "
+        "MemoryFormat? memory_format=None) -> Tensor(a)",
+        "(Tensor(a) self, Tensor tensor, bool non_blocking=False, bool copy=False, *, "
+        "MemoryFormat? memory_format=None) -> Tensor(a)",
+    ),
+}
+_GETTER = ("(Tensor(a) self) -> Tensor(a)",)
+
+# Ops that update their running statistics although their schema has no `!`. (`max_norm` needs no
+# entry: embedding and embedding_bag renormalise by an `embedding_renorm_` of its own.)
+_UPDATES_STATISTICS = frozenset(
+    {"_batch_norm_impl_index", "batch_norm", "batch_norm_gather_stats", "batch_norm_update_stats"}
+    | {"batch_norm_gather_stats_with_counts", "cudnn_batch_norm", "instance_norm"}
+    | {"miopen_batch_norm", "native_batch_norm"}
+)
+_STATISTICS = frozenset({"running_mean", "running_var"})
+
+# The kinds of argument that a slot takes, with what each costs; None takes anything.
+_Slot: TypeAlias = "Mapping[str, int] | None"
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The positions of one op.
+
+    Attributes:
+        names: A name for each position; `input` for what schemas call `self`.
+        mutated: The positions that the op may write; `out=` is none.
+        in_place: Whether the op writes its position 0 (`add_`, `__setitem__`).
+        one_node: Whether the op makes one backward node, which gives the gradients of all inputs.
+    """
+
+    names: tuple[str, ...]
+    mutated: frozenset[int]
+    in_place: bool
+    one_node: bool = False
+
+
+class Plan(NamedTuple):
+    """Where each position of one kind of call is found: args[k], kwargs[name] or nowhere."""
+
+    signature: Signature
+    sources: tuple[int | str | None, ...]
+    defaults: tuple[object, ...]
+    fresh: tuple[int, ...]  # positions whose default is a list: nobody may edit the shared one
+    spread: int | None  # the position that takes args[sources[spread]:] as one value
+    keywords: tuple[str, ...]  # to supply a position that the call left out
+    attrs: tuple[str, ...]
+    outs: tuple[str, ...]
+    bound: bool
+
+
+# --- what kind of value an argument is, and which slot takes it ---------------------------------
+
+KINDS: dict[type, str] = {
+    torch.Tensor: "Tensor",
+    torch.nn.Parameter: "Tensor",
+    bool: "bool",
+    int: "int",
+    float: "float",
+    complex: "complex",
+    str: "str",
+    type(None): "None",
+    type: "ScalarType",  # `dtype=float`
+    torch.device: "Device",
+    torch.dtype: "ScalarType",
+    torch.Generator: "Generator",
+    torch.layout: "Layout",
+    torch.memory_format: "MemoryFormat",
+    torch.SymBool: "bool",
+    torch.SymFloat: "float",
+    torch.SymInt: "int",
+}
+_LIST_OF = {kind: f"List[{kind}]" for kind in {*KINDS.values(), "list", "other"}}
+
+# A loose match costs: an overload that takes every argument as what it is goes first, then a
+# deprecated order, then scalars held in tensors and numbers that become tensors.
+_DEPRECATED = 1
+_SCALARS = {"bool": 0, "int": 0, "float": 0, "complex": 0, "Tensor": 2}
+_ACCEPTS: Mapping[str, Mapping[str, int]] = {
+    "Tensor": {"Tensor": 0, "bool": 3, "int": 3, "float": 3, "complex": 3},
+    "number": _SCALARS,
+    "int": {"int": 0, "bool": 1, "Tensor": 2},
+    "float": {"float": 0, "int": 0, "bool": 1, "Tensor": 2},
+    "bool": {"bool": 0, "Tensor": 2},
+    "Device": {"Device": 0, "str": 0, "int": 1},
+}
+
+
+def kind_of(value: object) -> str:
+    """Return the coarse kind of a value whose exact type is not in `KINDS`."""
+    if isinstance(value, (list, tuple)):
+        # Overloads never differ beyond the first element; None stands for any in Tensor?[].
+        first = next((item for item in value if item is not None), None)
+        if isinstance(first, (list, tuple)):
+            return _LIST_OF["list"]
+        return _LIST_OF[KINDS.get(type(first)) or kind_of(first)]
+    if isinstance(value, torch.Tensor):
+        return "Tensor"
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return "bool"
+    if isinstance(value, numbers.Integral):
+        return "int"
+    if isinstance(value, numbers.Real):
+        return "float"
+    if isinstance(value, numbers.Complex):
+        return "complex"
+    return "str" if isinstance(value, str) else "other"
+
+
+def _slot(argument: Argument) -> _Slot:
+    described = str(argument.real_type)
+    taken: dict[str, int] = {}
+    if described.startswith("Optional["):
+        described = described[len("Optional[") : -1]
+        taken["None"] = 0
+    if described == "Any":
+        return None
+    if not described.startswith("List["):
+        return {**taken, **_accepted(described)}
+    element = described[len("List[") : -1]
+    if element.startswith("Optional["):
+        element = element[len("Optional[") : -1]
+    items = _accepted(element)
+    taken |= {_LIST_OF[kind]: cost for kind, cost in items.items()}
+    taken[_LIST_OF["None"]] = 0  # empty
+    if getattr(argument, "N", None) is not None:
+        taken.update(items)  # `int[2] stride` takes one int
+    return taken
+
+
+def _accepted(described: str) -> Mapping[str, int]:
+    found = _ACCEPTS.get(described)
+    return {described if described in _LIST_OF else "other": 0} if found is None else found
+
+
+# --- schemas as what a call may be matched with -------------------------------------------------
+
+
+class _Parameter(NamedTuple):
+    name: str
+    slot: _Slot
+    default: object
+    is_list: bool
+
+
+class _Overload(NamedTuple):
+    """One way to write a call of one schema."""
+
+    signature: Signature
+    parameters: tuple[_Parameter, ...]  # in the order of positions
+    order: tuple[int, ...]  # the positions that positional arguments fill, in the call's order
+    riders: Mapping[str, _Slot]
+    outs: frozenset[str]
+    cost: int
+
+
+def _rides(argument: Argument) -> bool:
+    described = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
+    return argument.kwarg_only and (argument.name in RIDERS or described in _RIDER_TYPES)
+
+
+def _overloads_of(schema: FunctionSchema, is_method: bool) -> Iterator[_Overload]:
+    inputs = [a for a in schema.arguments if not a.is_out]
+    shown = [a for a in inputs if not _rides(a)]
+    names = [a.name for a in shown]
+    hidden = _STATISTICS if schema.name.removeprefix("aten::") in _UPDATES_STATISTICS else ()
+    mutated = frozenset(j for j, a in enumerate(shown) if a.is_write or a.name in hidden)
+    signature = Signature(
+        names=tuple("input" if name == "self" else name for name in names),
+        mutated=mutated,
+        in_place=0 in mutated,
+        one_node=_makes_one_node(schema),
+    )
+    parameters = tuple(
+        _Parameter(
+            name=a.name,
+            slot=_slot(a),
+            default=a.default_value if a.has_default_value() else _REQUIRED,
+            is_list="List[" in str(a.real_type) and getattr(a, "N", None) is None,
+        )
+        for a in shown
+    )
+    riders = {a.name: _slot(a) for a in inputs if _rides(a)}
+    outs = frozenset(a.name for a in schema.arguments if a.is_out)
+    order = [names.index(a.name) for a in shown if not a.kwarg_only]
+    if is_method and "self" in names:  # `x.where(condition, y)`: self is not always first
+        order.sort(key=lambda j: names[j] != "self")
+    for cost, variant in ((0, order), *_deprecated(names, order, is_method)):
+        yield _Overload(signature, parameters, tuple(variant), riders, outs, cost)
+
+
+def _makes_one_node(schema: FunctionSchema) -> bool:
+    """Return True if torch's generated autograd code runs an op of this schema as a whole.
+
+    A composite op is differentiated through the ops that it is made of.
+    """
+    if not schema.name.startswith("aten::") or schema.name.startswith("aten::_foreach_"):
+        return False
+    name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+    if any(result.alias_info is not None for result in schema.returns):
+        return False
+    try:
+        return not has_kernel_for(name, "CompositeImplicitAutograd")
+    except RuntimeError:
+        return False  # It is not in the dispatcher.
+
+
+def _deprecated(
+    names: list[str], order: list[int], is_method: bool
+) -> Iterator[tuple[int, list[int]]]:
+    """The old orders with scalars ahead of tensors: `add(x, alpha, y)`, `addmm(beta, x, ...)`."""
+    if "self" not in names:
+        return
+    first = names.index("self")
+    rest = [j for j in order if j != first]
+    beta = [names.index("beta")] if "beta" in names else []
+    after = [names.index(name) for name in ("alpha", "value") if name in names]
+    if not (beta or after) or set(beta + after) & set(order):
+        return
+    for scalars in (after, []) if beta else (after,):
+        head = [first, *beta] if is_method else [*beta, first]
+        yield _DEPRECATED, [*head, *scalars, *rest]
+
+
+@functools.cache
+def _overloads(func: object) -> tuple[_Overload, ...]:
+    raw = operator_of(func)
+    is_method = getattr(raw, "__objclass__", None) is not None
+    written: tuple[str, ...] = ()
+    if raw is not func:
+        written = _GETTER
+    elif not isinstance(func, (OpOverload, OpOverloadPacket)):
+        written = _HAND_WRITTEN.get(type_name(func), ())
+    schemas = schemas_of(func)
+    if written:
+        schemas = tuple(parse_schema(f"aten::written{text}") for text in written)
+    return tuple(overload for schema in schemas for overload in _overloads_of(schema, is_method))
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+
+def plan_binding(func: object, kinds: Sequence[str], named: Mapping[str, str]) -> Plan:
+    """Return the plan of a call of torch's binding `func` with arguments of these kinds."""
+    found: tuple[int, int, Plan] | None = None
+    for overload in _overloads(func):
+        plan, cost = _match(overload, kinds, named)
+        # Of equal matches the one with the fewest positions left out: `std(x)` is `std`.
+        if plan is not None and (found is None or (cost, plan.sources.count(None)) < found[:2]):
+            found = (cost, plan.sources.count(None), plan)
+    return plan_call(func, len(kinds), tuple(named)) if found is None else found[2]
+
+
+def _match(
+    overload: _Overload, kinds: Sequence[str], named: Mapping[str, str]
+) -> tuple[Plan | None, int]:
+    """A plan for the call by this overload and what its loose matches cost."""
+    parameters = overload.parameters
+    sources: list[int | str | None] = [None] * len(parameters)
+    cost = overload.cost
+    spread = _spread(overload, kinds)
+    if spread is None and len(kinds) > len(overload.order):
+        return None, 0
+    for k, j in zip(range(len(kinds)), overload.order, strict=False):
+        sources[j] = k
+        price = 0 if j == spread else _price(parameters[j].slot, kinds[k])
+        if price is None:
+            return None, 0
+        cost += price
+    attrs, outs = [], []
+    for name, kind in named.items():
+        position = _position(overload, name)
+        if position is not None:
+            price = _price(parameters[position].slot, kind)
+            if sources[position] is not None:
+                return None, 0
+            sources[position] = name
+        elif name in overload.outs or name == "out":
+            outs.append(name)
+            price = 0
+        elif name in overload.riders or name in RIDERS:
+            attrs.append(name)
+            price = 1
+            if name in overload.riders:
+                price = 0 if kind == "None" else _price(overload.riders[name], kind)
+        else:
+            price = None
+        if price is None:
+            return None, 0
+        cost += price
+    defaults = [parameter.default for parameter in parameters]
+    missing = [j for j, source in enumerate(sources) if source is None]
+    if any(defaults[j] is _REQUIRED for j in missing):
+        return None, 0
+    plan = Plan(
+        signature=overload.signature,
+        sources=tuple(sources),
+        defaults=tuple(defaults),
+        fresh=tuple(j for j in missing if isinstance(defaults[j], list)),
+        spread=spread,
+        keywords=tuple(parameter.name for parameter in parameters),
+        attrs=tuple(attrs),
+        outs=tuple(outs),
+        bound=True,
+    )
+    return plan, cost
+
+
+def _price(slot: _Slot, kind: str) -> int | None:
+    return 0 if slot is None else slot.get(kind)
+
+
+def _position(overload: _Overload, name: str) -> int | None:
+    for known in (name, *_KEYWORD_ALIASES.get(name, ())):
+        for j, parameter in enumerate(overload.parameters):
+            if parameter.name == known:
+                return j
+    return None
+
+
+def _spread(overload: _Overload, kinds: Sequence[str]) -> int | None:
+    """The position that trailing ints or tensors form together: `view(2, 3)`, `zeros(2, 3)`."""
+    order = overload.order
+    others = [j for j in order if overload.parameters[j].name != "self"]
+    if len(others) != 1 or order[-1] != others[0] or len(kinds) < len(order):
+        return None
+    parameter = overload.parameters[others[0]]
+    trailing = kinds[len(order) - 1 :]
+    slot = parameter.slot or {}
+    if not parameter.is_list or any(_LIST_OF.get(kind) not in slot for kind in trailing):
+        return None
+    return others[0]
+
+
+def plan_call(func: object, count: int, named: tuple[str, ...]) -> Plan:
+    """Return the plan where no signature is known: arguments as given, then keywords."""
+    known: tuple[str, ...] = ("input",) if is_binding(func) else ()
+    if isinstance(func, (types.FunctionType, types.MethodType)):
+        code = func.__code__
+        known = code.co_varnames[isinstance(func, types.MethodType) : code.co_argcount]
+    names = [*known[:count], *(f"arg{k}" for k in range(min(len(known), count), count))]
+    shown = [name for name in named if name not in RIDERS and name != "out"]
+    name = type_name(func)
+    in_place = is_binding(func) and name.endswith("_") and not name.endswith("__") and count > 0
+    return Plan(
+        signature=Signature((*names, *shown), frozenset({0} if in_place else ()), in_place),
+        sources=(*range(count), *shown),
+        defaults=(None,) * (count + len(shown)),
+        fresh=(),
+        spread=None,
+        keywords=(),
+        attrs=tuple(name for name in named if name in RIDERS),
+        outs=("out",) if "out" in named else (),
+        bound=False,
+    )

@@ -1,0 +1,168 @@
+"""Where a call's arguments sit in the signature of its op, and how to call again with others.
+
+Owns binding (args, kwargs) to positions, rebuilding the call from edited values, and taking an
+op's result apart and together. It never calls an op and never decides what an op is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from amanda_driver_torch._operators.bindings import is_binding
+from amanda_driver_torch._operators.overloads import (
+    KINDS,
+    Plan,
+    Signature,
+    kind_of,
+    plan_binding,
+    plan_call,
+)
+
+__all__ = ["BoundCall", "Signature", "bind", "outputs_of", "restructure"]
+
+
+class BoundCall:
+    """One call, seen by the positions of its op's signature.
+
+    Attributes:
+        signature: Names and writes of the positions.
+        values: One value for each position, defaults filled in; a list of tensors is one value.
+        attrs: Keyword riders as given (dtype, device, generator, ...).
+        out: The destination given as `out=`, or None.
+        bound: False where no signature was found and the positions are the call's own.
+    """
+
+    __slots__ = ("_args", "_kwargs", "_originals", "_plan", "attrs", "out", "signature", "values")
+
+    def __init__(self, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        values = list(plan.defaults)
+        for j, source in enumerate(plan.sources):
+            if source is None:
+                continue
+            values[j] = kwargs[source] if isinstance(source, str) else args[source]
+        for j in plan.fresh:
+            values[j] = list(cast("list[Any]", plan.defaults[j]))
+        if plan.spread is not None:
+            values[plan.spread] = args[cast("int", plan.sources[plan.spread]) :]
+        self._plan = plan
+        self._args = args
+        self._kwargs = kwargs
+        self._originals = tuple(values)
+        self.signature = plan.signature
+        self.values: list[Any] = values
+        self.attrs: dict[str, Any] = {name: kwargs[name] for name in plan.attrs}
+        outs = plan.outs
+        self.out: Any = None
+        if outs:
+            self.out = kwargs[outs[0]] if len(outs) == 1 else tuple(kwargs[name] for name in outs)
+
+    @property
+    def bound(self) -> bool:
+        """Whether the arguments were bound to a signature."""
+        return self._plan.bound
+
+    @property
+    def layout(self) -> Plan:
+        """Where each position was found."""
+        return self._plan
+
+    @property
+    def given(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments as they were given."""
+        return self._args, self._kwargs
+
+    def call_args(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return (args, kwargs) that call the op with `values`.
+
+        A position that is still the same object stays where and how it was given; a changed one
+        takes its place; one that the call left out is added by keyword.
+
+        Args:
+            values: One value for each position.
+
+        Raises:
+            ValueError: There are more or fewer values than positions.
+        """
+        plan = self._plan
+        args: list[Any] | None = None
+        kwargs = dict(self._kwargs)
+        for j, (new, old) in enumerate(zip(values, self._originals, strict=True)):
+            if new is old:
+                continue
+            source = plan.sources[j]
+            if source is None:
+                kwargs[plan.keywords[j]] = new
+            elif isinstance(source, str):
+                kwargs[source] = new
+            else:
+                args = list(self._args) if args is None else args
+                if j != plan.spread:
+                    args[source] = new
+                elif isinstance(new, (list, tuple)):
+                    args[source:] = new
+                else:
+                    args[source:] = [new]
+        return (self._args if args is None else tuple(args)), kwargs
+
+
+_plans: dict[tuple[object, ...], Plan] = {}
+
+
+def bind(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> BoundCall:
+    """Bind one call of `func` to the positions of its op's signature.
+
+    Args:
+        func: What was called: a C binding, a getter's `__get__`, an op of `torch.ops`, anything.
+        args: The positional arguments, `self` of a method among them.
+        kwargs: The keyword arguments.
+
+    Returns:
+        The bound call. Where no signature takes the arguments, the positions are those of the
+        call itself; binding raises nothing.
+    """
+    args = tuple(args)
+    kwargs = kwargs or {}
+    if not is_binding(func):
+        return BoundCall(plan_call(func, len(args), tuple(kwargs)), args, kwargs)
+    kinds = [KINDS.get(type(value)) or kind_of(value) for value in args]
+    if kwargs:
+        named = {name: KINDS.get(type(value)) or kind_of(value) for name, value in kwargs.items()}
+        key: tuple[object, ...] = (func, *kinds, tuple(named), *named.values())
+    else:
+        named = {}
+        key = (func, *kinds)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = plan_binding(func, kinds, named)
+    return BoundCall(plan, args, kwargs)
+
+
+def outputs_of(result: object) -> list[Any]:
+    """Return the outputs of an op: the items of a tuple, list or structseq, else the one value.
+
+    An op that returns None (`__setitem__`, `_foreach_add_`) has no outputs.
+    """
+    if result is None:
+        return []
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def restructure(template: object, values: Sequence[Any]) -> Any:
+    """Return a result of the form of `template` that holds `values` as its outputs.
+
+    Args:
+        template: What the op returned. It is returned itself where nothing changed.
+        values: One value for each of `outputs_of(template)`.
+
+    Raises:
+        ValueError: There are more or fewer values than outputs.
+    """
+    pairs = list(zip(values, outputs_of(template), strict=True))
+    if all(new is old for new, old in pairs):
+        return template
+    if not isinstance(template, (tuple, list)):
+        return values[0]
+    if hasattr(template, "_make"):
+        return template._make(values)
+    return type(template)(values)

@@ -1,0 +1,1 @@
+"""What this driver knows of the PyTorch that is installed."""

@@ -1,0 +1,146 @@
+"""What tools may ask of torch's tensors.
+
+Owns the answers. Reads nothing that torch computes, rebuilds or refuses for some tensor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from amanda_core.facts import DENSE, Facts, NotReadableError, Storage
+from amanda_driver_torch._torch.internals import (
+    base_descriptor,
+    has_storage,
+    stored_elements,
+    version_of,
+)
+
+__all__ = ["FACTS"]
+
+#: What torch's allocator for CUDA rounds up to, in bytes.
+_CUDA_BLOCK = 512
+#: dtypes that NumPy has not -> integers of as many bits.
+_BITS = {
+    getattr(torch, name): integers
+    for name, integers in {
+        "bfloat16": torch.uint16,
+        "float8_e4m3fn": torch.uint8,
+        "float8_e4m3fnuz": torch.uint8,
+        "float8_e5m2": torch.uint8,
+        "float8_e5m2fnuz": torch.uint8,
+        "float8_e8m0fnu": torch.uint8,
+    }.items()
+    if hasattr(torch, name)
+}
+
+
+class _TorchFacts(Facts):
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def dtype(self, tensor: torch.Tensor) -> str:
+        return str(tensor.dtype).rpartition(".")[2]
+
+    def shape(self, tensor: torch.Tensor) -> tuple[int | None, ...] | None:
+        try:
+            return tuple(map(_length, tensor.shape))
+        except (RuntimeError, TypeError, ValueError):
+            return None  # Nested tensors have no shape, and parameters that wait for one.
+
+    def device(self, tensor: torch.Tensor) -> str:
+        return str(tensor.device)
+
+    def layout(self, tensor: torch.Tensor) -> str:
+        if tensor.is_nested:
+            return "nested"
+        if tensor.is_quantized:
+            return "quantized"
+        if tensor.layout is not torch.strided:
+            return "sparse" if "sparse" in str(tensor.layout) else str(tensor.layout)
+        if tensor.device.type == "meta":
+            return "without data"
+        if _is_wrapper(tensor):
+            return "made of other tensors"
+        return DENSE if has_storage(tensor) else "without a storage"
+
+    def stored(self, tensor: torch.Tensor) -> int | None:
+        if tensor.layout is torch.strided or tensor.is_nested:
+            return None
+        if tensor.is_sparse:
+            return stored_elements(tensor)
+        return int(tensor.values().numel()) if "sparse" in str(tensor.layout) else None
+
+    def nbytes(self, tensor: torch.Tensor) -> int | None:
+        shape = self.shape(tensor)
+        if shape is None or None in shape:
+            return None
+        return int(tensor.numel()) * tensor.dtype.itemsize
+
+    def storage(self, tensor: torch.Tensor) -> Storage | None:
+        if tensor.device.type == "meta":
+            return None
+        try:
+            storage = tensor.untyped_storage()
+            address, size = storage.data_ptr(), storage.nbytes()
+        except (NotImplementedError, RuntimeError) as error:
+            kind = type(tensor).__name__
+            raise NotReadableError(f"{kind}, {tensor.layout}: no storage") from error
+        if not size:
+            return None
+        if tensor.device.type == "cuda":
+            size = -size // _CUDA_BLOCK * -_CUDA_BLOCK
+        return Storage((str(tensor.device), address), size, storage)
+
+    def values(self, tensor: torch.Tensor) -> Any:
+        layout = self.layout(tensor)
+        if layout in ("nested", "quantized", "sparse"):
+            raise NotReadableError(f"a {layout} tensor")
+        if layout == "without data":
+            raise NotReadableError("a tensor without values")
+        try:
+            with torch.no_grad():
+                plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+                if plain.dtype in _BITS:
+                    plain = plain.view(_BITS[plain.dtype])
+                elif plain.dtype is torch.complex32:
+                    # Each number exactly as it is; NumPy has no complex type of 16-bit parts.
+                    plain = plain.to(torch.complex64)
+                # A copy first: torch lets nobody resize a storage that NumPy has seen.
+                return plain.clone().numpy()
+        except (RuntimeError, TypeError) as error:
+            raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
+
+    def version(self, tensor: torch.Tensor) -> int | None:
+        try:
+            return version_of(tensor)
+        except RuntimeError:
+            return None  # Tensors of inference mode have none.
+
+    def base(self, tensor: torch.Tensor) -> Any:
+        base = base_descriptor.__get__(tensor)
+        return tensor if base is None else base
+
+    def is_parameter(self, tensor: torch.Tensor) -> bool:
+        return type(tensor).__name__ == "Parameter"
+
+
+def _length(size: Any) -> int | None:
+    try:
+        return int(size)
+    except AttributeError:
+        return None  # Jagged tensors have lengths that differ, and no number for them.
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Return True if the class answers each operator itself: its values are in other tensors."""
+    for kind in type(tensor).__mro__:
+        if "__torch_dispatch__" in vars(kind):
+            # torch's own base class has the attribute, too; it stands for no answer.
+            return kind is not torch.Tensor
+    return False
+
+
+#: One for all sessions: it holds nothing.
+FACTS: Facts = _TorchFacts()

@@ -1,0 +1,394 @@
+"""The private names of PyTorch that this driver uses, under names of its own.
+
+Owns every name of PyTorch's with a leading underscore, the functions and classes inside of private
+modules, and what depends on the version among them; `native/torch_symbols` owns those that the
+extension uses. All else imports from here, so a new version of PyTorch is read about in one place.
+The one exception are tables of operators by name (`bindings`, `overloads`, `vocabulary`), in which
+an operator that a version lacks does no harm.
+
+Functions are bound when this module is imported: a call goes to PyTorch directly. Modules that
+`import torch` does not load are only named, and are patched when the program imports them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import overrides
+from torch._C import (
+    Argument,
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    FunctionSchema,
+    ScriptFunction,
+    ScriptMethod,
+    TensorBase,
+    parse_schema,
+)
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.autograd import Function, forward_ad
+from torch.autograd.variable import Variable
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils._pytree import tree_map_only
+
+__all__ = [
+    "BINDING_OWNERS",
+    "CHECKPOINT_FIRST_RUNS",
+    "CHECKPOINT_FUNCTIONS",
+    "COMPILED_FRAMES",
+    "DETACHED_VIEWS",
+    "ENGINE",
+    "FUNCTIONS",
+    "GLOBAL_MODULE_HOOKS",
+    "GRADIENT_SEEDS",
+    "LOOKED_AWAY",
+    "SCRIPT_TRACING",
+    "STAND_IN_MODES",
+    "STAND_IN_TENSORS",
+    "SYMBOLIC_TRACING",
+    "TENSOR_METHODS",
+    "TENSOR_PRINTING",
+    "TRACING_MACHINERY",
+    "AccumulateGrad",
+    "Argument",
+    "BackwardHookFunction",
+    "Compiled",
+    "DisableTorchDispatch",
+    "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
+    "FunctionSchema",
+    "HigherOrderOperator",
+    "Named",
+    "OpOverload",
+    "OpOverloadPacket",
+    "ScriptFunction",
+    "ScriptMethod",
+    "TensorBase",
+    "autocast_enabled",
+    "backward_class",
+    "base_descriptor",
+    "children_of",
+    "compiles_backward",
+    "creation_of_view",
+    "current_node",
+    "dispatch_mode_at",
+    "dispatch_mode_count",
+    "dispatch_modes",
+    "dispatched_names",
+    "forward_ad_level",
+    "function_mode_at",
+    "function_mode_count",
+    "function_modes",
+    "function_protocol_enabled",
+    "functorch_active",
+    "has_kernel_for",
+    "has_storage",
+    "input_metadata",
+    "is_view",
+    "make_saved_tensor",
+    "may_hook_saved_tensors",
+    "name_of_packet",
+    "nested_bindings",
+    "next_sequence",
+    "no_override",
+    "parse_schema",
+    "pop_function_mode",
+    "pop_saved_tensor_hooks",
+    "profiler_enabled",
+    "push_function_mode",
+    "push_saved_tensor_hooks",
+    "record_functions",
+    "registered_schemas",
+    "saved_sizes",
+    "schema_of",
+    "sequence_number",
+    "set_grad_enabled",
+    "set_sequence_number",
+    "some_binding",
+    "storage_address",
+    "stored_elements",
+    "top_saved_tensor_hooks",
+    "tracing_state",
+    "tree_map_only",
+    "version_of",
+]
+
+_C: Any = torch._C
+_AUTOGRAD: Any = torch._C._autograd
+
+# Modes.
+
+function_mode_count: Callable[[], int] = _C._len_torch_function_stack
+function_mode_at: Callable[[int], Any] = _C._get_function_stack_at
+pop_function_mode: Callable[[], Any] = _C._pop_torch_function_stack
+push_function_mode: Callable[[Any], None] = _C._push_on_torch_function_stack
+dispatch_mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
+dispatch_mode_at: Callable[[int], Any] = _C._get_dispatch_stack_at
+
+#: Whether neither of the `DisableTorchFunction*` is in force.
+function_protocol_enabled: Callable[[], bool] = _C._is_torch_function_enabled
+#: The `__torch_function__` of a class that overrides nothing.
+no_override: Any = _C._disabled_torch_function_impl
+DisableTorchDispatch: Any = _C._DisableTorchDispatch
+
+#: Whether the profiler records in this thread; then it is told of each function of the dispatcher.
+profiler_enabled: Callable[[], bool] = _AUTOGRAD._profiler_enabled
+record_functions: Callable[[bool], None] = _AUTOGRAD._enable_record_function
+
+autocast_enabled: Callable[[], bool] = _C._is_any_autocast_enabled
+set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
+
+
+def function_modes() -> list[Any]:
+    """Return the function modes of this thread; none where a version does not tell."""
+    return list(getattr(overrides, "_get_current_function_mode_stack", list)())
+
+
+def dispatch_modes() -> list[Any]:
+    """Return the dispatch modes of this thread; none where a version does not tell."""
+    from torch.utils import _python_dispatch
+
+    return list(getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list)())
+
+
+# Tracers and transforms.
+
+tracing_state: Callable[[], Any] = _C._get_tracing_state
+functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
+
+#: Classes of modes under which values stand for tensors. By name: importing them would load half of
+#: Inductor.
+STAND_IN_MODES = frozenset(
+    {
+        "FakeTensorMode",
+        "ProxyTorchDispatchMode",
+        "FunctionalTensorMode",
+        "PreDispatchTorchFunctionMode",
+    }
+)
+#: Classes of values that stand for tensors.
+STAND_IN_TENSORS = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
+
+#: Modules whose own calls of operators are bookkeeping, such as making stand-ins for parameters.
+TRACING_MACHINERY = (
+    "torch._subclasses",
+    "torch._dynamo",
+    "torch._functorch",
+    "torch.fx",
+    "torch.export",
+)
+
+# Tensors. A descriptor's `__get__` reads the attribute whatever a subclass has by its name.
+
+#: What a tensor is a view of.
+base_descriptor: Any = vars(TensorBase)["_base"]
+is_view: Callable[[torch.Tensor], bool] = vars(TensorBase)["_is_view"]
+creation_of_view: Callable[[torch.Tensor], Any] = _AUTOGRAD._get_creation_meta
+#: `creation_of_view` of views that were made while no graph was recorded.
+DETACHED_VIEWS = (_AUTOGRAD.CreationMeta.NO_GRAD_MODE, _AUTOGRAD.CreationMeta.INFERENCE_MODE)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often the memory of a tensor was written; inference tensors do not count."""
+    return tensor._version
+
+
+has_storage: Callable[[torch.Tensor], bool] = _C._has_storage
+
+
+def stored_elements(tensor: torch.Tensor) -> int:
+    """Return how many elements a tensor of the COO layout stores."""
+    return int(tensor._nnz())
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage object, not of its data."""
+    return int(storage._cdata)
+
+
+#: The module of the methods of tensors that are written in Python.
+TENSOR_METHODS = "torch._tensor"
+
+#: Functions in it that are not made of the model's operators: the engine has its own way in, and
+#: the rest looks at a tensor, copies it or moves it between processes.
+LOOKED_AWAY = frozenset(
+    {"backward", "grad", "register_hook", "register_post_accumulate_grad_hook"}
+    | {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__dir__"}
+    | {"__len__", "__hash__", "__array__", "__dlpack__", "__dlpack_device__", "share_memory_"}
+    | {"is_shared", "storage", "storage_type", "_typed_storage", "_reduce_ex_internal"}
+)
+
+# Autograd.
+
+#: The sequence number that the next node of this thread will get (0.04 us).
+next_sequence: Callable[[], int] = _AUTOGRAD._get_sequence_nr
+#: The node that the engine runs in this thread; None outside of it.
+current_node: Callable[[], Any] = _C._current_autograd_node
+AccumulateGrad: Any = _C._functions.AccumulateGrad
+
+
+def sequence_number(node: Any) -> int:
+    """Return the number that a node got when it was made."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def set_sequence_number(node: Any, number: int) -> None:
+    """Give a node its place among those that are ready: the engine runs the highest first."""
+    node._set_sequence_nr(number)
+
+
+def compiles_backward() -> bool:
+    """Return True where compiled autograd collects a graph with its hooks instead of running it."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return module is not None and bool(getattr(module, "compiled_autograd_enabled", False))
+
+
+def input_metadata(node: Any) -> Iterable[Any]:
+    """Return what a node knows of its gradient arguments; nothing where a version does not tell."""
+    return getattr(node, "_input_metadata", None) or ()
+
+
+def saved_sizes(node: Any) -> tuple[int, ...]:
+    """Return the sizes that an ``ExpandBackward0`` sums its gradient to."""
+    return tuple(node._saved_self_sym_sizes)
+
+
+def backward_class(function: type[Function]) -> type:
+    """Return the type of the nodes that a custom function makes."""
+    kind: type = function._backward_cls
+    return kind
+
+
+def forward_ad_level() -> int:
+    """Return how deep the caller is inside forward-mode differentiation; below 0 outside."""
+    return forward_ad._current_level
+
+
+_SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+#: Makes what is saved of a tensor for backward; None where a version does not offer that to Python.
+make_saved_tensor: Callable[[torch.Tensor, bool], Any] | None = getattr(
+    _AUTOGRAD, "_make_saved_tensor", None
+)
+#: Whether the program has not forbidden hooks on what is saved.
+may_hook_saved_tensors: Callable[[], bool] = _AUTOGRAD._saved_tensors_hooks_is_enabled
+top_saved_tensor_hooks: Callable[[bool], _SavedHooks | None] = (
+    _AUTOGRAD._top_saved_tensors_default_hooks
+)
+push_saved_tensor_hooks: Callable[..., None] = _AUTOGRAD._push_saved_tensors_default_hooks
+pop_saved_tensor_hooks: Callable[[], None] = _AUTOGRAD._pop_saved_tensors_default_hooks
+
+# Operators.
+
+#: Namespaces of bindings, by the names that they have in `bindings()`.
+BINDING_OWNERS: Mapping[str, Any] = MappingProxyType(
+    {
+        "torch._C._VariableFunctions": type(_C._VariableFunctions),
+        "torch._C.TensorBase": TensorBase,
+        **{
+            f"torch._C.{name}": getattr(_C, name)
+            for name in ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested")
+            if hasattr(_C, name)
+        },
+    }
+)
+#: The one of them whose functions are those of `torch` itself.
+FUNCTIONS = "torch._C._VariableFunctions"
+#: A binding in torch's library, by which the extension finds that library.
+some_binding: Any = _C._VariableFunctions.relu
+#: The bindings of nested tensors.
+nested_bindings: Any = _C._nested
+
+registered_schemas: Callable[[], list[FunctionSchema]] = _C._jit_get_all_schemas
+#: Names of what the dispatcher knows, such as ``aten::add.Tensor``.
+dispatched_names: Callable[[], list[str]] = _C._dispatch_get_all_op_names
+has_kernel_for: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
+
+
+def schema_of(overload: OpOverload) -> FunctionSchema:
+    """Return the schema of an operator of the dispatcher."""
+    return overload._schema
+
+
+def name_of_packet(packet: OpOverloadPacket) -> str:
+    """Return the name that all overloads of an operator share, with its namespace."""
+    return packet._qualified_op_name
+
+
+# Modules.
+
+
+def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """Return the modules that a module holds, by name; None for some names."""
+    return module._modules
+
+
+#: Registries in `torch.nn.modules.module` of hooks that run for every module -> what they hold.
+GLOBAL_MODULE_HOOKS: Mapping[str, str] = MappingProxyType(
+    {
+        "_global_forward_pre_hooks": "forward pre-hook",
+        "_global_forward_hooks": "forward hook",
+        "_global_backward_pre_hooks": "backward pre-hook",
+        "_global_backward_hooks": "backward hook",
+    }
+)
+
+# Entry points that are replaced while a session is attached.
+
+
+class Named(NamedTuple):
+    """Attributes of a module that may not have been imported yet.
+
+    Attributes:
+        module: The module's name.
+        names: The attributes.
+    """
+
+    module: str
+    names: tuple[str, ...]
+
+
+#: The object whose `run_backward` runs a backward pass: its owner and its name there.
+ENGINE = (Variable, "_execution_engine")
+#: The function that makes the gradients a backward pass begins with.
+GRADIENT_SEEDS = (torch.autograd, "_make_grads")
+TENSOR_PRINTING = Named("torch._tensor_str", ("_str",))
+#: Both run the model three times, and compare the runs.
+SCRIPT_TRACING = Named("torch.jit._trace", ("_trace_impl", "trace_module"))
+#: A class; its `trace` runs the model on proxies.
+SYMBOLIC_TRACING = Named("torch.fx._symbolic_trace", ("Tracer",))
+
+
+class Compiled(NamedTuple):
+    """The module of Dynamo that decides how compiled callables run.
+
+    Attributes:
+        module: Its name.
+        callback: Its function that says what is done with a frame: None lets it run eagerly.
+        frame_count: Its function that `fullgraph=True` counts compiled frames with, where there is
+            one: it sets the count and returns what it was. A callable that begins to count (from
+            below 0) and counts none raises.
+    """
+
+    module: str
+    callback: str
+    frame_count: str
+
+
+COMPILED_FRAMES = Compiled(
+    "torch._dynamo.eval_frame", "_callback_from_stance", "set_fullgraph_compiled_frame_count"
+)
+
+#: Functions of `torch.utils.checkpoint` between the user's call and the checkpointed function; the
+#: second from PyTorch 2.14 on.
+CHECKPOINT_FUNCTIONS = ("checkpoint", "_checkpoint_impl")
+#: The generator around a first run that saves no inputs: the first that is there.
+CHECKPOINT_FIRST_RUNS = (
+    "_checkpoint_without_reentrant_generator_impl",  # From PyTorch 2.14 on.
+    "_checkpoint_without_reentrant_generator",
+)

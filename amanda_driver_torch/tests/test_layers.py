@@ -1,0 +1,32 @@
+"""Imports inside the driver go one way, from the plugin down to what is known of PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from amanda_core.testing.layers import Layers
+
+pytestmark = pytest.mark.one_interceptor
+
+LAYERS: list[str | tuple[str, ...]] = [
+    ("plugin", "self_test"),
+    "__init__",
+    "doctor",
+    "_attachment",
+    "_entry",
+    "_execution",
+    "_autograd",
+    "_identity",
+    "_thread",
+    "_operators",
+    "_torch",
+    ("extensions", "vocabulary"),
+]
+
+
+def test_imports_go_down() -> None:
+    layers = Layers(Path(__file__).parents[1] / "src/amanda_driver_torch", LAYERS)
+    assert len(layers.imports) > 100
+    assert layers.problems() == []
