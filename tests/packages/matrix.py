@@ -42,7 +42,10 @@ MEMBERS = {
 LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "*.so")
 #: Framework -> what its tests need beside it.
 NEEDED = {
-    "torch": ("pytest-xdist", "hypothesis", "expecttest", "numpy", "networkx", "scipy"),
+    "torch": (
+        *("pytest-xdist", "hypothesis", "expecttest", "numpy", "networkx", "scipy"),
+        *("transformers", "efficientnet-lite-pytorch", "safetensors", "jsonschema"),
+    ),
     "tensorflow-cpu": ("pytest-xdist", "hypothesis", "numpy", "networkx"),
 }
 #: Framework -> group of tests -> its files.
