@@ -39,7 +39,15 @@ This page is made of the docstrings, by
 """
 #: Methods of public classes that the core calls, and drivers do not.
 CORES = {
-    "Session": {"set_tools", "tools_changed", "close", "declare", "run_analysis", "recorded"},
+    "Session": {
+        "set_tools",
+        "set_policy",
+        "tools_changed",
+        "close",
+        "declare",
+        "run_analysis",
+        "recorded",
+    },
 }
 #: Values that have no docstring of their own.
 VALUES = {

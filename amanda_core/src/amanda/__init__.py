@@ -25,7 +25,6 @@ from amanda_core.activation import (
 )
 from amanda_core.context import OpContext
 from amanda_core.errors import AmandaError, AmandaWarning
-from amanda_core.selection import Selection, select
 from amanda_core.tool import Tool
 
 __all__ = [
@@ -56,11 +55,16 @@ discovery.announce()
 
 if TYPE_CHECKING:
     from amanda import tools as tools
+    from amanda_core.selection import Selection, select
 else:
     del discovery
 
     def __getattr__(name: str) -> object:
-        # Not at import: listing or applying tools of one's own needs no amanda-tools.
+        # Not at import: tools that are for all operators, and of one's own, need neither.
+        if name in ("Selection", "select"):
+            from amanda_core import selection
+
+            return getattr(selection, name)
         if name == "tools":
             import importlib
 

@@ -13,16 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
-from functools import partial
-from importlib.machinery import ModuleSpec
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core import discovery
-from amanda_core.conflicts import Conflict, conflicts
 from amanda_core.containment import contain, described, without_exit
 from amanda_core.driver import Attachment, Blind, DescribingAttachment, NotifiedAttachment
-from amanda_core.driver_failures import OnDriverError, check_policy
 from amanda_core.errors import (
     AmandaError,
     DriverError,
@@ -31,11 +27,16 @@ from amanda_core.errors import (
     ToolError,
     annotate,
 )
-from amanda_core.imports import EndOfImport, ImportWatcher, running_imports
 from amanda_core.session import Session
 from amanda_core.store import Store
 from amanda_core.threads import THREAD, Control
 from amanda_core.tool import Tool, check_tool, in_dependency_order
+
+# The rest is imported where it is needed: most applications of tools need none of it.
+if TYPE_CHECKING:
+    from amanda_core.conflicts import Conflict
+    from amanda_core.declined import Declined
+    from amanda_core.driver_failures import OnDriverError
 
 __all__ = [
     "Applied",
@@ -56,7 +57,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 _LOCAL = threading.local()
-# From `_Stack.attach` or `warn_of` up to the line that enters `apply`.
+# From `_Stack.attach` up to the line that enters `apply`.
 _STACKLEVEL = 6
 
 
@@ -67,17 +68,14 @@ class _Stack:
         self.entries = [first]
         self.thread = threading.get_ident()
         self.attachments: dict[str, Attachment] = {}
-        self.watcher: ImportWatcher | None = None
+        self.declined: Declined | None = None
         self.closed = False
         #: Whether `open` is through: what is asked of drivers from then on is asked in an import.
         self.opened = False
-        #: The imports that were running before the tools were applied.
-        self.older = running_imports()
-        self.ends: list[EndOfImport] = []
         manager = discovery.plugin_manager()
         tools = in_dependency_order(first.tools)
         self.session = Session(tools, Store.resume(tools), manager.hook, self.resolve)
-        self.session.failures.policy = self.policy()
+        self.session.set_policy(self.policy())
 
     def resolve(self) -> tuple[Tool, ...]:
         """The tools of all entries and what they depend on, in order."""
@@ -91,49 +89,17 @@ class _Stack:
         THREAD.session = self.session
         self.session.listener = self.session.control.listener = self.changed
         try:
-            names: list[str] = []
-            for driver in discovery.drivers():
-                if not self.ask(driver):
-                    names += driver.info.modules
-            if names:
-                self.watcher = ImportWatcher(names, self.imported)
-                self.watcher.start()
+            declined = [driver for driver in discovery.drivers() if not self.attach(driver)]
+            if declined:
+                from amanda_core.declined import Declined
+
+                self.declined = Declined(self.session, self.attach)
+                self.declined.start(declined)
             self.opened = True
             self.session.begin_step()
         except BaseException:
             self.close()
             raise
-
-    def ask(self, driver: discovery.Driver) -> bool:
-        """Attach a driver; ask it again at the end of an import in which it declined."""
-        if self.attach(driver):
-            return True
-        own = {module.partition(".")[0] for module in driver.info.modules}
-        for spec in running_imports():
-            older = any(spec is other for other in self.older)
-            if not older or spec.name.partition(".")[0] in own:
-                self.ends.append(EndOfImport(spec, partial(self.ask_finally, driver, spec)))
-                return False
-        self.warn_of(driver)
-        return False
-
-    def ask_finally(self, driver: discovery.Driver, spec: ModuleSpec) -> None:
-        """Ask a driver again that has declined, if the import has not failed."""
-        if self.closed or driver.info.name in self.attachments or spec.name not in sys.modules:
-            return
-        if not self.attach(driver):
-            self.warn_of(driver)
-
-    def warn_of(self, driver: discovery.Driver) -> None:
-        """Warn of a driver that does not attach though its framework is loaded."""
-        for module in driver.loaded:
-            self.session.warn_once(
-                f"{module} is loaded, but its driver {driver.info.name!r} does not attach to it: "
-                "its operators are not seen. `amanda doctor` may say why",
-                _STACKLEVEL,
-                importing=self.opened,
-            )
-            return
 
     def changed(self) -> None:
         """Tell the attachments that a switch or the epoch has changed."""
@@ -175,21 +141,9 @@ class _Stack:
             )
         return True
 
-    def imported(self, module: str) -> None:
-        if threading.get_ident() != self.thread:
-            self.session.warn_once(
-                f"{module} was imported by another thread than the one that applied the tools; its "
-                "operators are seen after the next `apply`.",
-                importing=True,
-            )
-            return
-        for driver in discovery.drivers():
-            if module in driver.info.modules and driver.info.name not in self.attachments:
-                self.ask(driver)
-
     def change(self, entries: list[Handle]) -> None:
         self.entries = entries
-        self.session.failures.policy = self.policy()
+        self.session.set_policy(self.policy())
         self.session.set_tools(self.resolve())
 
     def close(self) -> None:
@@ -197,10 +151,8 @@ class _Stack:
         THREAD.session = None
         self.session.listener = self.session.control.listener = None
         self.session.close()
-        for end in self.ends:
-            end.cancel()
-        if self.watcher is not None:
-            self.watcher.stop()
+        if self.declined is not None:
+            self.declined.stop()
         failure: BaseException | None = None
         for name, attachment in reversed(self.attachments.items()):
             try:
@@ -231,6 +183,13 @@ class _ThreadsEnd:
         self._stack.close()
 
 
+def _check_policy(policy: str) -> None:
+    if policy != "raise":
+        from amanda_core.driver_failures import check_policy
+
+        check_policy(policy)
+
+
 class Handle:
     """Tools applied until `remove` is called; what `attach` returns.
 
@@ -240,7 +199,7 @@ class Handle:
     """
 
     def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
-        check_policy(on_driver_error)
+        _check_policy(on_driver_error)
         self.tools = tuple(tools)
         self.on_driver_error = on_driver_error
         self._stack: _Stack | None = None
@@ -315,6 +274,8 @@ class Handle:
         """
         session = self.session
         if session is not None and session.contended:
+            from amanda_core.conflicts import conflicts
+
             self._conflicts = conflicts(session)
         return list(self._conflicts)
 
@@ -342,7 +303,7 @@ class Applied(ContextDecorator):
     """What `apply` returns: a context manager and decorator, usable any number of times."""
 
     def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
-        check_policy(on_driver_error)
+        _check_policy(on_driver_error)
         self._tools = tuple(tools)
         self._on_driver_error = on_driver_error
         self._handles: list[Handle] = []

@@ -21,7 +21,6 @@ from amanda_core.errors import (
     UnsupportedError,
 )
 from amanda_core.plan import EMPTY, Plan, Step
-from amanda_core.weak import only, strongly, weakly
 
 if TYPE_CHECKING:
     from amanda_core.driver import Site
@@ -463,6 +462,7 @@ class OpContext(dict[str, Any]):
     def remember(self) -> None:
         """Remember the values of the current execution weakly, for its backward routines."""
         execution = self.execution
+        weakly = self._store.session._weak.weakly
         self._remembered = {what: weakly(execution[what]) for what in _VALUES if what in execution}
 
     def remember_constants(self) -> None:
@@ -471,6 +471,7 @@ class OpContext(dict[str, Any]):
         For a driver that runs the op without opening its context.
         """
         constant = self._constant or (lambda value: None)
+        only = self._store.session._weak.only
         self._remembered = {what: only(v, constant) for what, v in self._remembered.items()}
 
     def _forget_values(self) -> None:
@@ -505,7 +506,7 @@ class OpContext(dict[str, Any]):
         if holder.execution.get("open"):
             return holder.execution.get(what)
         if self.execution.get("open"):
-            return strongly(holder._remembered.get(what))
+            return self._store.session._weak.strongly(holder._remembered.get(what))
         raise StaleContextError(
             f"The {what} of this op are valid only during the call of a routine",
             where=self.where,

@@ -15,13 +15,12 @@ from typing import Any
 import importlib_metadata
 import pluggy
 
-from amanda_core import hookspecs, plugin_answers, tool_names
+from amanda_core import hookspecs, plugin_answers
 from amanda_core.action import Action, IPoint
 from amanda_core.containment import contain, described, warn
 from amanda_core.context import OpContext
 from amanda_core.driver import DriverInfo, Finding
 from amanda_core.errors import DriverError, MissingDriverError
-from amanda_core.imports import ImportWatcher
 from amanda_core.installed import (
     DRIVER_GROUP,
     PLUGIN_GROUP,
@@ -31,7 +30,7 @@ from amanda_core.installed import (
     installed,
 )
 from amanda_core.installed import block as block_names
-from amanda_core.results import printable
+from amanda_core.terminal import printable
 
 __all__ = [
     "DRIVER_GROUP",
@@ -286,6 +285,7 @@ def announce() -> None:
             _announce(found)
     if not waiting:
         return
+    from amanda_core.imports import ImportWatcher
 
     def imported(module: str) -> None:
         for found in tuple(waiting):
@@ -332,6 +332,8 @@ def tools() -> dict[str, importlib_metadata.EntryPoint]:
     That is its name, or ``DISTRIBUTION/TOOL`` where another tool has the name. ``load()`` of an
     entry point gives the factory.
     """
+    from amanda_core import tool_names
+
     return {
         reference: found.point
         for reference, found in tool_names.references()

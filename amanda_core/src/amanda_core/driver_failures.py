@@ -90,8 +90,8 @@ class DriverFailures:
         policy: What is done at the next failure.
     """
 
-    def __init__(self) -> None:
-        self.policy: str = "raise"
+    def __init__(self, policy: OnDriverError = "raise") -> None:
+        self.policy: OnDriverError = policy
         self._found: dict[str, dict[str, str]] = {}
 
     def original(self, call: Callable[..., Any]) -> OriginalCall:

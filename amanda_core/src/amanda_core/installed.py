@@ -15,7 +15,7 @@ from typing import Any
 import importlib_metadata
 
 from amanda_core.containment import contain, described, warn
-from amanda_core.results import printable
+from amanda_core.terminal import printable
 
 __all__ = [
     "BLOCKING",

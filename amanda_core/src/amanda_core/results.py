@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from amanda_core import bounded
 from amanda_core.errors import OutputError, ResultError
+from amanda_core.terminal import printable
 
 __all__ = [
     "LIMIT",
@@ -33,20 +33,6 @@ __all__ = [
 
 #: Largest file of results that `load` reads, in bytes.
 LIMIT = 1 << 28
-
-
-def printable(text: object) -> str:
-    r"""Text without characters that would control a terminal or change the direction of writing.
-
-    >>> printable("a\x1b[31m")
-    'a\\x1b[31m'
-    """
-    return "".join(
-        letter
-        if letter.isprintable() or unicodedata.category(letter) == "Zs"
-        else letter.encode("unicode_escape").decode()
-        for letter in str(text)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import itertools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core.action import Action, IPoint
 from amanda_core.containment import warn, without_exit
 from amanda_core.context import OpContext
-from amanda_core.driver_failures import DriverFailures
 from amanda_core.errors import AmandaWarning, annotate
 from amanda_core.identity import stable_id
 from amanda_core.store import Store
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pluggy
 
     from amanda_core.driver import DriverInfo, Site
+    from amanda_core.driver_failures import DriverFailures, OnDriverError
     from amanda_core.facts import Facts
     from amanda_core.tool import Tool
 
@@ -49,7 +50,6 @@ class Session:
         wants_backward: Whether some applied tool analyses backward ops.
         watches_scopes: Whether some applied tool listens for module scopes.
         contended: Whether several tools have changed one value; `conflicts` tells which.
-        failures: The operators at which drivers themselves failed.
         pending: Exceptions that wait for `raise_pending`, oldest first.
     """
 
@@ -69,7 +69,7 @@ class Session:
         self.closed = False
         self.tools: tuple[Tool, ...] = ()
         self.epoch = 0
-        self.failures = DriverFailures()
+        self._policy: OnDriverError = "raise"
         self._store = store
         self._hook = hook
         self._resolve = resolve
@@ -88,7 +88,29 @@ class Session:
         store.session = self
         self.set_tools(tools)
 
+    # What few sessions need, imported then.
+
+    @cached_property
+    def failures(self) -> DriverFailures:
+        """The operators at which drivers themselves failed."""
+        from amanda_core.driver_failures import DriverFailures
+
+        return DriverFailures(self._policy)
+
+    @cached_property
+    def _weak(self) -> Any:
+        """How contexts remember values for backward routines."""
+        from amanda_core import weak
+
+        return weak
+
     # For activation.
+
+    def set_policy(self, policy: OnDriverError) -> None:
+        """Choose what is done where a driver itself fails at an operator."""
+        self._policy = policy
+        if "failures" in self.__dict__:
+            self.failures.policy = policy
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
         """Make `tools`, in this order, the applied ones."""

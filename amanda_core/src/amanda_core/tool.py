@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from amanda_core.action import IPoint
 from amanda_core.errors import DependencyCycleError, SelectionError, ToolError
-from amanda_core.selection import Selection
 
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
+    from amanda_core.selection import Selection
 
 __all__ = ["Tool", "in_dependency_order"]
 
@@ -194,6 +194,8 @@ class Tool:
         Raises:
             SelectionError: Something else was given.
         """
+        from amanda_core.selection import Selection
+
         if selection is not None and not isinstance(selection, Selection):
             raise SelectionError(
                 f"{selection!r} is no selection",
