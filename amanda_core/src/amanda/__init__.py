@@ -6,6 +6,7 @@ amanda-tools and is imported when it is first used.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from amanda import tool
@@ -57,7 +58,9 @@ if TYPE_CHECKING:
     from amanda import tools as tools
     from amanda_core.selection import Selection, select
 else:
-    del discovery
+    # What is imported when it is used is shown, too.
+    __dir__ = partial(sorted, {*globals(), *__all__} - {"discovery", "partial"})
+    del discovery, partial
 
     def __getattr__(name: str) -> object:
         # Not at import: tools that are for all operators, and of one's own, need neither.
