@@ -256,8 +256,8 @@ def test_numpy_and_pytorch_count_alike(numbers: list[float], block: int, width: 
     x = np.asarray(numbers, np.float32).reshape(-1, width)
     order = Order((0,), (1,), 1, (1,))
     results = []
-    for tensor in (x, torch.from_numpy(x)):
-        arrays: Any = arrays_of(tensor)
+    for namespace, tensor in (("toy/1/eager", x), ("pytorch/2/eager", torch.from_numpy(x))):
+        arrays: Any = arrays_of(namespace)
         found = count(arrays, tensor, order, block, 1e-3)
         results.append((arrays.host(found.numbers), arrays.host(found.channels), found[3:]))
     assert results[0] == results[1]
@@ -287,7 +287,7 @@ def test_orders_of_weights(layout: str, axes: tuple[int, ...]) -> None:
 def test_a_depthwise_weight_is_the_same_in_both_layouts() -> None:
     weight = sparse(6, 1, 3, 3)  # Two outputs for each of three inputs.
     other = weight.reshape(3, 2, 3, 3).permute(2, 3, 0, 1)
-    arrays: Any = arrays_of(weight)
+    arrays: Any = arrays_of("pytorch/2/eager")
     one = count(arrays, weight, order_of_weight("OIHW"), 2, 0)
     two = count(arrays, other, order_of_weight("HWIM"), 2, 0)
     assert one.channels.tolist() == two.channels.tolist()
@@ -322,7 +322,7 @@ def test_what_moves_values_is_left_out() -> None:
 
 def test_what_is_not_dense_is_named() -> None:
     found = measure(lambda x: torch.sparse.mm(x, torch.ones(4, 2)), torch.eye(4).to_sparse())
-    assert any("torch.sparse_coo is not dense" in note for note in found.notes)
+    assert any("that is not dense: sparse" in note for note in found.notes)
     assert found.products == []
 
 

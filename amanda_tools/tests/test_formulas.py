@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amanda_core.facts import Facts
 from amanda_core.vocabulary import OP_TYPES
 from amanda_tools.common.sizes import Size, size_of
 from amanda_tools.flops.formulas import FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED, contraction
@@ -61,17 +62,31 @@ def test_contractions() -> None:
         contraction("ij,jk", [Size((2, 3))])
 
 
-class Tensor:
-    dtype = "float32"
+class Shape(tuple[int | None, ...]):
+    """A tensor that is nothing but its shape."""
 
-    def __init__(self, *shape: object) -> None:
-        self.shape = shape
+
+class Shapes(Facts):
+    def is_tensor(self, value: object) -> bool:
+        return isinstance(value, Shape)
+
+    def dtype(self, tensor: Shape) -> str:
+        return "float32"
+
+    def shape(self, tensor: Shape) -> tuple[int | None, ...]:
+        return tuple(tensor)
+
+    def stored(self, tensor: Shape) -> int | None:
+        return 4 if tensor == (5, 5) else None
 
 
 def test_sizes() -> None:
-    assert size_of(Tensor(2, 3)) == (2, 3)
-    assert size_of([Tensor(2), 7]) == ((2,), None)
-    assert size_of(3.5) is None
-    assert size_of(Tensor(2, 3)).elements == 6
+    facts = Shapes()
+    assert size_of(facts, Shape((2, 3))) == (2, 3)
+    assert size_of(facts, [Shape((2,)), 7]) == ((2,), None)
+    assert size_of(facts, 3.5) is None
+    assert size_of(facts, Shape((2, 3))).elements == 6
+    assert size_of(facts, Shape((2, 3))).stored is None
+    assert size_of(facts, Shape((5, 5))).stored == 4
     with pytest.raises(ValueError, match="a shape is not known"):
-        size_of(Tensor(None, 3))
+        size_of(facts, Shape((None, 3)))

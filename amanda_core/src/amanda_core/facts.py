@@ -106,3 +106,7 @@ class Facts:
     def is_parameter(self, tensor: Any) -> bool:
         """Return True if the framework marks it as a parameter of a model."""
         return False
+
+    def wants_gradient(self, tensor: Any) -> bool:
+        """Return True if no operator made it and it gets a gradient."""
+        return False

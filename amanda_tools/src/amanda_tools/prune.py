@@ -7,15 +7,19 @@ mapping rule; the routine multiplies, as all tensors can.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amanda_core import OpContext, Tool
 from amanda_core.action import staged
+from amanda_core.facts import NotReadableError
 from amanda_core.results import Table
 from amanda_tools.common.clock import Clock
 from amanda_tools.common.rendering import counted, dataframe, html_of, share
+from amanda_tools.common.sizes import size_of
+from amanda_tools.common.tensors import facts_of
 from amanda_tools.mapping import MappingTool
 
 __all__ = ["Prune", "PruneResult", "PrunedWeight"]
@@ -61,12 +65,14 @@ class PruneResult:
             they run: products of two activations, or weights that are computed.
         tool_seconds: Time that making the masks took. That of multiplying by them in each
             execution is not in it: in a graph they are operators of the program.
+        notes: What cannot be pruned, and why.
     """
 
     sparsity: float
     weights: list[PrunedWeight] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     tool_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     def table(self) -> Table:
         """One row for each weight, and their sum."""
@@ -79,6 +85,7 @@ class PruneResult:
                 f"{counted(len(self.skipped), 'product')} without a known weight NOT pruned"
             )
         told.append(f"making masks took {self.tool_seconds:.3g} s")
+        told += self.notes
         columns = ("op", "weight", "elements", "pruned")
         return Table("; ".join(told), columns, [*rows, ("all", "", elements, pruned)])
 
@@ -125,7 +132,15 @@ class Prune(Tool):
         self.gradients = gradients
         self._result = PruneResult(sparsity)
         self._clock = Clock()
-        self.depends_on(MappingTool([["*", _by(numpy_mask)], ["pytorch", _by(torch_mask)]]))
+        self.depends_on(
+            MappingTool(
+                [
+                    ["*", _by_values],
+                    ["tensorflow", _by(numpy_mask)],
+                    ["pytorch", _by(torch_mask)],
+                ]
+            )
+        )
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
@@ -137,14 +152,21 @@ class Prune(Tool):
         if position is None or weight is None or layout is None:
             self._result.skipped.append(context.name)
             return
-        shape = [int(size) for size in weight.shape]
-        elements = 1
-        for size in shape:
-            elements *= size
+        facts = context.facts
+        if facts is None or not hasattr(type(weight), "__mul__"):
+            why = "its tensors cannot be read" if facts is None else "its tensors have no product"
+            self._note(f"not supported on {context.namespace}: {why}")
+            return
+        shape = list(size_of(facts, weight))
+        elements = math.prod(shape)
         count = round(self.sparsity * elements)
         axes = [layout.index(axis) for axis in _AXES if axis in layout]
-        with self._clock:
-            mask = context[_MASK](weight, axes, count)
+        try:
+            with self._clock:
+                mask = context[_MASK](weight, axes, count)
+        except NotReadableError as error:
+            self._note(f"{context.name} is not pruned: {error}")
+            return
         self._result.weights.append(
             PrunedWeight(context.name, context.source, shape, elements, count)
         )
@@ -156,8 +178,16 @@ class Prune(Tool):
         """Which weights are pruned so far."""
         found = self._result
         return PruneResult(
-            found.sparsity, list(found.weights), list(found.skipped), self._clock.spent / 1e9
+            found.sparsity,
+            list(found.weights),
+            list(found.skipped),
+            self._clock.spent / 1e9,
+            list(found.notes),
         )
+
+    def _note(self, text: str) -> None:
+        if text not in self._result.notes:
+            self._result.notes.append(text)
 
 
 def _by(mask: Callable[[Any, list[int], int], Any]) -> Callable[[OpContext], None]:
@@ -165,6 +195,15 @@ def _by(mask: Callable[[Any, list[int], int], Any]) -> Callable[[OpContext], Non
         context[_MASK] = mask
 
     return rule
+
+
+def _by_values(context: OpContext) -> None:
+    facts = facts_of(context)
+
+    def mask(weight: Any, axes: list[int], count: int) -> Any:
+        return numpy_mask(facts.values(weight), axes, count)
+
+    context[_MASK] = mask
 
 
 def _weight_of(context: OpContext) -> int | None:

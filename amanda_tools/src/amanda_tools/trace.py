@@ -17,6 +17,7 @@ from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import OpFacts
 from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.common.sizes import described
+from amanda_tools.common.tensors import facts_of
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
 
@@ -128,8 +129,8 @@ class Trace(Tool):
                 self._ops.append(
                     TracedOp.of(
                         context,
-                        inputs=described(context.get_inputs()),
-                        outputs=described(context.get_outputs()),
+                        inputs=described(facts_of(context), context.get_inputs()),
+                        outputs=described(facts_of(context), context.get_outputs()),
                     )
                 )
         context.insert_after_op(self.record, observe=True, outputs=[], index=index)

@@ -1,6 +1,6 @@
-"""Shapes and types of any framework's tensors.
+"""Shapes and types of tensors, as their driver tells them.
 
-Owns what a shape is to a tool. Imports no framework: of a tensor it reads `shape` and `dtype`.
+Owns what a shape is to a tool. What a value is, the `Facts` of its driver say.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from amanda_core.facts import Facts
+
 __all__ = [
     "Position",
     "Size",
     "TensorType",
     "described",
-    "dtype_name",
-    "has_storage",
-    "is_dense",
-    "is_tensor",
-    "is_wrapper",
+    "dtype_of",
+    "is_floating",
     "position_of",
     "size_of",
     "text_of",
@@ -67,102 +66,48 @@ class Size(tuple[int, ...]):
         return math.prod(self)
 
 
-def size_of(value: Any) -> Any:
-    """The `Size` of a tensor, a tuple of them for a list; None where there is no tensor.
+def size_of(facts: Facts, value: Any) -> Any:
+    """Return the `Size` of a tensor, a tuple of them for a list, None where there is no tensor.
 
     Raises:
         ValueError: A tensor whose shape is not known, or not known yet.
     """
-    if isinstance(value, (list, tuple)) and not hasattr(value, "dtype"):
-        return tuple(size_of(item) for item in value)
-    if not hasattr(value, "dtype"):
-        return None
-    try:
-        size = Size(int(length) for length in value.shape)
-    except Exception as error:  # Frameworks raise what they like where a shape is not known.
-        raise ValueError("a shape is not known") from error
-    if getattr(value, "is_sparse", False) is True:
-        size.stored = int(value._nnz())
-    elif "sparse" in str(getattr(value, "layout", "")):
-        size.stored = int(value.values().shape.numel())
-    return size
-
-
-def dtype_name(tensor: Any) -> str:
-    """Name of a tensor's dtype without that of the framework, such as ``float32``."""
-    dtype = getattr(tensor, "dtype", None)
-    return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
-
-
-def is_tensor(value: Any) -> bool:
-    """Return True if a value is a tensor of some framework."""
-    try:
-        return hasattr(value, "dtype") and hasattr(value, "shape")
-    except RuntimeError:
-        return True  # PyTorch's nested tensors have no shape, and say so by this error.
-
-
-def has_storage(tensor: Any) -> bool:
-    """Return True if a tensor of PyTorch's has a storage of its own.
-
-    A batch of gradients (`is_grads_batched`, vectorised Jacobians) and other wrappers have none,
-    and numbers that are computed of them cannot be read.
-    """
-    import torch
-
-    return bool(torch._C._has_storage(tensor))
-
-
-def is_wrapper(value: Any) -> bool:
-    """Return True if a tensor of PyTorch's keeps its values in other tensors.
-
-    Its class then answers each operator itself, and nothing but the class can read the values.
-    """
-    for kind in type(value).__mro__:
-        if "__torch_dispatch__" in vars(kind):
-            # PyTorch's own base class has the attribute, too; it stands for no answer.
-            return kind.__name__ != "Tensor"
-    return False
-
-
-def is_dense(value: Any) -> bool:
-    """Return True if a tensor has one shape, and a number at each place.
-
-    None that is sparse, nested, quantized, without data or made of other tensors has.
-    """
-    if is_wrapper(value) or (hasattr(value, "detach") and not has_storage(value)):
-        return False
-    if any(
-        getattr(value, name, False) is True for name in ("is_nested", "is_quantized", "is_meta")
-    ):
-        return False
-    return "strided" in str(getattr(value, "layout", "strided"))
-
-
-def type_of(value: Any) -> TensorType | None:
-    """Type and shape of a tensor, None for what is none."""
-    if not is_tensor(value) or value.dtype is None:
-        return None
-    try:
-        sizes = tuple(map(_length, value.shape))
-    except (RuntimeError, TypeError, ValueError):
-        sizes = None  # Not even the number of dimensions is known, or there is none.
-    return TensorType(dtype_name(value), sizes)
-
-
-def _length(size: Any) -> int | None:
-    try:
-        return None if size is None else int(size)
-    except AttributeError:
-        return None  # PyTorch's jagged tensors have lengths that differ, and no number for them.
-
-
-def position_of(value: Any) -> Position:
-    """The tensor types at a position."""
+    if facts.is_tensor(value):
+        shape = facts.shape(value)
+        if shape is None or None in shape:
+            raise ValueError("a shape is not known")
+        size = Size(shape)  # type: ignore[arg-type]  # None is not in it.
+        size.stored = facts.stored(value)
+        return size
     if isinstance(value, (list, tuple)):
-        types = [type_of(item) for item in value]
+        return tuple(size_of(facts, item) for item in value)
+    return None
+
+
+def dtype_of(facts: Facts, value: Any) -> str:
+    """Return the dtype of a tensor, an empty string for what is no tensor."""
+    return facts.dtype(value) if facts.is_tensor(value) else ""
+
+
+def is_floating(facts: Facts, value: Any) -> bool:
+    """Return True for a tensor of floating-point numbers, complex ones too, or a list with one."""
+    if isinstance(value, (list, tuple)):
+        return any(is_floating(facts, item) for item in value)
+    dtype = dtype_of(facts, value)
+    return "float" in dtype or "complex" in dtype
+
+
+def type_of(facts: Facts, value: Any) -> TensorType | None:
+    """Return the type and shape of a tensor, None for what is no tensor."""
+    return TensorType(facts.dtype(value), facts.shape(value)) if facts.is_tensor(value) else None
+
+
+def position_of(facts: Facts, value: Any) -> Position:
+    """Return the tensor types at a position."""
+    if isinstance(value, (list, tuple)):
+        types = [type_of(facts, item) for item in value]
         return types if any(types) else None
-    return type_of(value)
+    return type_of(facts, value)
 
 
 def text_of(position: Position) -> str:
@@ -176,9 +121,9 @@ def text_of(position: Position) -> str:
     return "" if position is None else str(position)
 
 
-def described(values: Sequence[Any] | None) -> list[str | None]:
-    """Dtype and shape of each value, such as ``float32[8,3]``; None for what is no tensor.
+def described(facts: Facts, values: Sequence[Any] | None) -> list[str | None]:
+    """Return dtype and shape of each value, such as ``float32[8,3]``; None for what is no tensor.
 
     A dimension that is not known yet is ``?``, and a list of tensors is in parentheses.
     """
-    return [text_of(position_of(value)) or None for value in values or ()]
+    return [text_of(position_of(facts, value)) or None for value in values or ()]

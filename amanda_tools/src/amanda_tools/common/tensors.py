@@ -1,7 +1,7 @@
-"""Values of any framework's tensors on the host, as NumPy arrays.
+"""Values of tensors in main memory, as NumPy arrays.
 
-Owns the way there and back to numbers. NumPy has no bfloat16 and no 8-bit floating point; arrays of
-these hold the bits as unsigned integers, and `numbers` decodes them. Imports no framework.
+Owns how a tool gets them from a driver, and numbers from them. NumPy has no bfloat16 and no 8-bit
+floating point; arrays of these hold the bits as unsigned integers, and `numbers` decodes them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amanda_tools.common.sizes import dtype_name, is_tensor
+from amanda_core import OpContext
+from amanda_core.facts import Facts, NotReadableError
 
 __all__ = [
+    "UNKNOWN",
     "HostTensor",
     "NotReadableError",
+    "facts_of",
     "host",
+    "need_numpy",
     "numbers",
     "tensors_in",
 ]
@@ -29,12 +33,20 @@ _SMALL = {
     "float8_e5m2fnuz": (5, 2, 16, False),
 }
 
-#: What TensorFlow calls a dtype and is none of numbers.
-_NO_NUMBERS = ("resource", "string", "variant")
+
+class _Unknown(Facts):
+    """The answers where the driver gives none: nothing is a tensor."""
+
+    def is_tensor(self, value: Any) -> bool:
+        return False
 
 
-class NotReadableError(Exception):
-    """A tensor whose values cannot be had as one array; the message says why."""
+UNKNOWN: Facts = _Unknown()
+
+
+def facts_of(context: OpContext) -> Facts:
+    """Return what the driver answers about tensors; `UNKNOWN` where it answers nothing."""
+    return context.facts or UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -63,40 +75,33 @@ def need_numpy() -> None:
         raise ImportError("This needs NumPy: pip install 'amanda-tools[numpy]'") from error
 
 
-def tensors_in(values: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:
-    """The tensors at positions, each with its position; ``2.0`` is the first of a list at 2.
+def tensors_in(facts: Facts, values: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors at positions, each with its position; ``2.0`` is the first of a list at 2.
 
-    >>> list(tensors_in([1.5, None]))
+    >>> list(tensors_in(UNKNOWN, [1.5, None]))
     []
     """
     for position, value in enumerate(values or ()):
-        if is_tensor(value):
+        if facts.is_tensor(value):
             yield str(position), value
         elif isinstance(value, (list, tuple)):
-            for inner, tensor in tensors_in(value):
+            for inner, tensor in tensors_in(facts, value):
                 yield f"{position}.{inner}", tensor
 
 
-def host(tensor: Any) -> HostTensor:
-    """A copy of a tensor's values.
+def host(facts: Facts, tensor: Any) -> HostTensor:
+    """Return a copy of a tensor's values.
 
     Raises:
         NotReadableError: It has no values in one array: sparse, quantized, of strings, symbolic.
     """
     import numpy
 
-    name = dtype_name(tensor)
-    if hasattr(tensor, "detach"):
-        return _of_torch(tensor, name)
-    if name in _NO_NUMBERS:
-        raise NotReadableError(f"dtype {name}")
-    try:
-        array = numpy.array(numpy.asarray(tensor), order="C")
-    except Exception as error:  # Frameworks raise what they like for what has no values.
-        raise NotReadableError(f"no values: {type(error).__name__}") from error
-    if name in _SMALL:
-        array = array.view(f"u{array.dtype.itemsize}")
-    elif array.dtype.kind not in "biufc":
+    name = facts.dtype(tensor)
+    array = numpy.asarray(facts.values(tensor), order="C")
+    if array.dtype.kind == "c":
+        name = array.dtype.name  # Complex numbers of 16-bit parts come as wider ones.
+    elif name not in _SMALL and array.dtype.name != name:
         raise NotReadableError(f"dtype {name}")
     return HostTensor(array, name)
 
@@ -111,27 +116,6 @@ def numbers(array: Any, dtype: str) -> Any:
         return (array.astype(numpy.uint32) << 16).view(numpy.float32)
     codes = [_decoded(code, dtype) for code in range(256)]
     return numpy.asarray(codes, numpy.float32)[array]
-
-
-def _of_torch(tensor: Any, name: str) -> HostTensor:
-    import torch
-
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else "sparse"
-        raise NotReadableError(f"a {kind} tensor")
-    if tensor.device.type == "meta":
-        raise NotReadableError("a tensor without values")
-    try:
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        if name in _SMALL:
-            plain = plain.view(torch.uint8 if plain.itemsize == 1 else torch.uint16)
-        elif name == "complex32":
-            # Each number exactly as it is; NumPy has no complex type of 16-bit parts.
-            plain, name = plain.to(torch.complex64), "complex64"
-        # A copy first: PyTorch lets nobody resize a storage that NumPy has seen.
-        return HostTensor(plain.clone().numpy(), name)
-    except (RuntimeError, TypeError) as error:
-        raise NotReadableError(f"dtype {name}") from error
 
 
 def _decoded(code: int, dtype: str) -> float:

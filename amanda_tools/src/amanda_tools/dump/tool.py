@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -16,17 +15,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from amanda_core import OpContext, Tool
+from amanda_core import OpContext
 from amanda_core.results import Table
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.facts import key_of
 from amanda_tools.common.folders import made
+from amanda_tools.common.operators import OperatorTool
 from amanda_tools.common.rendering import counted, dataframe, html_of, scaled, shares
-from amanda_tools.common.sizes import TensorType, described, dtype_name
+from amanda_tools.common.sizes import TensorType, described, is_floating
 from amanda_tools.common.statistics import statistics_of
 from amanda_tools.common.tensors import (
     HostTensor,
     NotReadableError,
+    facts_of,
     host,
     need_numpy,
     tensors_in,
@@ -85,7 +84,7 @@ class DumpResult:
         text = f"{counted(len(index.tensors), 'tensor')} of {ops}"
         for left in index.left_out:
             size = f", {scaled(left.bytes, 'B')}" if left.bytes else ""
-            text += f"; left out: {left.tensors} ({left.reason}{size})"
+            text += f"; left out: {left.tensors or 'all'} ({left.reason}{size})"
         return "; ".join([text, *shares("dumping", index.tool_seconds, index.wall_seconds)])
 
     def to_json(self) -> str:
@@ -118,7 +117,7 @@ class DumpResult:
         return [folder / name for name in (*self.files, INDEX)]
 
 
-class Dump(Tool):
+class Dump(OperatorTool["_Op"]):
     """Writes inputs, weights, outputs and gradients of operators to files.
 
     Args:
@@ -157,7 +156,7 @@ class Dump(Tool):
         max_files: int = 1000,
         everything: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(everything)
         chosen = ["outputs"] if values is None else list(values)
         for value in chosen:
             if value not in _VALUES:
@@ -184,23 +183,18 @@ class Dump(Tool):
         self.steps = None if steps is None else frozenset(steps)
         self.first = first
         self.max_bytes = max_bytes
-        self.everything = everything
         self._keeps = folder is not None
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
             # A result, and what reads it, refers to the tool.
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._writer = Writer(folder, form, max_files)
-        self._ops: dict[tuple[object, ...], _Op] = {}
         self._tensors: list[DumpedTensor] = []
         self._left_out: dict[str, LeftOut] = {}
         #: What is kept of the last steps, the newest last.
         self._kept: deque[list[_Kept]] | None = deque(maxlen=last) if last else None
         self._bytes = 0
         self._step = 0
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.RLock()
-        self._clock = Clock()
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
         self.add_inst_for_step(self.begin)
@@ -210,16 +204,15 @@ class Dump(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Dump what goes into an op, and the gradients that come out of it."""
-        if context.zone != "model" and not self.everything:
+        if not self.is_wanted(context):
             return
-        with self._lock:
-            op = self._ops.setdefault(key_of(context), _Op(context, len(self._ops)))
+        op = self.account_of(context, lambda: _Op(context, len(self._ops)))
         wanted = []
         for position, value in enumerate(context.get_inputs() or ()):
             what = "weight" if _is_learned(context, position) else "input"
             if f"{what}s" in self.values:
                 wanted.append((position, what))
-            if "gradients" in self.values and _is_floating(value):
+            if "gradients" in self.values and is_floating(op.tensors, value):
                 # One by one: asked for together, all of them would be computed.
                 context.insert_after_backward_op(
                     self.take,
@@ -234,7 +227,7 @@ class Dump(Tool):
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Dump what comes out of an op, and the gradients that arrive there."""
-        op = self._ops.get(key_of(context))
+        op = self.known(context)
         if op is None:
             return
         outputs = context.get_outputs() or ()
@@ -243,7 +236,7 @@ class Dump(Tool):
             context.insert_after_op(self.leave, observe=True, op=op, wanted=wanted)
         if "gradients" in self.values:
             for position, value in enumerate(outputs):
-                if _is_floating(value):
+                if is_floating(op.tensors, value):
                     context.insert_before_backward_op(
                         self.take,
                         observe=True,
@@ -289,7 +282,7 @@ class Dump(Tool):
             index = DumpIndex(
                 [DumpedOp(**asdict(op.facts)) for op in self._ops.values()],
                 list(self._tensors),
-                list(self._left_out.values()),
+                [*self._left_out.values(), *(LeftOut(note, "", 0) for note in self._notes)],
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
             )
@@ -307,12 +300,12 @@ class Dump(Tool):
         if self.first is not None and execution >= self.first:
             return
         for value, (position, what) in zip(values, wanted, strict=False):
-            for part, tensor in tensors_in([value]):
+            for part, tensor in tensors_in(op.tensors, [value]):
                 self._one(tensor, op, what, f"{position}{part[1:]}", execution)
 
     def _one(self, tensor: Any, op: _Op, what: str, position: str, execution: int) -> None:
         try:
-            values = host(tensor)
+            values = host(op.tensors, tensor)
         except NotReadableError as error:
             self._leave_out(str(error), op, 0)
             return
@@ -374,10 +367,11 @@ class _Op:
 
     def __init__(self, context: OpContext, number: int) -> None:
         self.number = number
+        self.tensors = facts_of(context)
         self.names = context.input_names
         self.facts = DumpedOp.of(
             context,
-            inputs=described(context.get_inputs()),
+            inputs=described(self.tensors, context.get_inputs()),
             input_roles=list(context.get("input_roles", ())),
             layout=context.get("layout"),
             weight_layout=context.get("weight_layout"),
@@ -392,12 +386,6 @@ def _is_learned(context: OpContext, position: int) -> bool:
     if role == "right":  # Of a product that may be a dense layer's.
         return bool(context.get("weight_layout")) and context.value(position) is not None
     return role in ("weight", "bias")
-
-
-def _is_floating(value: Any) -> bool:
-    return any(
-        "float" in dtype_name(t) or "complex" in dtype_name(t) for _, t in tensors_in([value])
-    )
 
 
 def _write_at_end(tool: weakref.ref[Dump]) -> None:

@@ -85,7 +85,7 @@ class Gathered:
                         sets.weights[name] = layer.weights[own, 1]
             self.paths.append(sets)
 
-    def result(self, how: Extraction, clock: Clock) -> EffectivePathResult:
+    def result(self, how: Extraction, clock: Clock, notes: list[str]) -> EffectivePathResult:
         """The result so far."""
         import numpy as np
 
@@ -104,6 +104,7 @@ class Gathered:
             self.left_out,
             tool_seconds=clock.spent / 1e9,
             wall_seconds=clock.wall / 1e9,
+            notes=notes,
         )
 
     def _sum(self, name: str) -> LayerSum:

@@ -141,6 +141,7 @@ class EffectivePathResult:
         left_out: Samples beyond the limit, of which no path is kept.
         tool_seconds: Time that the tool itself took, of `wall_seconds`.
         wall_seconds: Time from the first to the last operator that was looked at.
+        notes: What was not looked at, and why.
     """
 
     variant: str
@@ -153,6 +154,7 @@ class EffectivePathResult:
     left_out: int = 0
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def density(self) -> float:
@@ -258,6 +260,7 @@ class EffectivePathResult:
                 ],
                 "tool_seconds": self.tool_seconds,
                 "wall_seconds": self.wall_seconds,
+                "notes": self.notes,
             },
             indent=1,
         )
@@ -305,7 +308,7 @@ class EffectivePathResult:
             runs = counted(self.empty, "run")
             parts.append(f"{runs} with NO path: what is at the end is not followed")
         parts += shares("the tool", self.tool_seconds, self.wall_seconds)
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.notes])
 
 
 def _cells(number: float | None, density: float | None) -> tuple[object, str]:

@@ -1,7 +1,7 @@
 """One run of a network, as effective paths need it: its operators in order, with their values.
 
 Owns how executions become the nodes of `paths`: what depends on the input, which operators are
-one layer together, where paths begin. Imports no framework; NumPy is imported when it is used.
+one layer together, where paths begin. NumPy is imported when it is used.
 """
 
 from __future__ import annotations
@@ -11,29 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amanda_tools.common.sizes import is_dense, is_tensor
+from amanda_core.facts import DENSE, Facts, NotReadableError
+from amanda_tools.common.tensors import host, numbers
 from amanda_tools.effective_path.model import WEIGHTED, LayerRule, Node, PathEnd, Unsuited
 from amanda_tools.graph.values import Port
 
 __all__ = ["Execution", "Network", "Run", "array_of"]
 
 
-def array_of(value: Any) -> Any:
-    """A copy of a tensor's values as a NumPy array; anything else as it is.
+def array_of(facts: Facts, value: Any) -> Any:
+    """Return a copy of a tensor's values as a NumPy array; anything else as it is.
 
     As it is stays what has no values in one array, too, which is no operand of a rule.
     """
-    import numpy as np
-
-    if not is_tensor(value) or not is_dense(value):
+    if not facts.is_tensor(value) or facts.layout(value) != DENSE:
         return value
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        # NumPy has no bfloat16.
-        value = value.float() if "bfloat16" in str(value.dtype) else value
-        # PyTorch lets nobody resize a storage that NumPy has seen.
-        return value.clone().numpy()
-    return np.array(value)
+    try:
+        held = host(facts, value)
+    except NotReadableError:
+        return value
+    return numbers(held.array, held.dtype)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 Owns what is noted while a program runs, and when a run is over. What an operator is to a path is in
 `layers`, how runs become networks in `runs`, the extraction in `paths`, the result in
-`result`. Imports no framework; NumPy is imported when it is used.
+`result`. NumPy is imported when it is used.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
-from amanda_core import OpContext, Tool
+from amanda_core import OpContext
+from amanda_core.facts import DENSE, SYMBOLIC, Facts
 from amanda_core.results import load
-from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
-from amanda_tools.common.sizes import is_dense, is_tensor
+from amanda_tools.common.operators import OperatorTool, is_eager
+from amanda_tools.common.sizes import dtype_of
+from amanda_tools.common.tensors import facts_of
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
 from amanda_tools.effective_path.layers import LAYER, rules
@@ -25,12 +27,12 @@ from amanda_tools.effective_path.model import Extraction, LayerRule, PathEnd, Va
 from amanda_tools.effective_path.paths import extract
 from amanda_tools.effective_path.result import EffectivePathResult, Thresholds
 from amanda_tools.effective_path.runs import Execution, Network, Run, array_of
-from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues, version_of
+from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues
 
 __all__ = ["EffectivePath"]
 
 
-class EffectivePath(Tool):
+class EffectivePath(OperatorTool["_Op"]):
     """Extracts the effective path of each sample that goes through a network.
 
     Args:
@@ -82,17 +84,13 @@ class EffectivePath(Tool):
 
         self.how = Extraction(variant, theta, output_of, term_of, zeros)
         self.edges, self.output, self.until, self.limit = edges, output, until, limit
-        self._ops: dict[tuple[object, ...], _Op] = {}
         self._run = Run()
-        self._eager = EagerValues()
+        self._eager: dict[Facts, EagerValues] = {}
         self._symbolic = SymbolicValues()
         self._calls = Calls(self._symbol)
         self._serials = itertools.count()
         self._depth = 0
         self._gathered = Gathered()
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.RLock()
-        self._clock = Clock()
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -101,11 +99,12 @@ class EffectivePath(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Note the inputs of an op."""
-        if context.zone != "model" or _is_gradient(context):
+        if not self.is_wanted(context) or _is_gradient(context):
             return
         with self._clock, self._lock:
             inputs = context.get_inputs() or ()
             op = self._ops[key_of(context)] = _Op(context, next(self._serials))
+            op.values = self._eager.setdefault(op.tensors, EagerValues(op.tensors))
             op.constant = frozenset(
                 position
                 for position, value in enumerate(inputs)
@@ -113,19 +112,19 @@ class EffectivePath(Tool):
             )
             if not op.is_eager:
                 op.program = self._calls.program_of(context.get_op().graph)
-                op.inputs = [[self._symbol(item) for item in _tensors(value)] for value in inputs]
+                op.inputs = [[self._symbol(item) for item in op.listed(value)] for value in inputs]
             context.insert_before_op(self.enter, observe=True, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Note the outputs of an op."""
-        op = self._ops.get(key_of(context))
-        if op is None or context.zone != "model" or _is_gradient(context):
+        op = self.known(context)
+        if op is None:
             return
         with self._clock, self._lock:
             outputs = context.get_outputs() or ()
             if not op.is_eager:
                 for position, value in enumerate(outputs):
-                    if _is_tensor(value):
+                    if op.is_tensor(value):
                         self._symbolic.set(value, Origin(Port(op.number, position)))
             context.insert_after_op(self.leave, observe=True, op=op)
 
@@ -134,19 +133,19 @@ class EffectivePath(Tool):
         with self._clock, self._lock:
             ports = op.inputs
             if op.is_eager:
-                ports = [[self._tensor(item) for item in _tensors(value)] for value in inputs]
+                ports = [[self._tensor(op, item) for item in op.listed(value)] for value in inputs]
             execution = Execution(op.name, op.type, op.rule, ports, op.constant, program=op.program)
             made = self._run.made
             for position, value in enumerate(inputs):
-                for item, port in zip(_tensors(value), execution.ports([position]), strict=True):
-                    if _is_fixed(item) and port not in made:
+                for item, port in zip(op.listed(value), execution.ports([position]), strict=True):
+                    if op.is_fixed(item) and port not in made:
                         self._run.fixed.add(port)
             if op.rule is not None:
                 self._note(execution, inputs, op)
             versions: list[tuple[Any, int | None]] = []
             if op.is_eager:
-                items = (item for value in inputs for item in _tensors(value))
-                versions = [(item, version_of(item)) for item in items]
+                items = (item for value in inputs for item in op.listed(value))
+                versions = [(item, op.tensors.version(item)) for item in items]
             op.entered[threading.get_ident() if op.is_eager else 0] = execution, versions
 
     def leave(self, *outputs: Any, op: _Op) -> None:
@@ -158,18 +157,18 @@ class EffectivePath(Tool):
             execution, versions = entered
             number = next(self._serials) if op.is_eager else op.number
             for item, before in versions:
-                if version_of(item) != before:
+                if op.tensors.version(item) != before:
                     self._note_write(op, item, number)
             for position, value in enumerate(outputs):
                 if op.is_eager:
-                    for item in _tensors(value):
-                        self._eager.set(item, Origin(Port(number, position)))
+                    for item in op.listed(value):
+                        op.values.set(item, Origin(Port(number, position)))
             execution.outputs = [Port(number, position) for position in range(len(outputs))]
             self._run.made.update(execution.outputs)
-            if outputs and _is_tensor(outputs[0]):
+            if outputs and op.is_tensor(outputs[0]):
                 execution.output = Port(number, 0)
                 if op.rule is not None:
-                    self._keep(execution.output, outputs[0])
+                    self._keep(op, execution.output, outputs[0])
             execution.order = number
             self._run.executions.append(execution)
 
@@ -177,9 +176,14 @@ class EffectivePath(Tool):
         """The paths so far; what has run since the last run ended counts as one."""
         with self._lock:
             self._end_run()
-            return self._gathered.result(self.how, self._clock)
+            return self._gathered.result(self.how, self._clock, list(self._notes))
 
     # Inside.
+
+    def why_unsupported(self, context: OpContext) -> str | None:
+        """Return why paths are not followed in the namespace of a context, None if they are."""
+        known = is_eager(context.namespace) or context.namespace.startswith("tensorflow/")
+        return super().why_unsupported(context) if known else "its graphs cannot be read"
 
     def _note(self, execution: Execution, inputs: Sequence[Any], op: _Op) -> None:
         assert op.rule is not None
@@ -187,30 +191,30 @@ class EffectivePath(Tool):
         for position, value in enumerate(inputs):
             ports = execution.ports([position])
             if position in op.rule.operands:
-                for item, port in zip(_tensors(value), ports, strict=True):
-                    self._keep(port, item)
+                for item, port in zip(op.listed(value), ports, strict=True):
+                    self._keep(op, port, item)
             elif position == op.rule.weight:
-                execution.weight = array_of(value)
+                execution.weight = array_of(op.tensors, value)
             if position < len(op.names) and position not in op.rule.operands:
-                execution.given[op.names[position]] = array_of(value)
+                execution.given[op.names[position]] = array_of(op.tensors, value)
 
-    def _keep(self, port: Port, value: Any) -> None:
-        if port not in self._run.arrays and _is_floating(value):
+    def _keep(self, op: _Op, port: Port, value: Any) -> None:
+        if port not in self._run.arrays and "float" in dtype_of(op.tensors, value):
             # Copied: the next operator may work in place.
-            self._run.arrays[port] = array_of(value)
+            self._run.arrays[port] = array_of(op.tensors, value)
 
     def _note_write(self, op: _Op, value: Any, number: int) -> None:
         """Note that an execution has written an input. If it returns it, it comes from there."""
         reason = "it wrote into memory that others share, which is not followed"
         self._run.writes[number] = PathEnd(op.name, op.type, reason)
-        self._eager.set_written(value, Origin(Port(number, None)))
+        op.values.set_written(value, Origin(Port(number, None)))
 
-    def _tensor(self, value: Any) -> Port:
-        origin, written = self._eager.find(value), self._eager.find_write(value)
+    def _tensor(self, op: _Op, value: Any) -> Port:
+        origin, written = op.values.find(value), op.values.find_write(value)
         # One that was written, but not by the operator that returned it, is a new value.
         if origin is None or written is not None:
             origin = Origin(Port(next(self._serials), 0))
-            self._eager.set(value, origin)
+            op.values.set(value, origin)
             # What an earlier run has written is there when this one begins.
             if written is not None and written.port.node in self._run.writes:
                 self._run.unseen[origin.port] = self._run.writes[written.port.node]
@@ -266,7 +270,9 @@ class _Op:
         self.number = number
         self.name, self.type = context.name, word if isinstance(word, str) else context.op_type
         self.rule: LayerRule | None = context.get(LAYER)
-        self.is_eager = "/eager" in context.namespace
+        self.is_eager = is_eager(context.namespace)
+        self.tensors = facts_of(context)
+        self.values: EagerValues
         self.names = context.input_names
         self.attrs: Mapping[str, Any] = dict(context.attrs)
         self.constant: frozenset[int] = frozenset()
@@ -275,6 +281,24 @@ class _Op:
         self.inputs: list[list[Port]] = []
         #: Thread -> the execution that it is in, and the tensors that it takes with their versions.
         self.entered: dict[int, tuple[Execution, list[tuple[Any, int | None]]]] = {}
+
+    def is_tensor(self, value: Any) -> bool:
+        """Return True for what has one value at each place and may come from an operator."""
+        # What is made of an array, or of numbers, comes from nowhere.
+        return (
+            self.tensors.is_tensor(value)
+            and self.tensors.layout(value) in (DENSE, SYMBOLIC)
+            and type(value).__module__ != "numpy"
+        )
+
+    def listed(self, value: Any) -> list[Any]:
+        """Return the tensors at a position."""
+        listed = value if isinstance(value, (list, tuple)) else [value]
+        return [item for item in listed if self.is_tensor(item)]
+
+    def is_fixed(self, tensor: Any) -> bool:
+        """Return True if a tensor that no operator made is no input: a variable, or a number."""
+        return "resource" in self.tensors.dtype(tensor) or self.tensors.shape(tensor) == ()
 
 
 def _read(file: FilePath) -> dict[str, Thresholds]:
@@ -288,23 +312,3 @@ def _is_gradient(context: OpContext) -> bool:
     """Return True if an op passes values on in a function of TensorFlow's for gradients."""
     name = getattr(getattr(context.get_op(), "graph", None), "name", None)
     return isinstance(name, str) and name.startswith("__backward_")
-
-
-def _is_tensor(value: Any) -> bool:
-    # What is made of an array, or of numbers, comes from nowhere.
-    return is_tensor(value) and is_dense(value) and type(value).__module__ != "numpy"
-
-
-def _is_floating(value: Any) -> bool:
-    return "float" in str(getattr(value, "dtype", ""))
-
-
-def _is_fixed(value: Any) -> bool:
-    """Return True if a value that no operator made is no input: a variable, or a number."""
-    return "resource" in str(value.dtype) or len(value.shape) == 0
-
-
-def _tensors(value: Any) -> list[Any]:
-    """The tensors at a position."""
-    listed = value if isinstance(value, (list, tuple)) else [value]
-    return [item for item in listed if _is_tensor(item)]

@@ -82,6 +82,7 @@ class FlopsResult(Summed[Sum]):
         tool_seconds: Time that the counting itself took, of `wall_seconds`. What the driver adds
             to reach the operators is not in it.
         wall_seconds: Time from the first to the last operator that was looked at.
+        notes: What was not looked at, and why.
     """
 
     include: list[str]
@@ -89,6 +90,7 @@ class FlopsResult(Summed[Sum]):
     ops: list[CountedOp] = field(default_factory=list)
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     _sum = Sum
 
@@ -194,7 +196,7 @@ class FlopsResult(Summed[Sum]):
                 f"({', '.join(types[:_TYPES])}{more})"
             )
         parts += shares("counting", self.tool_seconds, self.wall_seconds)
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.notes])
 
 
 _HEADINGS = ("calls", "MACs", "FLOPs", "backward MACs", "backward FLOPs", "not counted")

@@ -1,7 +1,7 @@
 """`Flops`: how many multiply-accumulates a program computes, forward and backward.
 
 Owns what is counted when. What an operator costs is in `formulas` and `operators`, the result in
-`result`. Imports no framework: of a tensor it reads the shape.
+`result`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
-from amanda_core import OpContext, Tool
+from amanda_core import OpContext
+from amanda_core.facts import Facts
 from amanda_core.vocabulary import OP_TYPES, backward_word
-from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import key_of
-from amanda_tools.common.sizes import size_of
+from amanda_tools.common.operators import OperatorTool, is_eager
+from amanda_tools.common.sizes import is_floating, size_of
+from amanda_tools.common.tensors import facts_of
 from amanda_tools.flops.formulas import Formula, formula_of
 from amanda_tools.flops.operators import APART, FORMULA, rules
 from amanda_tools.flops.result import CountedOp, FlopsResult
@@ -24,7 +26,7 @@ __all__ = ["Flops"]
 Kind = Literal["matmul", "norm", "elementwise"]
 
 
-class Flops(Tool):
+class Flops(OperatorTool["_Op"]):
     """Counts multiply-accumulates (MACs) and floating-point operations, forward and backward.
 
     One MAC is two FLOPs. What is counted is what is executed: with the shapes of each execution,
@@ -51,7 +53,7 @@ class Flops(Tool):
         backward: bool = True,
         everything: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(everything)
         kinds = ["matmul"] if include is None else list(include)
         for kind in kinds:
             if kind not in ("matmul", "norm", "elementwise"):
@@ -61,11 +63,6 @@ class Flops(Tool):
         self.include = frozenset(kinds)
         self.causal = causal
         self.backward = backward
-        self.everything = everything
-        self._ops: dict[tuple[object, ...], _Op] = {}
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.Lock()
-        self._clock = Clock()
         self.depends_on(rules())
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -74,15 +71,15 @@ class Flops(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Find the formula of an op and have the sizes of its inputs noted."""
-        if context.zone != "model" and not self.everything:
+        if not self.is_wanted(context):
             return
         with self._clock:
             op = self._op_of(context)
             if op is None or op.formula is None:
                 return
             formula = op.formula
-            if "/eager" not in context.namespace:
-                op.known = _sizes(context.get_inputs(), formula.inputs)
+            if not op.eager:
+                op.known = _sizes(op.tensors, context.get_inputs(), formula.inputs)
             if formula.inputs and op.known is None:
                 context.insert_before_op(self.enter, observe=True, inputs=formula.inputs, op=op)
             if not formula.inputs:
@@ -90,7 +87,7 @@ class Flops(Tool):
             if self.backward and not context.get(APART):
                 inputs = context.get_inputs() or ()
                 for position in formula.operands or range(len(inputs)):
-                    if _is_floating(inputs[position]):
+                    if is_floating(op.tensors, inputs[position]):
                         # One by one: asked for together, all of them would be computed.
                         context.insert_after_backward_op(
                             self.operand,
@@ -102,14 +99,14 @@ class Flops(Tool):
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Count the executions of an op."""
-        op = self._ops.get(key_of(context))
+        op = self.known(context)
         if op is None:
             return
         with self._clock:
             outputs = context.get_outputs() or ()
             if op.formula is None:
                 # Arithmetic is what gives numbers that are not whole.
-                if any(_is_floating(value) for value in outputs):
+                if any(is_floating(op.tensors, value) for value in outputs):
                     context.insert_after_op(self.uncounted, observe=True, outputs=[], op=op)
                 else:
                     with self._lock:
@@ -120,8 +117,8 @@ class Flops(Tool):
                     self.arrival, observe=True, grad_outputs=[0], op=op
                 )
             fixed = None
-            if op.known is not None and "/eager" not in context.namespace:
-                fixed = _sizes(outputs, range(len(outputs)))
+            if op.known is not None and not op.eager:
+                fixed = _sizes(op.tensors, outputs, range(len(outputs)))
                 op.static = None if fixed is None else (op.known, fixed)
             positions: list[int] | None = [] if fixed is not None else None
             context.insert_after_op(self.leave, observe=True, outputs=positions, op=op, fixed=fixed)
@@ -131,7 +128,7 @@ class Flops(Tool):
         forward = context.forward
         if forward is None or not forward.get(APART):
             return
-        op = self._ops.get(key_of(forward))
+        op = self.known(forward)
         word = forward["type"]
         if op is None or op.formula is None or not isinstance(word, str):
             return
@@ -142,7 +139,7 @@ class Flops(Tool):
         """Note the sizes of the inputs of one execution."""
         with self._clock:
             op.entered[threading.get_ident() if op.eager else 0] = _sizes(
-                inputs, range(len(inputs))
+                op.tensors, inputs, range(len(inputs))
             )
 
     def leave(self, *outputs: Any, op: _Op, fixed: tuple[Any, ...] | None) -> None:
@@ -151,7 +148,9 @@ class Flops(Tool):
             inputs = op.known
             if inputs is None:
                 inputs = op.entered.get(threading.get_ident() if op.eager else 0)
-            found = _sizes(outputs, range(len(outputs))) if fixed is None else fixed
+            found = fixed
+            if found is None:
+                found = _sizes(op.tensors, outputs, range(len(outputs)))
             op.forward(inputs, found)
 
     def arrival(self, gradient: Any, op: _Op) -> None:
@@ -187,6 +186,7 @@ class Flops(Tool):
                 [CountedOp(**vars(facts)) for facts in ops],
                 tool_seconds=self._clock.spent / 1e9,
                 wall_seconds=self._clock.wall / 1e9,
+                notes=list(self._notes),
             )
 
     def _op_of(self, context: OpContext) -> _Op | None:
@@ -206,20 +206,19 @@ class Flops(Tool):
             return None
         facts = CountedOp.of(context, problem=problem)
         halved = self.causal == "half" and word == "attention" and _is_causal(context)
-        with self._lock:
-            op = self._ops.setdefault(key_of(context), _Op(facts))
-            op.formula, op.halved, op.known = formula, halved, None
+        op = self.account_of(context, lambda: _Op(facts, facts_of(context)))
+        op.formula, op.halved, op.known = formula, halved, None
         return op
 
 
 class _Op:
     """One operator, as it is counted."""
 
-    def __init__(self, facts: CountedOp) -> None:
-        self.facts = facts
+    def __init__(self, facts: CountedOp, tensors: Facts) -> None:
+        self.facts, self.tensors = facts, tensors
         self.formula: Formula | None = None
         self.halved = False
-        self.eager = "/eager" in facts.namespace
+        self.eager = is_eager(facts.namespace)
         #: Sizes of the inputs where all executions have the same.
         self.known: tuple[Any, ...] | None = None
         #: Sizes of inputs and outputs where a graph has them fixed.
@@ -297,7 +296,7 @@ class _Op:
         if len(self.seen) == 1 or gradient is None:
             return newest
         try:
-            size = size_of(gradient)
+            size = size_of(self.tensors, gradient)
         except ValueError:
             return newest
         fitting = (pair for pair in reversed(self.seen.values()) if pair[1][0] == size)
@@ -329,10 +328,12 @@ class _Op:
 _SEEN = 64
 
 
-def _sizes(values: Sequence[Any] | None, positions: Sequence[int]) -> tuple[Any, ...] | None:
+def _sizes(
+    facts: Facts, values: Sequence[Any] | None, positions: Sequence[int]
+) -> tuple[Any, ...] | None:
     """Sizes at positions, None if one of them is not known."""
     try:
-        return tuple(size_of((values or ())[position]) for position in positions)
+        return tuple(size_of(facts, (values or ())[position]) for position in positions)
     except (IndexError, ValueError):
         return None
 
@@ -341,13 +342,6 @@ def _tensors(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(item is not None for item in value)
     return int(value is not None)
-
-
-def _is_floating(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_is_floating(item) for item in value)
-    dtype = str(getattr(value, "dtype", ""))
-    return "float" in dtype or "complex" in dtype
 
 
 def _is_causal(context: OpContext) -> bool:

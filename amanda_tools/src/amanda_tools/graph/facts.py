@@ -6,31 +6,34 @@ import re
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_tools.common.sizes import is_tensor, type_of
+from amanda_core.facts import Facts
+from amanda_tools.common.sizes import type_of
+from amanda_tools.common.tensors import facts_of
 
 __all__ = ["arguments_of", "items_of", "program_of"]
 
 _PLAIN = frozenset({type(None), type(...), bool, int, float, complex, str, bytes})
 
 
-def items_of(value: Any) -> list[tuple[int | None, Any]]:
+def items_of(facts: Facts, value: Any) -> list[tuple[int | None, Any]]:
     """The tensors at a position, with their places if it is a list."""
     if type(value) in _PLAIN:
         return []
     if isinstance(value, (list, tuple)):
-        return [(place, item) for place, item in enumerate(value) if is_tensor(item)]
-    return [(None, value)] if is_tensor(value) else []
+        return [(place, item) for place, item in enumerate(value) if facts.is_tensor(item)]
+    return [(None, value)] if facts.is_tensor(value) else []
 
 
 def arguments_of(context: OpContext) -> dict[str, str]:
     """Return what is no tensor among inputs and attributes, as text."""
     found = {}
+    facts = facts_of(context)
     names = context.input_names
     for position, value in enumerate(context.get_inputs() or ()):
-        if not items_of(value) and value is not None:
+        if not items_of(facts, value) and value is not None:
             name = names[position] if position < len(names) else str(position)
-            found[name] = _text(value)
-    found.update((name, _text(value)) for name, value in context.attrs.items())
+            found[name] = _text(facts, value)
+    found.update((name, _text(facts, value)) for name, value in context.attrs.items())
     return found
 
 
@@ -42,15 +45,16 @@ def program_of(context: OpContext) -> str:
     return re.sub(r"_\d+$", "", name) if isinstance(name, str) else ""
 
 
-def _text(value: Any) -> str:
+def _text(facts: Facts, value: Any) -> str:
     if type(value) in _PLAIN:
         return repr(value)[:80]
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(map(_text, value[:16]))}{', ...' if len(value) > 16 else ''})"
+        listed = ", ".join(_text(facts, item) for item in value[:16])
+        return f"({listed}{', ...' if len(value) > 16 else ''})"
     if isinstance(value, slice):
-        return f"{_text(value.start)}:{_text(value.stop)}:{_text(value.step)}"
-    if is_tensor(value):
-        return str(type_of(value))
+        return ":".join(_text(facts, item) for item in (value.start, value.stop, value.step))
+    if facts.is_tensor(value):
+        return str(type_of(facts, value))
     # Of objects of the user's only the type: their text may be anything, and take long.
     module = type(value).__module__.partition(".")[0]
     return str(value)[:80] if module in ("torch", "tensorflow") else type(value).__name__

@@ -36,6 +36,7 @@ class GraphResult:
         spans: Executions of the operators as a profiler timed them, for the form ``trace``; no
             other form has them.
         left_out: Executions that are not in `spans`, since a profiler keeps so many.
+        notes: What was not traced, and why.
     """
 
     graphs: list[Graph] = field(default_factory=list)
@@ -44,6 +45,7 @@ class GraphResult:
     wall_seconds: float = 0.0
     spans: Sequence[Span] = field(default=(), repr=False)
     left_out: int = 0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def graph(self) -> Graph:
@@ -66,6 +68,7 @@ class GraphResult:
                 "graphs": [files.to_json(graph) for graph in self.graphs],
                 "tool_seconds": self.tool_seconds,
                 "wall_seconds": self.wall_seconds,
+                "notes": self.notes,
             },
             indent=1,
         )
@@ -128,7 +131,7 @@ class GraphResult:
         if self.left_out:
             parts.append(f"{counted(self.left_out, 'execution')} not in the trace file")
         parts += shares("tracing", self.tool_seconds, self.wall_seconds)
-        return "; ".join(parts)
+        return "; ".join([*parts, *self.notes])
 
 
 #: Form of which each graph has a file of its own -> ending of its name, and what writes it.

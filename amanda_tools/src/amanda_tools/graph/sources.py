@@ -1,15 +1,16 @@
 """Where values come from that no operator made: inputs, parameters, constants, calls of graphs.
 
-Owns the sources of the graphs of one tool, their kinds and names. Imports no framework.
+Owns the sources of the graphs of one tool, their kinds and names.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from amanda_tools.common.sizes import type_of
+from amanda_core.facts import Facts
+from amanda_tools.common.sizes import TensorType, type_of
 from amanda_tools.graph.model import Edge, Graph, Op, Source
-from amanda_tools.graph.values import Origin, Port, SymbolicValues, Values, is_parameter
+from amanda_tools.graph.values import Origin, Port, SymbolicValues, Values
 
 __all__ = ["SILENT", "Sources"]
 
@@ -62,22 +63,26 @@ class Sources:
         if isinstance(values, SymbolicValues):
             return self._symbolic(values, value, graph, op, position, item)
         kind: _Kind = "constant" if constant else "input"
-        if is_parameter(value) or (constant and getattr(value, "requires_grad", False)):
+        facts = values.facts
+        if facts.is_parameter(value) or (constant and facts.wants_gradient(value)):
             kind = "parameter"
-        elif "resource" in str(value.dtype):
+        elif "resource" in facts.dtype(value):
             kind = "parameter"  # The handle of a variable of TensorFlow's.
         names = op.input_names
         name = names[position] if position < len(names) else str(position)
         named = f"{op.module or op.name}.{name}"
-        return self._origin(graph, (op.index, position, item, ""), kind, named, value, op.program)
+        return self._origin(
+            graph, (op.index, position, item, ""), kind, named, type_of(facts, value), op.program
+        )
 
-    def seed(self, gradients: Any, graph: Graph, op: Op) -> None:
+    def seed(self, facts: Facts, gradients: Any, graph: Graph, op: Op) -> None:
         """The gradients that a backward pass begins with, which `op` takes."""
         for position, value in enumerate(gradients):
-            if type_of(value) is not None:
+            kind = type_of(facts, value)
+            if kind is not None:
                 slot = (op.index, position, None, "")
                 name = f"{op.name}.gradient"
-                port = self._origin(graph, slot, "input", name, value, op.program).port
+                port = self._origin(graph, slot, "input", name, kind, op.program).port
                 graph.connect(Edge(port.node, 0, op.index, position, executions=None))
 
     def _origin(
@@ -86,12 +91,12 @@ class Sources:
         slot: tuple[int, int, int | None, str],
         kind: _Kind,
         name: str,
-        value: Any,
+        type: TensorType | None,
         program: str,
     ) -> Origin:
         source = self._known.get(slot)
         if source is None:
-            source = self._known[slot] = Source(-1, kind, name, type_of(value), program)
+            source = self._known[slot] = Source(-1, kind, name, type, program)
             graph.add(source)
         return Origin(Port(source.index, 0))
 
@@ -107,10 +112,10 @@ class Sources:
         symbol = value.op
         kind = SILENT.get(symbol.type, "call")
         name = str(symbol.name)
-        if kind == "input" and "resource" in str(value.dtype):
+        if kind == "input" and "resource" in values.facts.dtype(value):
             kind, name = "parameter", _variable(symbol) or name
         slot = (op.index, position, item, str(symbol.name))
-        origin = self._origin(graph, slot, kind, name, value, op.program)
+        origin = self._origin(graph, slot, kind, name, type_of(values.facts, value), op.program)
         if kind != "call":
             return origin
         node = origin.port.node

@@ -1,20 +1,20 @@
 """`GraphTracing`: the graph of a program, made while it runs.
 
 Owns what becomes a node and an edge when. The data are `graph`'s, the identity of values is
-`values`', what no operator made `sources`'. Imports no framework.
+`values`', what no operator made `sources`'.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from amanda_core import OpContext, Tool
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.facts import key_of
-from amanda_tools.common.sizes import is_tensor, position_of
+from amanda_core import OpContext
+from amanda_core.facts import Facts
+from amanda_tools.common.operators import OperatorTool, is_eager
+from amanda_tools.common.sizes import position_of
+from amanda_tools.common.tensors import facts_of
 from amanda_tools.graph.facts import arguments_of, items_of, program_of
 from amanda_tools.graph.model import Edge, Graph, Op
 from amanda_tools.graph.result import Format, GraphResult, check
@@ -25,8 +25,6 @@ from amanda_tools.graph.values import (
     Port,
     SymbolicValues,
     Values,
-    is_parameter,
-    version_of,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ __all__ = ["GraphTracing"]
 _Kind = Literal["value", "alias"]
 
 
-class GraphTracing(Tool):
+class GraphTracing(OperatorTool["_Traced"]):
     """Records operators, backward operators, and the values that pass between them.
 
     Each context of an operator has the graph so far under ``"graph"`` and the operator's node under
@@ -75,22 +73,17 @@ class GraphTracing(Tool):
         everything: bool = False,
         calls: int = 8,
     ) -> None:
-        super().__init__()
+        super().__init__(everything)
         if calls < 0:
             raise ValueError(f"calls must not be negative, and is {calls}")
         self.calls = calls
         self.formats: list[Format] = ["json", "html"] if formats is None else list(formats)
         check(self.formats)
-        self.everything = everything
         self.graphs: dict[str, Graph] = {}
         self._values: dict[str, Values] = {}
-        self._traced: dict[tuple[object, ...], _Traced] = {}
         self._sources = Sources()
         #: Under it the nodes of PyTorch's backward graph leave a word at those that run after them.
         self._came_from = object()
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.RLock()
-        self._clock = Clock()
         self._latency: Latency | None = None
         if "trace" in self.formats:
             from amanda_tools.latency import Latency
@@ -110,7 +103,7 @@ class GraphTracing(Tool):
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
             context["graph_op"] = None
-            if context.zone != "model" and not self.everything:
+            if not self.is_wanted(context):
                 return
             inputs = context.get_inputs() or ()
             traced = self._meet(context, graph, inputs)
@@ -120,28 +113,28 @@ class GraphTracing(Tool):
                 position
                 for position, value in enumerate(inputs)
                 # Only of what needs a source: the answer may take long.
-                if traced.is_eager and is_tensor(value) and find(value) is None
-                if is_parameter(value) or context.value(position) is not None
+                if traced.is_eager and traced.facts.is_tensor(value) and find(value) is None
+                if traced.facts.is_parameter(value) or context.value(position) is not None
             }
-            traced.versions = [
-                [version_of(item) for _, item in items_of(value)] for value in inputs
-            ]
+            traced.versions = [traced.versions_of(value) for value in inputs]
             self._connect(traced, inputs)
             if traced.is_eager:
                 context.insert_before_op(self.enter, observe=True, traced=traced)
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Note what an op gives."""
-        traced = self._traced.get(_key(context))
+        traced = self.known(context)
         if traced is None:
             return
         with self._clock, self._lock:
             inputs, outputs = context.get_inputs() or (), context.get_outputs() or ()
-            traced.op.outputs = traced.op.outputs or [position_of(value) for value in outputs]
+            traced.op.outputs = traced.op.outputs or [
+                position_of(traced.facts, value) for value in outputs
+            ]
             traced.op.writes = traced.op.writes or [
                 position
                 for position, value in enumerate(inputs)
-                if _were_written(value, traced.versions, position)
+                if traced.was_written(value, position)
             ]
             self._note_writes(traced, inputs)
             self._set(traced, outputs)
@@ -171,17 +164,17 @@ class GraphTracing(Tool):
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
             context["graph_op"] = None
-            if context.zone != "model" and not self.everything:
+            if not self.is_wanted(context):
                 return
             gradients = context.get_grad_outputs() or ()
             traced = self._meet(context, graph, gradients)
             context["graph_op"] = traced.op
             node = context.get_backward_op()
-            if hasattr(node, "next_functions"):
+            if traced.has_nodes:
                 if node.node is not None:
                     self._connect_node(traced, node.node, 0)
                 if not traced.graph.edges_into(traced.op):
-                    self._sources.seed(gradients, graph, traced.op)
+                    self._sources.seed(traced.facts, gradients, graph, traced.op)
                 context.insert_before_backward_op(
                     self.enter_node, observe=True, grad_outputs=[], traced=traced, op=node
                 )
@@ -192,13 +185,15 @@ class GraphTracing(Tool):
 
     def analyse_grad_inputs(self, context: OpContext) -> None:
         """Note what a backward op gives."""
-        traced = self._traced.get(_key(context))
+        traced = self.known(context)
         if traced is None:
             return
         with self._clock, self._lock:
             found = context.get_grad_inputs() or ()
-            traced.op.outputs = traced.op.outputs or [position_of(value) for value in found]
-            if hasattr(context.get_backward_op(), "next_functions"):
+            traced.op.outputs = traced.op.outputs or [
+                position_of(traced.facts, value) for value in found
+            ]
+            if traced.has_nodes:
                 return
             self._set(traced, found)
             if traced.is_eager:
@@ -234,9 +229,15 @@ class GraphTracing(Tool):
                 wall_seconds=self._clock.wall / 1e9,
                 spans=() if timed is None else timed.spans,
                 left_out=0 if timed is None else timed.left_out,
+                notes=list(self._notes),
             )
 
     # Inside.
+
+    def why_unsupported(self, context: OpContext) -> str | None:
+        """Return why values are not followed in the namespace of a context, None if they are."""
+        known = is_eager(context.namespace) or context.namespace.startswith("tensorflow/")
+        return super().why_unsupported(context) if known else "its graphs cannot be read"
 
     def _graph_of(self, context: OpContext) -> Graph:
         graph = self.graphs.get(context.namespace)
@@ -247,17 +248,17 @@ class GraphTracing(Tool):
     def _values_of(self, traced: _Traced) -> Values:
         values = self._values.get(traced.op.namespace)
         if values is None:
-            values = EagerValues() if traced.is_eager else SymbolicValues()
+            values = (EagerValues if traced.is_eager else SymbolicValues)(traced.facts)
             self._values[traced.op.namespace] = values
         return values
 
     def _meet(self, context: OpContext, graph: Graph, inputs: Sequence[Any]) -> _Traced:
-        key = _key(context)
-        traced = self._traced.get(key)
+        traced = self.known(context)
         if traced is None:
+            facts = facts_of(context)
             backward = context.is_backward()
             forward = context.forward
-            before = self._traced.get(_key(forward)) if forward is not None else None
+            before = self.known(forward) if forward is not None else None
             op = Op.of(
                 context,
                 index=-1,
@@ -266,16 +267,17 @@ class GraphTracing(Tool):
                 forward=before.op.index if before is not None else None,
                 is_backward=backward,
                 input_names=[] if backward else list(context.input_names),
-                inputs=[position_of(value) for value in inputs],
+                inputs=[position_of(facts, value) for value in inputs],
                 arguments={} if backward else arguments_of(context),
-                executions=0 if "/eager" in context.namespace else None,
+                executions=0 if is_eager(context.namespace) else None,
             )
             if backward:
                 op.id = context.get_backward_op_id() or 0
                 word = context["backward_type"]
                 op.word = word if isinstance(word, str) else None
             graph.add(op)
-            traced = self._traced[key] = _Traced(op, graph)
+            made = _Traced(op, graph, facts)
+            traced = self.account_of(context, lambda: made)
         traced.context = weakref.ref(context)
         return traced
 
@@ -285,7 +287,7 @@ class GraphTracing(Tool):
         taken: list[tuple[int, int | None, Port, _Kind]] = []
         calls: list[int] = []
         for position, at in enumerate(inputs):
-            for item, value in items_of(at):
+            for item, value in items_of(traced.facts, at):
                 origin = values.find(value)
                 if origin is None:
                     origin = self._recomputed(traced, position, item)
@@ -338,13 +340,13 @@ class GraphTracing(Tool):
         values = self._values_of(traced)
         for position in traced.op.writes:
             if position < len(inputs):
-                for _, value in items_of(inputs[position]):
+                for _, value in items_of(traced.facts, inputs[position]):
                     values.set_written(value, Origin(Port(traced.op.index, None), traced.call))
 
     def _set(self, traced: _Traced, outputs: Sequence[Any]) -> None:
         values = self._values_of(traced)
         for position, at in enumerate(outputs):
-            for _, value in items_of(at):
+            for _, value in items_of(traced.facts, at):
                 origin = Origin(Port(traced.op.index, position), traced.call)
                 written = values.last_write(value) if traced.op.writes else None
                 if written is not None and written.port == Port(traced.op.index, None):
@@ -373,9 +375,11 @@ class GraphTracing(Tool):
 class _Traced:
     """One operator, as it is being followed."""
 
-    def __init__(self, op: Op, graph: Graph) -> None:
-        self.op, self.graph = op, graph
-        self.is_eager = "/eager" in op.namespace
+    def __init__(self, op: Op, graph: Graph, facts: Facts) -> None:
+        self.op, self.graph, self.facts = op, graph, facts
+        self.is_eager = is_eager(op.namespace)
+        #: Whether its backward ops are nodes of PyTorch's backward graph.
+        self.has_nodes = op.namespace.startswith("pytorch/")
         self.context: weakref.ref[OpContext] | None = None
         #: Where the inputs of one execution came from -> the edges.
         self.patterns: dict[Hashable, list[Edge]] = {}
@@ -386,11 +390,10 @@ class _Traced:
         #: Versions of the tensors by input position, from before the op ran.
         self.versions: list[list[int | None]] = []
 
+    def versions_of(self, value: Any) -> list[int | None]:
+        """Return the versions of the tensors at a position."""
+        return [self.facts.version(item) for _, item in items_of(self.facts, value)]
 
-def _key(context: OpContext) -> tuple[object, ...]:
-    return context.is_backward(), context.get_backward_op_id(), *key_of(context)
-
-
-def _were_written(value: Any, versions: Sequence[list[int | None]], position: int) -> bool:
-    now = [version_of(item) for _, item in items_of(value)]
-    return position < len(versions) and now != versions[position]
+    def was_written(self, value: Any, position: int) -> bool:
+        """Return True if a tensor at an input position has another version than before the op."""
+        return position < len(self.versions) and self.versions_of(value) != self.versions[position]

@@ -1,7 +1,7 @@
 """Which node a value comes from, while a program runs.
 
 Owns the identity of values: of tensors of eager modes, whose addresses are given again, and of
-symbolic tensors of graphs. Keeps no tensor and no graph alive. Imports no framework.
+symbolic tensors of graphs. Keeps no tensor and no graph alive.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from amanda_core.facts import Facts
 from amanda_core.weak import Known
+from amanda_tools.common.tensors import UNKNOWN
 
 __all__ = [
     "EagerValues",
@@ -18,9 +20,6 @@ __all__ = [
     "Port",
     "SymbolicValues",
     "Values",
-    "base_of",
-    "is_parameter",
-    "version_of",
 ]
 
 
@@ -58,9 +57,13 @@ class EagerValues:
 
     The newest node that returned or wrote a tensor is where it comes from: an operator that works
     in place, or returns its input, gives a new version of the value.
+
+    Args:
+        facts: What the driver tells of tensors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
         self._entries: Known[_Entry] = Known()
         #: Tensors whose memory was written -> the write. Views stand under what they are views of.
         self._written: Known[_Entry] = Known()
@@ -100,21 +103,22 @@ class EagerValues:
         A parameter stays one, whoever writes it.
         """
         self._serial += 1
-        if not is_parameter(value):
+        if not self.facts.is_parameter(value):
             self._entries.set(value, _Entry(origin, self._serial))
-        self._written.set(base_of(value), _Entry(origin, self._serial))
+        self._written.set(self.facts.base(value), _Entry(origin, self._serial))
 
     def _write_of(self, value: Any) -> _Entry | None:
-        return self._written.get(base_of(value)) if len(self._written) else None
+        return self._written.get(self.facts.base(value)) if len(self._written) else None
 
     def __len__(self) -> int:
         return len(self._entries)
 
 
 class SymbolicValues:
-    """The nodes that the tensors of graphs come from, by graph and name."""
+    """The nodes that the tensors of TensorFlow's graphs come from, by graph and name."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: Facts = UNKNOWN) -> None:
+        self.facts = facts
         self._graphs: weakref.WeakKeyDictionary[Any, dict[Hashable, Origin]] = (
             weakref.WeakKeyDictionary()
         )
@@ -140,25 +144,3 @@ class SymbolicValues:
 
 
 Values = EagerValues | SymbolicValues
-
-
-def is_parameter(value: Any) -> bool:
-    """Return True if a tensor is declared as a parameter of a PyTorch module."""
-    return type(value).__name__ == "Parameter"
-
-
-def base_of(value: Any) -> Any:
-    """The tensor that a view of PyTorch's is a view of, else the tensor itself."""
-    # TensorFlow's tensors look for an attribute that is not there for long, and have no views.
-    base = getattr(value, "_base", None) if hasattr(type(value), "_base") else None
-    return value if base is None else base
-
-
-def version_of(value: Any) -> int | None:
-    """Number that grows whenever a tensor is written; None where there is none."""
-    if not hasattr(type(value), "_version"):
-        return None
-    try:
-        return int(value._version)
-    except RuntimeError:  # Those of inference mode have none.
-        return None

@@ -14,11 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from amanda_core import OpContext, Tool
+from amanda_core import OpContext
 from amanda_tools.common.chrome import Span
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.facts import key_of
+from amanda_tools.common.operators import OperatorTool, is_eager
 from amanda_tools.common.rendering import counted
+from amanda_tools.common.sizes import dtype_of
+from amanda_tools.common.tensors import facts_of, tensors_in
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
@@ -28,7 +29,7 @@ from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp
 __all__ = ["Latency"]
 
 
-class Latency(Tool):
+class Latency(OperatorTool["_Op"]):
     """Times each operator, forward and backward, by step, module and thread.
 
     Args:
@@ -45,11 +46,12 @@ class Latency(Tool):
     >>> tool = Latency(limit=1000)
     """
 
+    needs = ("ordered",)
     #: The clock, in nanoseconds.
     now = staticmethod(time.perf_counter_ns)
     #: Where the events of devices come from.
     events: ClassVar[type[Events]] = CudaEvents
-    #: Types of devices whose work runs behind the program, and which have events.
+    #: Types of PyTorch's devices whose work runs behind the program, and which have events.
     asynchronous: ClassVar[frozenset[str]] = frozenset({"cuda"})
 
     def __init__(
@@ -59,12 +61,10 @@ class Latency(Tool):
         limit: int = 100_000,
         kernels: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(everything)
         if limit < 0:
             raise ValueError(f"limit must not be negative, and is {limit}")
-        self.everything = everything
         self.limit = limit
-        self._ops: dict[tuple[object, ...], _Op] = {}
         self._steps: list[StepTime] = []
         self._step_begin = 0
         #: When the tool last did something; 0 before the first operator, which begins step 0.
@@ -76,16 +76,11 @@ class Latency(Tool):
         self._left_out = 0
         #: Names of operators of graphs whose begin cannot be told.
         self._unseen: set[str] = set()
-        #: Namespaces in which routines run in another order than operators.
-        self._unordered: set[str] = set()
         self._pairs = EventPairs(self.events())
         #: Device -> when its first event was put in.
         self._origins: dict[str, int] = {}
         self._kernels = Kernels() if kernels else None
         self._found: list[Kernel] = []
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.Lock()
-        self._clock = Clock()
         self.add_inst_for_op(self.analyse)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
@@ -93,10 +88,10 @@ class Latency(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Time the executions of an op."""
-        if self._is_wanted(context):
+        if self.is_wanted(context):
             values = context.get_inputs() or ()
             op = self._op_of(context, values)
-            if op.is_graph and _waits_unseen(context.get_op(), values):
+            if op.waits_unseen(context.get_op(), values):
                 self._unseen.add(context.name)
                 return
             context.insert_before_op(self.enter, observe=True, inputs=op.awaited(values), op=op)
@@ -104,10 +99,10 @@ class Latency(Tool):
 
     def analyse_backward(self, context: OpContext) -> None:
         """Time the executions of a backward op."""
-        if self._is_wanted(context):
+        if self.is_wanted(context):
             values = context.get_grad_outputs() or ()
             op = self._op_of(context, values)
-            if op.is_graph and _waits_unseen(context.get_backward_op(), values):
+            if op.waits_unseen(context.get_backward_op(), values):
                 self._unseen.add(context.name)
                 return
             context.insert_before_backward_op(
@@ -198,7 +193,7 @@ class Latency(Tool):
                 [replace(thread.time) for thread in self._threads.values() if thread.time.calls],
                 self._graph.busy,
                 self._graph.total,
-                self._notes(kernels),
+                self._notes_of(kernels),
                 self._left_out,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
@@ -207,30 +202,17 @@ class Latency(Tool):
                 dict(self._between.times),
             )
 
-    def _is_wanted(self, context: OpContext) -> bool:
-        if not context.supports("ordered"):
-            self._unordered.add(context.namespace)
-            return False
-        return self.everything or context.zone == "model"
-
     def _op_of(self, context: OpContext, values: Sequence[Any]) -> _Op:
-        key = key_of(context)
-        with self._lock:
-            if key not in self._ops:
-                self._ops[key] = _Op(TimedOp.of(context), len(self._ops))
-            op = self._ops[key]
-            op.device = op.facts.device = self._device_of(values)
+        op = self.account_of(context, lambda: _Op(context, len(self._ops)))
+        op.device = op.facts.device = self._device_of(op, values)
         return op
 
-    def _device_of(self, values: Sequence[Any]) -> str | None:
-        for value in values:
-            if isinstance(value, (list, tuple)):
-                found = self._device_of(value)
-            else:
-                device = getattr(value, "device", None)
-                found = str(device) if getattr(device, "type", "") in self.asynchronous else None
-            if found is not None:
-                return found
+    def _device_of(self, op: _Op, values: Sequence[Any]) -> str | None:
+        if op.is_torch:
+            for _, tensor in tensors_in(op.tensors, values):
+                device = op.tensors.device(tensor)
+                if device.partition(":")[0] in self.asynchronous:
+                    return device
         return None
 
     def _thread(self) -> _Thread:
@@ -315,11 +297,8 @@ class Latency(Tool):
         if self._steps:
             self._steps[-1].tool += end - start
 
-    def _notes(self, kernels: list[Kernel]) -> list[str]:
-        notes = [
-            f"not supported on {namespace}: routines do not run there when their operator does"
-            for namespace in sorted(self._unordered)
-        ]
+    def _notes_of(self, kernels: list[Kernel]) -> list[str]:
+        notes = list(self._notes)
         if self._graph.total:
             notes.append(
                 "operators of graphs are timed between two host calls, waiting included, and "
@@ -344,9 +323,10 @@ class Latency(Tool):
 class _Op:
     """One operator, as it is timed."""
 
-    def __init__(self, facts: TimedOp, number: int) -> None:
-        self.facts, self.number = facts, number
-        self.is_graph = "/eager" not in facts.namespace
+    def __init__(self, context: OpContext, number: int) -> None:
+        facts = TimedOp.of(context)
+        self.facts, self.tensors, self.number = facts, facts_of(context), number
+        self.is_graph = not is_eager(facts.namespace)
         self.is_torch = facts.namespace.startswith("pytorch/")
         #: None where backward adds up a gradient: that is part of what came before.
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
@@ -360,20 +340,25 @@ class _Op:
         """
         if not self.is_graph:
             return []
-        kinds = (str(getattr(value, "dtype", "")) for value in values)
+        kinds = (dtype_of(self.tensors, value) for value in values)
         return [position for position, kind in enumerate(kinds) if "_ref" not in kind]
 
+    def waits_unseen(self, op: Any, values: Sequence[Any]) -> bool:
+        """Return True if an operator of a graph has to wait, and no value tells until when.
 
-def _waits_unseen(op: Any, values: Sequence[Any]) -> bool:
-    """Return True if an operator of a graph has to wait, and no value tells until when.
+        A routine before it waits for the values that it is given, and a variable's handle is there
+        always.
 
-    A routine before it waits for the values that it is given, and a variable's handle is there
-    always.
-    """
-    handles = ("resource", "variant", "_ref")
-    kinds = [str(getattr(value, "dtype", "resource")) for value in values]
-    told = any(not any(handle in kind for handle in handles) for kind in kinds)
-    return not told and bool(getattr(op, "control_inputs", ()))
+        Args:
+            op: The raw operator.
+            values: What it takes.
+        """
+        if not self.is_graph or not self.facts.namespace.startswith("tensorflow/"):
+            return False
+        handles = ("resource", "variant", "_ref")
+        kinds = [dtype_of(self.tensors, value) or "resource" for value in values]
+        told = any(not any(handle in kind for handle in handles) for kind in kinds)
+        return not told and bool(getattr(op, "control_inputs", ()))
 
 
 class _Thread:

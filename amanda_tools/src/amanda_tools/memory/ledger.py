@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from amanda_tools.memory.buffers import Buffer
+from amanda_core.facts import Storage
 
 __all__ = ["Ledger"]
 
@@ -48,7 +48,7 @@ class Ledger:
         self._at_peak: dict[int | None, int] = {}
         self._peak_is_new = False
 
-    def meet(self, buffer: Buffer, owner: int | None, now: int) -> int:
+    def meet(self, buffer: Storage, owner: int | None, now: int) -> int:
         """Note a buffer, and its owner if it is new.
 
         Returns:
@@ -60,12 +60,12 @@ class Ledger:
         if entry is None:
             entry = self._entries[buffer.key] = _Entry(owner, 0)
         self._hold(buffer, entry, now)
-        more = buffer.size - entry.size
+        more = buffer.nbytes - entry.size
         if not more:
             return 0
         if more < 0:
             self._before_less()
-        entry.size = buffer.size
+        entry.size = buffer.nbytes
         self._add(entry.owner, more)
         if self.live > self.peak:
             self.peak, self.peak_owner, self._peak_is_new = self.live, owner, True
@@ -85,7 +85,7 @@ class Ledger:
         self._before_less()
         return self._at_peak
 
-    def _hold(self, buffer: Buffer, entry: _Entry, now: int) -> None:
+    def _hold(self, buffer: Storage, entry: _Entry, now: int) -> None:
         holder = id(buffer.holder)
         known = self._holders.get(holder)
         if known is not None and known[0] == buffer.key:

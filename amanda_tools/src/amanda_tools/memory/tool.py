@@ -1,32 +1,24 @@
 """`Memory`: what operators allocate, how long it lives, and where the peak is.
 
-Owns what is looked at when. Which memory a tensor stands on is in `buffers`, what is alive in
-`ledger`, the result in `result`.
+Owns what is looked at when. What autograd keeps is in `saved`, what is alive in `ledger`, the
+result in `result`.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from amanda_core import OpContext, Tool
+from amanda_core import OpContext
+from amanda_core.facts import Facts, NotReadableError, Storage
 from amanda_core.weak import Ref
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.facts import key_of
-from amanda_tools.memory.buffers import (
-    Buffer,
-    Unknown,
-    kept,
-    sequence,
-    size_in_bytes,
-    storages,
-    views,
-)
+from amanda_tools.common.operators import OperatorTool, is_eager
+from amanda_tools.common.tensors import facts_of, tensors_in
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
+from amanda_tools.memory.saved import kept, sequence
 
 __all__ = ["Memory"]
 
@@ -34,7 +26,7 @@ __all__ = ["Memory"]
 _VIEWS_OF_VARIABLES = frozenset({"ReadVariableOp", "VarHandleOp"})
 
 
-class Memory(Tool):
+class Memory(OperatorTool["_Op"]):
     """Follows the memory that operators give: births, deaths, the peak, and who held what then.
 
     A buffer is counted once, however many tensors are views of it, and is alive until the framework
@@ -52,24 +44,20 @@ class Memory(Tool):
     >>> tool = Memory()
     """
 
+    needs = ("ordered", "facts")
+
     def __init__(
         self, backward: bool = True, everything: bool = True, limit: int = 100_000
     ) -> None:
-        super().__init__()
+        super().__init__(everything)
         if limit < 0:
             raise ValueError(f"limit must not be negative, and is {limit}")
-        self.everything = everything
         self.limit = limit
-        self._ops: dict[tuple[object, ...], _Op] = {}
         self._by_number: list[_Op] = []
         self._ledger = Ledger(self._changed)
         self._steps: list[StepMemory] = []
         self._timeline: list[Moment] = []
         self._left_out = 0
-        self._problems: dict[str, None] = {}
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.RLock()
-        self._clock = Clock()
         self.add_inst_for_op(self.analyse)
         if backward:
             self.add_inst_for_op(self.analyse_backward, backward=True)
@@ -77,24 +65,25 @@ class Memory(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Note what an op allocates."""
-        if not self._is_wanted(context):
+        if not self.is_wanted(context):
             return
         with self._clock:
             op = self._op_of(context)
-            if op.buffers is not None:
+            if op.is_eager:
                 context.insert_before_op(self.take, observe=True, op=op)
             context.insert_after_op(self.give, observe=True, op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
         """Note what a backward op allocates."""
-        if not self._is_wanted(context):
+        if not self.is_wanted(context):
             return
         with self._clock:
             op = self._op_of(context)
-            # A leaf's gradient is written into the leaf, and given to nobody.
-            leaf = getattr(context.get_backward_op(), "variable", None)
-            op.leaf = None if leaf is None else Ref(leaf)
-            if op.buffers is not None:
+            if op.is_torch:
+                # A leaf's gradient is written into the leaf, and given to nobody.
+                leaf = getattr(context.get_backward_op(), "variable", None)
+                op.leaf = None if leaf is None else Ref(leaf)
+            if op.is_eager:
                 context.insert_before_backward_op(self.arrive, observe=True, op=op)
             context.insert_after_backward_op(self.give_gradients, observe=True, op=op)
 
@@ -108,7 +97,7 @@ class Memory(Tool):
     def give(self, *outputs: Any, op: _Op) -> None:
         """Note what an op has given, and what is kept of it for backward."""
         with self._clock, self._lock:
-            if op.buffers is None:
+            if not op.is_eager:
                 self._count_outputs(op, outputs)
                 return
             self._ledger.settle()
@@ -127,7 +116,7 @@ class Memory(Tool):
     def give_gradients(self, *gradients: Any, op: _Op) -> None:
         """Note what a backward op has given."""
         with self._clock, self._lock:
-            if op.buffers is None:
+            if not op.is_eager:
                 self._count_outputs(op, gradients)
                 return
             self._meet(op, gradients, op)
@@ -172,47 +161,32 @@ class Memory(Tool):
                 ledger.given_peak,
                 ops,
                 [replace(step) for step in self._steps if step.allocated],
-                list(self._problems),
+                list(self._notes),
                 self._left_out,
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
                 list(self._timeline),
             )
 
-    def _is_wanted(self, context: OpContext) -> bool:
-        if not context.supports("ordered"):
-            self._problems.setdefault(
-                f"not supported on {context.namespace}: routines do not run there when their "
-                "operator does"
-            )
-            return False
-        if _framework_of(context.namespace) not in _BUFFERS:
-            self._problems.setdefault(
-                f"not supported on {context.namespace}: where tensors lie in memory is not known"
-            )
-            return False
-        return self.everything or context.zone == "model"
-
     def _op_of(self, context: OpContext) -> _Op:
-        key = key_of(context)
-        with self._lock:
-            if key not in self._ops:
-                self._ops[key] = _Op(AllocatingOp.of(context), len(self._by_number))
-                self._by_number.append(self._ops[key])
-            op = self._ops[key]
-            if op.buffers is None:
-                self._problems.setdefault(
-                    f"{context.namespace}: which buffers a graph uses, and how long, is the "
-                    "framework's own; only the size of outputs is counted"
-                )
+        op = self.account_of(context, lambda: self._new_op(context))
+        if not op.is_eager:
+            self._notes.setdefault(
+                f"{context.namespace}: which buffers a graph uses, and how long, is the "
+                "framework's own; only the size of outputs is counted"
+            )
+        return op
+
+    def _new_op(self, context: OpContext) -> _Op:
+        op = _Op(AllocatingOp.of(context), facts_of(context), len(self._by_number))
+        self._by_number.append(op)
         return op
 
     def _meet(self, op: _Op, values: Sequence[Any], owner: _Op | None) -> None:
-        assert op.buffers is not None
         try:
-            for buffer in op.buffers(values):
+            for storage in op.storages(values):
                 number = None if owner is None else owner.number
-                more = self._ledger.meet(buffer, number, time.perf_counter_ns())
+                more = self._ledger.meet(storage, number, time.perf_counter_ns())
                 if more and owner is not None:
                     owner.facts.allocated += more
                     owner.facts.buffers += 1
@@ -220,8 +194,8 @@ class Memory(Tool):
                         step = self._steps[-1]
                         step.allocated += more
                         step.peak = max(step.peak, self._ledger.live)
-        except Unknown as problem:
-            self._problems.setdefault(f"not counted: {problem}")
+        except NotReadableError as problem:
+            self._notes.setdefault(f"not counted: {problem}")
 
     def _count(self, op: _Op) -> None:
         op.facts.calls += 1
@@ -229,10 +203,8 @@ class Memory(Tool):
 
     def _count_outputs(self, op: _Op, values: Sequence[Any]) -> None:
         op.facts.calls += 1
-        for value in values:
-            for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                if hasattr(tensor, "dtype"):
-                    op.facts.output += size_in_bytes(tensor)
+        for _, tensor in tensors_in(op.tensors, values):
+            op.facts.output += op.tensors.nbytes(tensor) or 0
 
     def _changed(self, when: int) -> None:
         if len(self._timeline) < self.limit:
@@ -241,24 +213,24 @@ class Memory(Tool):
             self._left_out += 1
 
 
-#: Framework -> what gives the buffers of its values.
-_BUFFERS: dict[str, Callable[[Any], Iterator[Buffer]]] = {"pytorch": storages, "tensorflow": views}
-
-
-def _framework_of(namespace: str) -> str:
-    return namespace.partition("/")[0]
-
-
 class _Op:
     """One operator, as it is followed."""
 
-    def __init__(self, facts: AllocatingOp, number: int) -> None:
-        self.facts, self.number = facts, number
-        framework = _framework_of(facts.namespace)
-        self.is_torch = framework == "pytorch"
-        #: Gives the buffers of values; None where they cannot be told.
-        self.buffers: Callable[[Any], Iterator[Buffer]] | None = None
-        if "/eager" in facts.namespace:
-            self.buffers = _BUFFERS[framework]
+    def __init__(self, facts: AllocatingOp, tensors: Facts, number: int) -> None:
+        self.facts, self.tensors, self.number = facts, tensors, number
+        self.is_torch = facts.namespace.startswith("pytorch/")
+        #: Whether it can be told what memory its values use.
+        self.is_eager = is_eager(facts.namespace)
         self.sequence = 0
         self.leaf: Ref | None = None
+
+    def storages(self, values: Sequence[Any]) -> Iterator[Storage]:
+        """Yield the memory of the tensors among values.
+
+        Raises:
+            NotReadableError: The driver cannot tell.
+        """
+        for _, tensor in tensors_in(self.tensors, values):
+            storage = self.tensors.storage(tensor)
+            if storage is not None:
+                yield storage

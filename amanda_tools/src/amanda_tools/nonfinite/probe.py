@@ -1,8 +1,7 @@
-"""Whether values are finite, of any framework's tensors.
+"""Whether values are finite.
 
-Owns the kinds of what is not finite, as bits, and how they are found: at once where the values are
-on the host, or as numbers that stay on the device until somebody asks. Frameworks are imported by
-whoever has a tensor of theirs.
+Owns the kinds of what is not finite, as bits, and how they are found: from values in main memory,
+or, with PyTorch, by its own operators, as numbers that stay on the device until somebody asks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["INF", "NAN", "Pending", "bits_of", "candidates", "is_on_host", "pending", "resolve"]
+from amanda_core import OpContext
+from amanda_core.facts import Facts
+from amanda_tools.common.sizes import is_floating
+from amanda_tools.common.tensors import facts_of, host
+from amanda_tools.common.tensors import numbers as decoded
+
+__all__ = ["INF", "NAN", "Pending", "Probe", "probe_of", "resolve"]
 
 #: Bits of what is in a tensor. Where there is a NaN, infinities beside it may go unnoticed.
 NEGATIVE, POSITIVE, NAN = 1, 2, 4
@@ -22,55 +27,85 @@ INF = NEGATIVE | POSITIVE
 Pending = tuple[Any, Any]
 
 
-def candidates(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Tensors and numbers of floating point at positions; ``2.0`` is the first of a list at 2."""
-    for position, value in enumerate(values):
-        if isinstance(value, (list, tuple)):
-            for inner, part in candidates(value):
-                yield f"{position}.{inner}", part
-        elif isinstance(value, float) or _is_floating(value):
-            yield str(position), value
-
-
-def is_on_host(value: Any) -> bool:
-    """Return True if asking for its numbers waits for no device."""
-    device = getattr(value, "device", None)
-    return getattr(device, "type", "cpu") == "cpu"
-
-
-def bits_of(value: Any, separate: bool = False) -> int:
-    """The bits of a tensor or number.
+class Probe:
+    """How tensors of a framework are looked at: here from a copy in main memory.
 
     Args:
-        value: What `candidates` gave.
-        separate: Look for infinities beside NaN, too, which costs more.
-
-    Raises:
-        Exception: The values cannot be looked at; frameworks raise what they like.
+        facts: What the driver tells of tensors.
     """
-    if isinstance(value, float):
-        return _bits(value, value)
-    if hasattr(value, "detach"):
-        values = _of_torch(value)
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+    def candidates(self, values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+        """Yield floating-point tensors and numbers; ``2.0`` is the first of a list at 2."""
+        for position, value in enumerate(values):
+            if isinstance(value, (list, tuple)):
+                for inner, part in self.candidates(value):
+                    yield f"{position}.{inner}", part
+            elif isinstance(value, float) or is_floating(self.facts, value):
+                yield str(position), value
+
+    def bits_of(self, value: Any, separate: bool = False) -> int:
+        """Return the bits of a tensor or number.
+
+        Args:
+            value: What `candidates` gave.
+            separate: Look for infinities beside NaN, too, which costs more.
+
+        Raises:
+            Exception: The values cannot be looked at; frameworks raise what they like.
+        """
+        return _bits(value, value) if isinstance(value, float) else self._look(value, separate)
+
+    def is_pending(self, value: Any, always: bool) -> bool:
+        """Return True for a tensor that is on a device, or for any if `always`.
+
+        Only of such a one `pending` gives numbers that stay where it is.
+        """
+        return False
+
+    def pending(self, value: Any) -> Pending:
+        """Return what `resolve` makes bits of: two numbers on the tensor's device, unawaited.
+
+        Raises:
+            Exception: The same.
+        """
+        if isinstance(value, float):
+            return value, value
+        raise NotImplementedError("values are looked at where they are read")
+
+    def _look(self, value: Any, separate: bool) -> int:
+        held = host(self.facts, value)
+        return _of_array(decoded(held.array, held.dtype), separate)
+
+
+class _TorchProbe(Probe):
+    """PyTorch's tensors, on their device."""
+
+    def is_pending(self, value: Any, always: bool) -> bool:
+        return self.facts.is_tensor(value) and (always or value.device.type != "cpu")
+
+    def pending(self, value: Any) -> Pending:
+        if isinstance(value, float):
+            return value, value
+        if value.device.type == "meta":
+            raise NotImplementedError("a tensor without values")
+        return _extremes(_real(value))
+
+    def _look(self, value: Any, separate: bool) -> int:
+        values = _real(value)
         # Sums are the fastest that NaN and infinity never vanish in; a finite one may overflow.
         if cmath.isfinite(values.sum(dtype=_wide(values)).item()):
             return 0
         low, high = _extremes(values)
         return _bits(low.item(), high.item()) | (separate and _infinities(values))
-    return _of_array(value, separate)
 
 
-def pending(value: Any) -> Pending:
-    """Return what `resolve` makes bits of: two numbers on the tensor's device, without waiting.
-
-    Raises:
-        Exception: The same.
-    """
-    if isinstance(value, float):
-        return value, value
-    if value.device.type == "meta":
-        raise NotImplementedError("a tensor without values")
-    return _extremes(_of_torch(value))
+def probe_of(context: OpContext) -> Probe:
+    """Return how the tensors of an operator are looked at."""
+    kind = _TorchProbe if context.namespace.startswith("pytorch/") else Probe
+    return kind(facts_of(context))
 
 
 def resolve(numbers: Sequence[Pending]) -> list[int]:
@@ -101,14 +136,7 @@ def _bits(low: float, high: float) -> int:
     return NEGATIVE * (low == -math.inf) | POSITIVE * (high == math.inf)
 
 
-def _is_floating(value: Any) -> bool:
-    if hasattr(value, "detach"):
-        return bool(value.is_floating_point() or value.is_complex())
-    dtype = getattr(value, "dtype", None)
-    return bool(getattr(dtype, "is_floating", False) or getattr(dtype, "is_complex", False))
-
-
-def _of_torch(value: Any) -> Any:
+def _real(value: Any) -> Any:
     import torch
 
     if value.layout is not torch.strided:
@@ -134,10 +162,9 @@ def _infinities(values: Any) -> int:
     return NEGATIVE * bool(values.isneginf().any()) | POSITIVE * bool(values.isposinf().any())
 
 
-def _of_array(value: Any, separate: bool) -> int:
+def _of_array(array: Any, separate: bool) -> int:
     import numpy
 
-    array = numpy.asarray(value)
     wide = numpy.float32 if array.itemsize <= 2 else None
     with numpy.errstate(all="ignore"):
         if cmath.isfinite(array.sum(dtype=wide)):

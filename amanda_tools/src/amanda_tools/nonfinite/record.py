@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from amanda_core import OpContext
+from amanda_core.facts import Facts
 from amanda_core.weak import Ref
 from amanda_tools.common.facts import OpFacts, key_of
+from amanda_tools.common.operators import is_eager
 from amanda_tools.common.statistics import statistics_of
 from amanda_tools.common.tensors import NotReadableError, host, numbers
-from amanda_tools.nonfinite.probe import Pending
+from amanda_tools.nonfinite.probe import Pending, probe_of
 from amanda_tools.nonfinite.result import Looked, Origin
 
-__all__ = ["Entered", "Execution", "Look", "Made", "Op", "looked", "union", "version_of", "weak"]
+__all__ = ["Entered", "Execution", "Look", "Made", "Op", "looked", "union", "weak"]
 
 
 class Op:
@@ -28,6 +30,7 @@ class Op:
         holder = context if context.forward is None else context.forward
         self.facts = OpFacts.of(holder)
         self.key = key_of(context)
+        self.probe = probe_of(context)
         self.of = of
         self.names = context.input_names if not of else ()
         self.allowed = False
@@ -40,7 +43,7 @@ class Op:
         # held one would change how it rounds.
         self.writes = self.writes or kind in ("AddN", "AccumulateNV2")
         self.reads_variable = kind in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-        self._eager = "/eager" in context.namespace
+        self._eager = is_eager(context.namespace)
         #: Thread -> the executions that it is in; graphs have all of theirs at 0.
         self._entered: dict[int, list[Entered]] = {}
 
@@ -104,9 +107,8 @@ class Made:
     version: int | None
     found: int | Pending
 
-    def is_still(self, value: Any) -> bool:
-        """Return True if the value, of which this is known, is as it was."""
-        version = version_of(value)
+    def is_still(self, version: int | None) -> bool:
+        """Return True if a tensor of this version now is as it was."""
         return version is not None and version == self.version
 
 
@@ -120,15 +122,6 @@ class Execution:
     outputs: list[Look]
 
 
-def version_of(value: Any) -> int | None:
-    """Return how often a tensor was written, None where nobody counts."""
-    try:
-        version: int | None = getattr(value, "_version", None)
-    except RuntimeError:  # Of tensors made in inference mode.
-        return None
-    return version
-
-
 def union(looks: Sequence[Look]) -> int:
     """The bits of several values, whose numbers have come."""
     bits = 0
@@ -140,10 +133,13 @@ def union(looks: Sequence[Look]) -> int:
 
 def weak(value: Any) -> Callable[[], Any]:
     """Return a function that returns a tensor while it lives, without keeping it alive."""
-    return (lambda: None) if isinstance(value, float) else Ref(value)
+    try:
+        return Ref(value)
+    except TypeError:
+        return lambda: None  # A number, of Python's or NumPy's.
 
 
-def looked(looks: Sequence[Look]) -> list[Looked]:
+def looked(facts: Facts, looks: Sequence[Look]) -> list[Looked]:
     """The tensors looked at closely: those that still live and are what they were."""
     import numpy
 
@@ -153,7 +149,7 @@ def looked(looks: Sequence[Look]) -> list[Looked]:
         if tensor is None:
             continue
         try:
-            values = host(tensor)
+            values = host(facts, tensor)
         except NotReadableError:
             continue
         wrong = numpy.argwhere(~numpy.isfinite(numbers(values.array, values.dtype)))

@@ -100,6 +100,7 @@ class NonFiniteResult:
         passed_on: Those that gave what is not finite because an input was not.
         allowed: Those that gave it and may.
         unchecked: Why tensors were not looked at -> how many.
+        notes: Where nothing was looked at, and why.
         tool_seconds: Time that looking took.
         wall_seconds: Time from the first operator to the last.
     """
@@ -111,6 +112,7 @@ class NonFiniteResult:
     unchecked: dict[str, int] = field(default_factory=dict)
     tool_seconds: float = 0.0
     wall_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def first(self) -> Fault | None:
@@ -150,7 +152,8 @@ class NonFiniteResult:
         if self.unchecked:
             text += f"; {counted(sum(self.unchecked.values()), 'tensor')} not checked: "
             text += ", ".join(sorted(self.unchecked))
-        return "; ".join([text, *shares("looking", self.tool_seconds, self.wall_seconds)])
+        parts = [text, *shares("looking", self.tool_seconds, self.wall_seconds)]
+        return "; ".join([*parts, *self.notes])
 
     def to_json(self) -> str:
         """All of it."""

@@ -6,28 +6,23 @@ Owns which operators are looked at and who is to blame. How a tensor is looked a
 
 from __future__ import annotations
 
-import threading
 import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from amanda_core import OpContext, Tool
+from amanda_core import OpContext
 from amanda_core.errors import AmandaWarning
 from amanda_core.selection import select
 from amanda_core.vocabulary import backward_word
 from amanda_core.weak import Known, Witness, add_holder
-from amanda_tools.common.clock import Clock
 from amanda_tools.common.facts import REARRANGING
+from amanda_tools.common.operators import OperatorTool
 from amanda_tools.common.tensors import need_numpy
 from amanda_tools.nonfinite.probe import (
     INF,
     NAN,
     Pending,
-    bits_of,
-    candidates,
-    is_on_host,
-    pending,
     resolve,
 )
 from amanda_tools.nonfinite.record import (
@@ -38,7 +33,6 @@ from amanda_tools.nonfinite.record import (
     Op,
     looked,
     union,
-    version_of,
     weak,
 )
 from amanda_tools.nonfinite.result import Fault, NonFiniteResult, Origin
@@ -69,7 +63,7 @@ class NonFiniteError(FloatingPointError):
         return type(self), (self.fault,)
 
 
-class NonFinite(Tool):
+class NonFinite(OperatorTool[Op]):
     """Finds the operators whose results are not finite though their inputs are.
 
     Args:
@@ -102,7 +96,7 @@ class NonFinite(Tool):
         wait: Literal["auto", "op", "step"] = "auto",
         everything: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(everything)
         if what not in ("both", "nan", "inf"):
             raise ValueError(f"what must be both, nan or inf, and is {what!r}")
         if action not in ("report", "warn", "raise"):
@@ -116,7 +110,6 @@ class NonFinite(Tool):
         self.action = action
         self.every = every
         self.wait = wait
-        self.everything = everything
         self._counts = {"both": NAN | INF, "nan": NAN, "inf": INF}[what]
         self._allowed = [select(op=allow_ops)] if allow_ops else []
         self._allowed += [select(module=allow_modules)] if allow_modules else []
@@ -126,14 +119,11 @@ class NonFinite(Tool):
         #: id -> a tensor that an operator made and that may be not finite.
         self._made: Known[Made] = Known()
         add_holder(self)
-        self._ops: weakref.WeakSet[Op] = weakref.WeakSet()
+        self._live: weakref.WeakSet[Op] = weakref.WeakSet()
         self._step = 0
         self._looks = True
         #: Whether there was a NaN in this step before.
         self._seen = False
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.RLock()
-        self._clock = Clock()
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_step(self.begin, self.end)
         if backward:
@@ -141,12 +131,12 @@ class NonFinite(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Check the results of an op."""
-        if context.zone != "model" and not self.everything:
+        if not self.is_wanted(context):
             return
         if context["type"] in REARRANGING:
             return  # Nothing arises there.
         op = Op(context)
-        self._ops.add(op)
+        self._live.add(op)
         # What has no values yet has any.
         op.allowed = context["type"] == "empty" or any(test(context) for test in self._allowed)
         context.insert_before_op(self.enter, observe=True, op=op)
@@ -154,12 +144,12 @@ class NonFinite(Tool):
 
     def analyse_backward(self, context: OpContext) -> None:
         """Check the gradients of a backward op."""
-        if context.zone != "model" and not self.everything:
+        if not self.is_wanted(context):
             return
         if context["backward_type"] in ("accumulate_grad", *_MOVED):
             return
         op = Op(context, of=context.op_type)
-        self._ops.add(op)
+        self._live.add(op)
         holder = context if context.forward is None else context.forward
         op.allowed = any(test(holder) for test in self._allowed)
         context.insert_before_backward_op(self.enter, observe=True, op=op)
@@ -170,7 +160,7 @@ class NonFinite(Tool):
         with self._lock:
             self._step, self._seen = step, False
             self._looks = step % self.every == 0
-            for op in self._ops:
+            for op in self._live:
                 op.forget()
 
     def end(self, step: int) -> None:
@@ -183,7 +173,7 @@ class NonFinite(Tool):
         if not self._looks:
             return
         with self._clock:
-            waits = self._waits(inputs)
+            waits = self._waits(inputs, op)
             # An op that writes its input is asked about it before.
             looks = self._probed(inputs, op, waits) if op.writes or waits else None
             op.enter(Entered(inputs if looks is None else (), looks, waits))
@@ -198,15 +188,16 @@ class NonFinite(Tool):
                 self._unchecked(f"{op.facts.type} began in another step")
                 return
             self._result.checked += 1
-            waits = self._waits(outputs)
+            waits = self._waits(outputs, op)
             waiting = waits or entered.waits
-            if not waiting and not any(self._bits(value, op) for _, value in candidates(outputs)):
+            found = (self._bits(value, op) for _, value in op.probe.candidates(outputs))
+            if not waiting and not any(found):
                 return
             if entered.looks is None:
                 entered.looks = self._probed(entered.inputs, op, False)
             looks = self._probed(outputs, op, waits)
             execution = Execution(op, self._step, entered.looks, looks)
-            self._note(looks)
+            self._note(looks, op)
             if not waiting:
                 self._judge(execution)
                 return
@@ -220,6 +211,7 @@ class NonFinite(Tool):
             self._look(raises=False)
             found = NonFiniteResult(**vars(self._result))
             found.unchecked = dict(found.unchecked)
+            found.notes = list(self._notes)
             found.faults = [Fault(**vars(fault)) for fault in self._faults.values()]
             found.tool_seconds = self._clock.spent / 1e9
             found.wall_seconds = self._clock.wall / 1e9
@@ -229,19 +221,19 @@ class NonFinite(Tool):
     def _at_once(self) -> bool:
         return self.wait == "op" or (self.wait == "auto" and self.action == "raise")
 
-    def _waits(self, values: Sequence[Any]) -> bool:
+    def _waits(self, values: Sequence[Any], op: Op) -> bool:
         """Return True if results stay where they are until the end of the step."""
         for value in values:
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
-            if hasattr(value, "detach") and (self.wait == "step" or not is_on_host(value)):
+            if op.probe.is_pending(value, self.wait == "step"):
                 return True
         return False
 
     def _bits(self, value: Any, op: Op) -> int:
         """The bits of a value that count."""
         try:
-            return bits_of(value, self.what == "inf") & self._counts
+            return op.probe.bits_of(value, self.what == "inf") & self._counts
         except Exception as error:  # Tensors of somebody's own class raise what they like.
             self._unchecked(f"{type(error).__name__} at {op.facts.type}")
             return 0
@@ -252,9 +244,9 @@ class NonFinite(Tool):
 
     def _probed(self, values: Sequence[Any], op: Op, waits: bool) -> list[Look]:
         looks = []
-        for position, value in candidates(values):
+        for position, value in op.probe.candidates(values):
             made = self._made.get(value)
-            known = made is not None and made.is_still(value)
+            known = made is not None and made.is_still(op.probe.facts.version(value))
             found: int | Pending
             if not waits:
                 found = self._bits(value, op)
@@ -262,31 +254,28 @@ class NonFinite(Tool):
                 found = made.found
             else:
                 try:
-                    found = pending(value)
+                    found = op.probe.pending(value)
                 except Exception as error:
                     self._unchecked(f"{type(error).__name__} at {op.facts.type}")
                     continue
-            looks.append(Look(position, found, self._origin(value), weak(value)))
+            looks.append(Look(position, found, self._origin(value, op), weak(value)))
         return looks
 
-    def _origin(self, value: Any) -> Origin | None:
+    def _origin(self, value: Any, op: Op) -> Origin | None:
         """Where a value came from, None if an operator made it."""
         if isinstance(value, float):
             return "constant"
         made = self._made.get(value)
         if made is not None:
             return None
-        # Whether a view is a leaf is not asked: PyTorch rebuilds its node for that, or raises.
-        if getattr(value, "_base", None) is None and getattr(value, "requires_grad", False):
-            return "parameter" if value.is_leaf else "data"
-        return "data"
+        return "parameter" if op.probe.facts.wants_gradient(value) else "data"
 
-    def _note(self, looks: Sequence[Look]) -> None:
+    def _note(self, looks: Sequence[Look], op: Op) -> None:
         """Remember that operators made these."""
         for look in looks:
             value = look.tensor()
             if value is not None:
-                self._made.set(value, Made(version_of(value), look.found))
+                self._made.set(value, Made(op.probe.facts.version(value), look.found))
 
     def let_go(self, kind: type, witness: Witness) -> None:
         """Refer to no parameter and no data while no tool is applied; see `amanda_core.weak`."""
@@ -353,8 +342,8 @@ class NonFinite(Tool):
             )
         fault.calls += 1
         if not fault.outputs:
-            fault.outputs = looked(execution.outputs)
-            fault.inputs = looked(execution.inputs)
+            fault.outputs = looked(op.probe.facts, execution.outputs)
+            fault.inputs = looked(op.probe.facts, execution.inputs)
         if raises and self.action == "raise":
             raise NonFiniteError(fault)
         if new and self.action == "warn":

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from amanda_core.facts import Facts
 from amanda_tools.common.sizes import type_of
+from amanda_tools.common.tensors import UNKNOWN
 from amanda_tools.graph.model import Graph, Op
 from amanda_tools.rewriting.patterns import Place, Site
 from amanda_tools.rewriting.result import Rewritten
@@ -22,6 +24,8 @@ class Match:
 
     def __init__(self, rule: Rule, graph: Graph, site: Site) -> None:
         self.rule, self.graph = rule, graph
+        #: Whether operators may give stand-ins.
+        self.is_torch = graph.namespace.startswith("pytorch/")
         names = [op.name for op in site.ops.values()]
         self.report = Rewritten(rule.name, site.tail.name, site.tail.source, names[::-1])
         #: Why it is rewritten no longer.
@@ -56,6 +60,8 @@ class Role:
         ]
         self.names: Sequence[str] = ()
         self.attrs: Mapping[str, Any] = {}
+        #: What the driver tells of tensors.
+        self.facts: Facts = UNKNOWN
         #: In a graph: its constant inputs, and the places of the others, which it hands on.
         self.constants: dict[Place, Any] = {}
         self.carried: list[Place] = []
@@ -98,9 +104,9 @@ def flat(values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def kind_of(inputs: Sequence[Any]) -> Any:
+def kind_of(facts: Facts, inputs: Sequence[Any]) -> Any:
     """Return what the shape of an operator's output follows from."""
-    return tuple(type_of(value) or repr(value) for value in flat(inputs))
+    return tuple(type_of(facts, value) or repr(value) for value in flat(inputs))
 
 
 def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
@@ -111,7 +117,7 @@ def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> A
         like: Shape and dtype.
 
     Returns:
-        The tensor; None where there can be none, as for whole numbers and outside of PyTorch.
+        The tensor, of PyTorch; None where there can be none, as for whole numbers.
     """
     shape, dtype = like
     first = next((value for value in flat(inputs) if hasattr(value, "new_full")), None)

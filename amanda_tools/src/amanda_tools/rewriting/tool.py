@@ -1,7 +1,7 @@
 """`Rewrite`: subgraphs of a program replaced by other computations.
 
 Owns when a match is rewritten and when it falls back. Patterns are `patterns`', what stands in
-for them `rules`', the graph `tracing`'s. Imports no framework.
+for them `rules`', the graph `tracing`'s.
 A little over 400 lines: one class.
 """
 
@@ -17,7 +17,8 @@ from amanda_core.selection import select
 from amanda_core.threads import original as op_itself
 from amanda_core.weak import Ref
 from amanda_tools.common.clock import Clock
-from amanda_tools.common.sizes import is_tensor
+from amanda_tools.common.operators import is_eager
+from amanda_tools.common.tensors import facts_of
 from amanda_tools.graph.model import Graph
 from amanda_tools.graph.tracing import GraphTracing
 from amanda_tools.rewriting import graphs
@@ -121,14 +122,14 @@ class Rewrite(Tool):
                 self._known.add(key)
                 self._met = True
             role = self._roles.get(key)
-            is_eager = "/eager" in context.namespace
-            if not is_eager:
+            if not is_eager(context.namespace):
                 self._rewrite_node(context, key, role)
             elif role is not None and context.recomputed:
                 # What it is to be the same as has run before there was a match.
                 role.match.refuse("a checkpoint runs it again")
             elif role is not None:
                 role.names, role.attrs = context.input_names, dict(context.attrs)
+                role.facts = facts_of(context)
                 context.replace_op(self.finish if role.is_tail else self.defer, role=role)
             elif self._roles and self.interior == "skip":
                 self._use(context.get_inputs() or (), context.name)
@@ -143,12 +144,12 @@ class Rewrite(Tool):
         """Return what an operator inside a match gives: a placeholder if nothing changed."""
         original = _original()
         with self._clock, self._lock:
-            match, kind = role.match, kind_of(inputs)
+            match, kind = role.match, kind_of(role.facts, inputs)
             missing = self._missing(inputs, role)
             shape = role.outputs.get(kind)
             taken = Taken(role.op.word or role.op.type, inputs, role.names, role.attrs, original)
             if match.off is None and missing is None and self.interior == "skip" and shape:
-                stand_in = stand_in_like(inputs, shape)
+                stand_in = stand_in_like(inputs, shape) if match.is_torch else None
                 if stand_in is not None:
                     self._keep(stand_in, Inside(role, taken, deferred=True))
                     return stand_in
@@ -158,7 +159,8 @@ class Rewrite(Tool):
             result = original(inputs)
             value = result[0] if isinstance(result, (list, tuple)) else result
             if missing is None:
-                role.outputs[kind] = (tuple(value.shape), value.dtype)
+                if match.is_torch:
+                    role.outputs[kind] = (tuple(value.shape), value.dtype)
                 self._keep(value, Inside(role, taken, deferred=False))
             return result
 
@@ -240,7 +242,7 @@ class Rewrite(Tool):
             ops[one.name] = at
             for name, place in one.inputs:
                 value = value_at(at.inputs, place)
-                if inputs.setdefault(name, value) is not value and is_tensor(value):
+                if inputs.setdefault(name, value) is not value and one.facts.is_tensor(value):
                     return f"{name} is not one value"
             for place, index in one.links.items():
                 inside = self._from(value_at(at.inputs, place), one, index)
@@ -326,7 +328,7 @@ class Rewrite(Tool):
                     match = self._matches[key] = Match(rule, graph, site)
                     report = match.report
                     report.refused = site.refusal(graph) or self._taken(graph, site)
-                    if report.refused is None and "/eager" not in graph.namespace:
+                    if report.refused is None and not is_eager(graph.namespace):
                         report.refused = graphs.prepare(match, self._constants_in(graph))
                     if report.refused is None:
                         found = True

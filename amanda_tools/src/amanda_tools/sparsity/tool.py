@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from amanda_core import OpContext, Tool
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.facts import OpFacts, key_of
-from amanda_tools.common.sizes import size_of
+from amanda_core import OpContext
+from amanda_core.facts import Facts, NotReadableError
+from amanda_tools.common.facts import OpFacts
+from amanda_tools.common.operators import OperatorTool, is_eager
+from amanda_tools.common.sizes import dtype_of, size_of
+from amanda_tools.common.tensors import facts_of
 from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
 from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
 from amanda_tools.sparsity.zeros import (
@@ -26,6 +28,7 @@ from amanda_tools.sparsity.zeros import (
     count,
     order_of,
     order_of_weight,
+    readable,
 )
 
 __all__ = ["Sparsity"]
@@ -36,7 +39,7 @@ _PRODUCTS = frozenset(word for word in MATMUL if word.startswith(("conv", "linea
 _LAST = frozenset({"attention", "embedding", "layer_norm", "linear", "matmul", "rms_norm"})
 
 
-class Sparsity(Tool):
+class Sparsity(OperatorTool["_Op"]):
     """Measures zeros in inputs, weights and outputs of operators, over all executions.
 
     Operators that only move values are left out. The numbers stay in the tensor's framework and on
@@ -65,7 +68,7 @@ class Sparsity(Tool):
         channels: Literal["auto", "first", "last"] = "auto",
         everything: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(everything)
         if not limit >= 0:
             raise ValueError(f"limit must not be negative, and is {limit}")
         if block < 1:
@@ -76,12 +79,6 @@ class Sparsity(Tool):
         self.block = block
         self.gradients = gradients
         self.channels = channels
-        self.everything = everything
-        self._ops: dict[tuple[object, ...], _Op] = {}
-        self._problems: dict[str, None] = {}
-        # Graphs run routines on threads of the framework's.
-        self._lock = threading.Lock()
-        self._clock = Clock()
         self.add_inst_for_op(self.analyse)
         if gradients:
             self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
@@ -89,12 +86,12 @@ class Sparsity(Tool):
     def analyse(self, context: OpContext) -> None:
         """Measure the tensors of an op."""
         word = context["type"]
-        if word in FREE or (context.zone != "model" and not self.everything):
+        if word in FREE or not self.is_wanted(context):
             return
         with self._clock:
-            op = self._op_of(context)
+            op = self.account_of(context, lambda: _Op(context, self.channels))
             values = context.get_inputs() or ()
-            positions = [p for p, value in enumerate(values) if _is_floating(value)]
+            positions = [p for p, value in enumerate(values) if _is_real(op.facts, value)]
             if positions:
                 context.insert_before_op(
                     self.enter, observe=True, inputs=positions, op=op, positions=positions
@@ -103,11 +100,11 @@ class Sparsity(Tool):
 
     def analyse_outputs(self, context: OpContext) -> None:
         """Measure the gradients of an op's outputs."""
-        op = self._ops.get(key_of(context))
+        op = self.known(context)
         if op is None:
             return
         for position, value in enumerate(context.get_outputs() or ()):
-            if _is_floating(value):
+            if _is_real(op.facts, value):
                 # One by one, as they need not arrive together; others have none.
                 context.insert_before_backward_op(
                     self.arrive, observe=True, grad_outputs=[position], op=op, position=position
@@ -121,7 +118,7 @@ class Sparsity(Tool):
                 counts = self._measure(op, ("input", position), value)
                 if counts is not None:
                     given[position] = counts
-            sizes = _sizes(op.formula.inputs, positions, inputs) if op.formula else None
+            sizes = op.sizes(positions, inputs)
             op.entered[threading.get_ident() if op.eager else 0] = (given, sizes)
 
     def leave(self, *outputs: Any, op: _Op) -> None:
@@ -150,34 +147,28 @@ class Sparsity(Tool):
                 self.block,
                 tensors,
                 products,
-                list(self._problems),
+                list(self._notes),
                 self._clock.spent / 1e9,
                 self._clock.wall / 1e9,
             )
-
-    def _op_of(self, context: OpContext) -> _Op:
-        key = key_of(context)
-        with self._lock:
-            if key not in self._ops:
-                self._ops[key] = _Op(context, self.channels)
-            return self._ops[key]
 
     def _measure(self, op: _Op, which: tuple[str, int], value: Any) -> Counts | None:
         if isinstance(value, (list, tuple)):
             for item in value:
                 self._measure(op, which, item)
             return None
-        arrays = arrays_of(value)
-        if isinstance(arrays, str):
-            self._problems.setdefault(f"not measured: {arrays}")
+        try:
+            value = readable(op.facts, op.arrays, value)
+        except NotReadableError as problem:
+            self._notes.setdefault(f"not measured: {problem}")
             return None
-        if arrays is None or not all(int(length) for length in value.shape):
+        if value is None or not all(int(length) for length in value.shape):
             return None
         tensor = op.tensors.get(which)
         if tensor is None:
-            tensor = op.tensors[which] = _Tensor(op.new_tensor(*which), arrays)
+            tensor = op.tensors[which] = _Tensor(op.new_tensor(*which), op.arrays)
         order = op.order(which, len(value.shape))
-        counts = count(arrays, value, order, self.block, self.limit)
+        counts = count(op.arrays, value, order, self.block, self.limit)
         tensor.add(counts, value.shape)
         return counts
 
@@ -188,14 +179,13 @@ class Sparsity(Tool):
         if left is None or right is None or op.formula is None:
             return
         try:
-            macs = op.formula.count(sizes, tuple(size_of(output) for output in outputs))
+            macs = op.formula.count(sizes, tuple(size_of(op.facts, output) for output in outputs))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # Shapes that the formula is not made for. Measuring never stops a program.
-            self._problems.setdefault(f"MACs of {op.facts.name} are not known: {error}"[:200])
+            self._notes.setdefault(f"MACs of {op.about.name} are not known: {error}"[:200])
             return
         if op.product is None:
-            facts = Product(**vars(op.facts))
-            op.product = _Product(facts, op.tensors["input", op.operands[0]].arrays, op.even)
+            op.product = _Product(Product(**vars(op.about)), op.arrays, op.even)
         op.product.add(left, right, macs)
 
 
@@ -282,10 +272,13 @@ class _Op:
     """
 
     def __init__(self, context: OpContext, channels: str) -> None:
-        self.facts = OpFacts.of(context)
+        self.about = OpFacts.of(context)
+        #: What the driver tells of tensors, and what counts in them.
+        self.facts = facts_of(context)
+        self.arrays = arrays_of(context.namespace)
         self.tensors: dict[tuple[str, int], _Tensor] = {}
         self.product: _Product | None = None
-        self.eager = "/eager" in context.namespace
+        self.eager = is_eager(context.namespace)
         #: Thread -> counts by position, and sizes, of the inputs of the execution that it is in.
         self.entered: dict[int, tuple[dict[int, Counts], Sequence[Any] | None]] = {}
         word, roles = context["type"], context.get("input_roles", ())
@@ -317,8 +310,18 @@ class _Op:
             return order_of_weight(layout)
         first = self._channels == "first"
         if self._channels == "auto":
-            first = self.facts.namespace.startswith("pytorch/") and rank in (4, 5)
+            first = self.about.namespace.startswith("pytorch/") and rank in (4, 5)
         return order_of(rank, self._layout, first)
+
+    def sizes(self, positions: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return the sizes that the formula wants, None if one is missing or there is none."""
+        if self.formula is None:
+            return None
+        given = dict(zip(positions, values, strict=True))
+        try:
+            return tuple(size_of(self.facts, given[place]) for place in self.formula.inputs)
+        except (KeyError, ValueError):
+            return None
 
     def new_tensor(self, kind: str, position: int) -> MeasuredTensor:
         """The facts of a tensor that is seen for the first time."""
@@ -327,21 +330,10 @@ class _Op:
             name = self._names[position]
         if kind == "input" and position == self._right and self._is_weight:
             kind = "weight"
-        return MeasuredTensor(**vars(self.facts), kind=kind, tensor=name, shape=[])
+        return MeasuredTensor(**vars(self.about), kind=kind, tensor=name, shape=[])
 
 
-def _is_floating(value: Any) -> bool:
+def _is_real(facts: Facts, value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(_is_floating(item) for item in value)
-    return "float" in str(getattr(value, "dtype", ""))
-
-
-def _sizes(
-    wanted: Sequence[int], positions: Sequence[int], values: Sequence[Any]
-) -> tuple[Any, ...] | None:
-    """Sizes of the values at the positions that a formula wants, None if one is missing."""
-    given = dict(zip(positions, values, strict=True))
-    try:
-        return tuple(size_of(given[position]) for position in wanted)
-    except (KeyError, ValueError):
-        return None
+        return any(_is_real(facts, item) for item in value)
+    return "float" in dtype_of(facts, value)

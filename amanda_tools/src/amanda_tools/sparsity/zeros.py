@@ -1,7 +1,8 @@
-"""Counting zeros of tensors in their own framework: elements, channels, blocks, groups of four.
+"""Counting zeros of tensors: elements, channels, blocks, groups of four.
 
-Owns the counting and the order of axes in which it is done, the same for each layout. Nothing but
-the final numbers leaves the tensor's device. Imports the frameworks late.
+Owns the counting and the order of axes in which it is done, the same for each layout. With PyTorch
+and TensorFlow it is done by their own operators, and nothing but the final numbers leaves the
+tensor's device; with other frameworks on copies in main memory.
 """
 
 from __future__ import annotations
@@ -10,9 +11,19 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from amanda_tools.common.sizes import has_storage, is_wrapper
+from amanda_core.facts import DENSE, Facts, NotReadableError
+from amanda_tools.common.tensors import host, numbers
 
-__all__ = ["Arrays", "Counts", "Order", "arrays_of", "count", "order_of", "order_of_weight"]
+__all__ = [
+    "Arrays",
+    "Counts",
+    "Order",
+    "arrays_of",
+    "count",
+    "order_of",
+    "order_of_weight",
+    "readable",
+]
 
 #: What the counts of `Counts.numbers` are, in order.
 NUMBERS = ("zeros", "small", "zero_channels", "zero_blocks", "compliant")
@@ -182,27 +193,31 @@ class _Numpy:
         return found
 
 
-_TORCH, _TENSORFLOW, _NUMPY = _Torch(), _TensorFlow(), _Numpy()
+#: Framework -> what counts in its own tensors.
+_OWN: dict[str, Arrays] = {"pytorch": _Torch(), "tensorflow": _TensorFlow()}
+_NUMPY: Arrays = _Numpy()
 
 
-def arrays_of(x: Any) -> Arrays | str | None:
-    """Return what counts in a tensor; None if it has no real numbers, or why it cannot be read."""
-    if "float" not in str(getattr(x, "dtype", "")):
+def arrays_of(namespace: str) -> Arrays:
+    """Return what counts in the tensors that `readable` gives in a namespace."""
+    return _OWN.get(namespace.partition("/")[0], _NUMPY)
+
+
+def readable(facts: Facts, arrays: Arrays, x: Any) -> Any:
+    """Return a floating-point tensor as `arrays` counts in it; None for any other value.
+
+    Raises:
+        NotReadableError: Its elements cannot be counted.
+    """
+    if not facts.is_tensor(x) or "float" not in facts.dtype(x):
         return None
-    packages = {kind.__module__.partition(".")[0] for kind in type(x).__mro__}
-    if "torch" in packages:
-        if x.is_nested or str(x.layout) != "torch.strided" or x.is_quantized:
-            return f"{type(x).__name__} of {x.layout} is not dense"
-        if is_wrapper(x):
-            return f"the values of a {type(x).__name__} are in other tensors"
-        if not has_storage(x):
-            return "a tensor without a storage, as vectorised gradients are"
-        return _TORCH if x.device.type != "meta" else "a tensor without data"
-    if "numpy" in packages:
-        return _NUMPY
-    if "tensorflow" in packages:
-        return _TENSORFLOW if hasattr(x, "numpy") else f"{type(x).__name__} is not dense"
-    return f"nothing counts in a {type(x).__module__}.{type(x).__name__}"
+    layout = facts.layout(x)
+    if layout != DENSE:
+        raise NotReadableError(f"a {type(x).__name__} that is not dense: {layout}")
+    if arrays is not _NUMPY:
+        return x
+    held = host(facts, x)
+    return numbers(held.array, held.dtype)
 
 
 class Order(NamedTuple):

@@ -93,7 +93,7 @@ def test_the_memory_of_a_tensor(rig: Rig) -> None:
 
 @needs("facts")
 def test_writes_views_and_parameters(rig: Rig) -> None:
-    """`version`, `base` and `is_parameter` have defaults, for a framework that has none."""
+    """`version`, `base` and the like have defaults, for a framework that has none of it."""
 
     def look(facts: Facts, value: Any) -> Any:
         version = facts.version(value)
