@@ -18,6 +18,7 @@ from amanda_core.config import factories, from_flags
 from amanda_core.containment import described, warn
 from amanda_core.driver import DriverStatus
 from amanda_core.errors import AmandaError, AmandaWarning, BrokenToolError, DriverError
+from amanda_core.preflight import preflight
 from amanda_core.testing import toy
 from amanda_core.testing.toy_driver import ToyAttachment, ToyDriver
 
@@ -257,7 +258,7 @@ def test_findings_of_another_form_are_a_finding(installed: Installed, answer: An
         def amanda_preflight(self) -> Any:
             return answer
 
-    (found,) = discovery.preflight(discovery.register(Odd(), "toy"))
+    (found,) = preflight(discovery.register(Odd(), "toy"))
     assert (found.severity, found.fix.split(",")[0]) == ("error", "Correct its amanda_preflight")
 
 

@@ -28,6 +28,7 @@ from amanda_core import (
 )
 from amanda_core.cli import drivers as drivers_command
 from amanda_core.errors import AmandaWarning, DriverError, MissingDriverError, UnsupportedError
+from amanda_core.preflight import preflight
 from amanda_core.testing import toy
 from amanda_core.testing.toy_driver import ToyDriver
 
@@ -170,7 +171,7 @@ def test_a_driver_whose_framework_is_not_loaded_does_not_attach() -> None:
 def test_each_driver_is_asked_for_its_own_preflight() -> None:
     discovery.register(ToyDriver("one"), "one")
     discovery.register(ToyDriver("two"), "two")
-    found = [discovery.preflight(driver) for driver in discovery.drivers()]
+    found = [preflight(driver) for driver in discovery.drivers()]
     assert [finding.severity for findings in found for finding in findings] == ["info", "info"]
 
 
@@ -230,7 +231,7 @@ def use_every_hook(name: str) -> None:
     """Do what calls every hook of a driver."""
     discovery.announce()
     found = discovery.driver(name)
-    assert [finding.message for finding in discovery.preflight(found)] == [f"Of {found.info.name}"]
+    assert [finding.message for finding in preflight(found)] == [f"Of {found.info.name}"]
     status = drivers_command._status(found)
     assert status is not None
     assert status.version == "1.2.3"
@@ -278,7 +279,7 @@ def test_what_a_wrapper_returns_stands_for_the_drivers_answer(installed: Install
 
     discovery.register(Everything(), "toy")
     discovery.register_plugin(Louder(), "louder")
-    found = discovery.preflight(discovery.driver("toy"))
+    found = preflight(discovery.driver("toy"))
     assert [finding.message for finding in found] == ["Of toy", "Also this"]
 
 

@@ -15,6 +15,7 @@ from amanda_core.config import factories, from_environment, from_flags, load
 from amanda_core.config.settings import Layer
 from amanda_core.errors import BrokenToolError, ConfigError, MissingDriverError, UnknownToolError
 from amanda_core.installed import canonical
+from amanda_core.preflight import preflight
 from amanda_core.testing.toy_driver import ToyDriver
 
 from .conftest import Installed
@@ -235,7 +236,7 @@ def test_what_is_blocked_later_is_not_called_any_more(installed: Installed) -> N
     assert [found.info.name for found in discovery.drivers()] == ["toy", "other"]
     discovery.block(["watching", "other"], "--disable-plugins")
     assert [found.info.name for found in discovery.drivers()] == ["toy"]
-    discovery.preflight(discovery.driver("toy"))
+    preflight(discovery.driver("toy"))
     assert log == []
     with pytest.raises(MissingDriverError, match="'other' is blocked by --disable-plugins"):
         discovery.driver("other")

@@ -19,7 +19,7 @@ from amanda_core import hookspecs, plugin_answers
 from amanda_core.action import Action, IPoint
 from amanda_core.containment import contain, described, warn
 from amanda_core.context import OpContext
-from amanda_core.driver import DriverInfo, Finding
+from amanda_core.driver import DriverInfo
 from amanda_core.errors import DriverError, MissingDriverError
 from amanda_core.installed import (
     DRIVER_GROUP,
@@ -266,50 +266,13 @@ def driver_of(found: Installed) -> Driver:
     return known
 
 
-def preflight(found: Driver) -> list[Finding]:
-    """Return what a driver finds in this environment; that it fails to look is a finding itself."""
-    try:
-        return plugin_answers.findings(found.call("amanda_preflight"))
-    except BaseException as error:
-        contain(error)
-        message = f"Its preflight failed: {described(error)}"
-        return [Finding("error", message, "Reinstall or upgrade it")]
-
-
 def announce() -> None:
     """Tell the drivers that want to know it of frameworks that are loaded, now or later."""
     waiting = [d for d in drivers() if d.has("amanda_framework_imported")]
-    for found in tuple(waiting):
-        if any(module in sys.modules for module in found.info.modules):
-            waiting.remove(found)
-            _announce(found)
-    if not waiting:
-        return
-    from amanda_core.imports import ImportWatcher
+    if waiting:
+        from amanda_core.announcing import announce_to
 
-    def imported(module: str) -> None:
-        for found in tuple(waiting):
-            if module in found.info.modules:
-                waiting.remove(found)
-                _announce(found)
-        if not waiting:
-            watcher.stop()
-
-    watcher = ImportWatcher([name for d in waiting for name in d.info.modules], imported)
-    watcher.start()
-
-
-def _announce(found: Driver) -> None:
-    try:
-        found.call("amanda_framework_imported")
-    except BaseException as error:
-        contain(error)
-        # What it could not prepare it will have to refuse; importing must not fail for it.
-        warn(
-            f"Driver {found.info.name!r} of {found.distribution} could not prepare itself: "
-            f"{described(error)}",
-            stacklevel=2,
-        )
+        announce_to(waiting)
 
 
 def require_any() -> None:

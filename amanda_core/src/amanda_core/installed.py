@@ -14,7 +14,7 @@ from typing import Any
 
 import importlib_metadata
 
-from amanda_core.containment import contain, described, warn
+from amanda_core.containment import contain
 from amanda_core.terminal import printable
 
 __all__ = [
@@ -26,10 +26,8 @@ __all__ = [
     "block",
     "blocked_names",
     "canonical",
-    "distribution_names",
     "installed",
     "split_names",
-    "unreadable",
 ]
 
 DRIVER_GROUP = "amanda.drivers"
@@ -40,7 +38,6 @@ TOOL_GROUP = "amanda.tools"
 BLOCKING = "AMANDA_DISABLE_PLUGINS"
 #: Names blocked in this process -> the flag, or the line of a configuration, that blocks them.
 _blocked: dict[str, str] = {}
-_warned = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,67 +109,15 @@ def installed(group: str) -> tuple[Installed, ...]:
     return tuple(found)
 
 
-def distribution_names() -> frozenset[str]:
-    """Return the canonical names of all installed distributions that have a readable one."""
-    found = set()
-    for distribution in importlib_metadata.distributions():
-        try:
-            found.add(canonical(distribution.name))
-        except BaseException as error:  # Such as None, or whatever damaged metadata raises.
-            contain(error)
-    return frozenset(found)
-
-
-def unreadable() -> tuple[str, ...]:
-    """The distributions whose entry points cannot be read, each by name or place, and why."""
-    found = []
-    for distribution in importlib_metadata.distributions():
-        try:
-            list(distribution.entry_points)
-        except BaseException as error:
-            contain(error)
-            found.append(f"{_place(distribution)}: {described(error)}")
-    return tuple(found)
-
-
 def _points(group: str) -> Iterable[Any]:
     try:
         return importlib_metadata.entry_points(group=group)
     except BaseException as error:
         contain(error)
         # One distribution with a damaged entry_points.txt hides those of all others.
-        return _of_readable(group)
+        from amanda_core.damaged import readable_points
 
-
-def _of_readable(group: str) -> list[Any]:
-    global _warned
-    found: list[Any] = []
-    seen: set[str] = set()
-    for distribution in importlib_metadata.distributions():
-        try:
-            name = _place(distribution)
-            if name not in seen:  # The first on the path is the one that is imported.
-                seen.add(name)
-                found += distribution.entry_points.select(group=group)
-        except BaseException as error:
-            contain(error)
-            if not _warned:
-                _warned = True
-                warn(
-                    f"Skipped: the entry points of {_place(distribution)} cannot be read "
-                    f"({described(error)}). Reinstall it",
-                    stacklevel=2,
-                )
-    return found
-
-
-def _place(distribution: Any) -> str:
-    try:
-        name = distribution.name
-    except BaseException as error:
-        contain(error)
-        name = None
-    return printable(name or getattr(distribution, "_path", "a distribution without a name"))
+        return readable_points(group)
 
 
 def _origin(point: Any) -> tuple[str, str]:

@@ -1,22 +1,21 @@
-"""What plugins answer, checked before anything relies on it.
+"""What plugins say of themselves, checked before anything relies on it.
 
-Owns the forms that `DriverInfo`, findings and a `DriverStatus` must have. Python checks no types,
-and an answer of another form would fail far from the plugin that gave it.
+Owns the form that a `DriverInfo` must have. Python checks no types, and an answer of another form
+would fail far from the plugin that gave it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from amanda_core.driver import DRIVER_API, DriverInfo, DriverStatus, Finding
+from amanda_core.driver import DRIVER_API, DriverInfo
 from amanda_core.errors import DriverError
 
-__all__ = ["TOGETHER", "check_info", "findings", "status"]
+__all__ = ["TOGETHER", "check_info"]
 
 #: What to do where a driver and the core do not fit.
 TOGETHER = "Install versions of amanda-core and of the driver that belong together"
-_SEVERITIES = ("info", "warning", "error")
 
 
 def check_info(info: Any, what: str) -> DriverInfo:
@@ -52,40 +51,8 @@ def check_info(info: Any, what: str) -> DriverInfo:
     return info
 
 
-def findings(answer: Any) -> list[Finding]:
-    """Return the findings of a driver; what is none is a finding about the driver."""
-    if answer is None:
-        return []
-    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
-        return [_no_finding(answer)]
-    return [found if _is_finding(found) else _no_finding(found) for found in answer]
-
-
-def status(answer: Any) -> DriverStatus | None:
-    """Return the status of a driver; None where it says none, or something else."""
-    if not isinstance(answer, DriverStatus):
-        return None
-    texts = (answer.interceptor, answer.why, "" if answer.version is None else answer.version)
-    return answer if all(isinstance(text, str) for text in texts) else None
-
-
 def _malformed(what: str, how: str) -> DriverError:
     return DriverError(f"{what} describes itself by {how}", fix="Correct its amanda_driver_info")
-
-
-def _no_finding(answer: Any) -> Finding:
-    kind = type(answer).__name__
-    message = f"Its preflight gives a {kind} that is no well-formed Finding"
-    return Finding("error", message, "Correct its amanda_preflight, or upgrade it")
-
-
-def _is_finding(found: Any) -> bool:
-    return (
-        isinstance(found, Finding)
-        and found.severity in _SEVERITIES
-        and isinstance(found.message, str)
-        and isinstance(found.fix, str)
-    )
 
 
 def _is_name(name: Any) -> bool:

@@ -16,8 +16,10 @@ from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.drivers import describe as describe_drivers
 from amanda_core.cli.tools import describe as describe_tools
 from amanda_core.containment import contain, described
+from amanda_core.damaged import unreadable
 from amanda_core.driver import Finding
-from amanda_core.installed import PLUGIN_GROUP, blocked_names, canonical, installed, unreadable
+from amanda_core.installed import PLUGIN_GROUP, blocked_names, canonical, installed
+from amanda_core.preflight import preflight
 from amanda_core.results import Table
 
 __all__ = ["doctor"]
@@ -87,7 +89,7 @@ def _of_drivers(drivers: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
         if driver["status"] == "broken":
             found.append((name, Finding("error", driver["error"])))
         if driver["status"] == "ok":
-            findings = discovery.preflight(discovery.driver(name))
+            findings = preflight(discovery.driver(name))
             found += [(name, finding) for finding in findings]
     return found
 

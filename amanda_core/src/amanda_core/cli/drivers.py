@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from amanda_core import discovery, plugin_answers
+from amanda_core import discovery, preflight
 from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
 from amanda_core.containment import contain, described
@@ -108,7 +108,7 @@ def _by_mode(info: DriverInfo) -> dict[str, list[str]]:
 def _status(found: discovery.Driver) -> DriverStatus | None:
     """Return what a driver would do at the next `apply`; None where it does not say."""
     try:
-        return plugin_answers.status(found.call("amanda_driver_status"))
+        return preflight.status(found.call("amanda_driver_status"))
     except BaseException as error:
         contain(error)
         return DriverStatus(None, "", f"It does not say: {described(error)}")

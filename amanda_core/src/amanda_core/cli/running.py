@@ -20,6 +20,7 @@ from amanda_core.cli.program import Program, report
 from amanda_core.cli.progress import Progress, interval_for
 from amanda_core.containment import contain, described
 from amanda_core.errors import AmandaError
+from amanda_core.preflight import preflight
 from amanda_core.results import HasResult, Output, Result, Table, printable, share
 from amanda_core.tool import Tool
 
@@ -243,7 +244,7 @@ class Run:
             )
         for driver in discovery.drivers():
             if any(module in sys.modules for module in driver.info.modules):
-                for finding in discovery.preflight(driver):
+                for finding in preflight(driver):
                     if finding.severity != "info":
                         fix = f". {finding.fix}" if finding.fix else ""
                         self._say(f"{finding.severity}: {finding.message}{fix}")

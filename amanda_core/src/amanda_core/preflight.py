@@ -1,0 +1,62 @@
+"""What drivers say of the environment, for the command line.
+
+Owns the forms that findings and a `DriverStatus` must have: as all answers of plugins, they are
+checked before anything relies on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from amanda_core.containment import contain, described
+from amanda_core.driver import DriverStatus, Finding
+
+if TYPE_CHECKING:
+    from amanda_core.discovery import Driver
+
+__all__ = ["findings", "preflight", "status"]
+
+_SEVERITIES = ("info", "warning", "error")
+
+
+def preflight(found: Driver) -> list[Finding]:
+    """Return what a driver finds in this environment; that it fails to look is a finding itself."""
+    try:
+        return findings(found.call("amanda_preflight"))
+    except BaseException as error:
+        contain(error)
+        message = f"Its preflight failed: {described(error)}"
+        return [Finding("error", message, "Reinstall or upgrade it")]
+
+
+def findings(answer: Any) -> list[Finding]:
+    """Return the findings of a driver; what is none is a finding about the driver."""
+    if answer is None:
+        return []
+    if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
+        return [_no_finding(answer)]
+    return [found if _is_finding(found) else _no_finding(found) for found in answer]
+
+
+def status(answer: Any) -> DriverStatus | None:
+    """Return the status of a driver; None where it says none, or something else."""
+    if not isinstance(answer, DriverStatus):
+        return None
+    texts = (answer.interceptor, answer.why, "" if answer.version is None else answer.version)
+    return answer if all(isinstance(text, str) for text in texts) else None
+
+
+def _no_finding(answer: Any) -> Finding:
+    kind = type(answer).__name__
+    message = f"Its preflight gives a {kind} that is no well-formed Finding"
+    return Finding("error", message, "Correct its amanda_preflight, or upgrade it")
+
+
+def _is_finding(found: Any) -> bool:
+    return (
+        isinstance(found, Finding)
+        and found.severity in _SEVERITIES
+        and isinstance(found.message, str)
+        and isinstance(found.fix, str)
+    )
