@@ -11,7 +11,7 @@ from amanda_core.activation import apply
 from amanda_core.context import OpContext
 from amanda_core.testing.capabilities import needs
 from amanda_core.testing.models import Model, Node, Value
-from amanda_core.testing.oracle import evaluate, mapped
+from amanda_core.testing.oracle import Edits, evaluate, mapped
 from amanda_core.testing.rig import Built, Rig
 from amanda_core.vocabulary import AXES, INPUT_ROLES
 
@@ -160,6 +160,7 @@ def test_a_routine_that_returns_another_type_of_numbers(rig: Rig) -> None:
         pytest.skip(f"the values of {rig.backend.title} are of one type")
 
     def as_another_type(value: Any) -> Any:
-        return rig.backend.of_another_type(value)
+        return rig.backend.of_another_type(rig.backend.call("add", value, value))
 
-    _is_used_or_refused(rig, as_another_type, rig.build("chain").expected().outputs)
+    doubled = Edits(after={"h": lambda number: 2 * number})
+    _is_used_or_refused(rig, as_another_type, rig.build("chain").expected(doubled).outputs)
