@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from amanda_core.testing.toy_driver import REPLACED
 
 from .broken_drivers import BROKEN, Sabotaged
 from .conformance_backend import ToyBackend
+from .site import Site
 
 pytest_plugins = ["pytester"]
 
@@ -235,6 +237,53 @@ def test_each_capability_but_modes_has_a_test() -> None:
 def test_every_test_says_what_a_driver_must_do() -> None:
     for name, test in suite_tests().items():
         assert test.__doc__, name
+
+
+# A framework that is imported under tools.
+
+BACKEND = """
+import toyframe
+from amanda_core.testing import Backend
+from .numbers_of_toys import number
+
+
+class ToyframeBackend(Backend):
+    driver = "toy"
+    shape = ()
+    functions = {"add": toyframe.add, "mul": toyframe.mul, "relu": toyframe.relu}
+
+    def from_python(self, value, like=None):
+        return toyframe.Value(value)
+
+    def to_python(self, value):
+        return number(value)
+"""
+
+
+WORDS = """
+@hookimpl
+def amanda_prepare_context(context):
+    context["type"] = context.op_type
+"""
+
+
+@pytest.mark.parametrize("attaches", [True, False])
+def test_a_driver_that_does_not_attach_after_the_import_is_caught(
+    tmp_path: Path, attaches: bool
+) -> None:
+    site = Site(tmp_path)
+    file = site.write("toy_backend.py", BACKEND)
+    site.write("numbers_of_toys.py", "def number(value):\n    return value.data\n")
+    plugin = site.path / "toyplugin.py"
+    text = plugin.read_text() + WORDS
+    # A driver that never attaches.
+    never = text.replace('if "toyframe" not in sys.modules:', "if True:")
+    assert never != text
+    plugin.write_text(text if attaches else never)
+    command = ["-W", "ignore", "-m", "amanda_core.testing.importing", str(file), "ToyframeBackend"]
+    done = site.python(*command, stdin=json.dumps([str(site.path), *sys.path]))
+    assert (done.returncode == 0) == attaches, done.stderr
+    assert done.stdout == ("instrumented\n" if attaches else "")
 
 
 # Running the suite.

@@ -6,10 +6,11 @@ whose import is that of the framework; ``sys.path`` comes as JSON from standard 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from amanda_core.activation import apply
 from amanda_core.context import OpContext
@@ -50,13 +51,11 @@ def main(file: str, name: str) -> None:
 
 
 def _load(file: Path, name: str) -> Backend:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
-    found = getattr(module, name)
+    # In a package of its folder, so that it may import from beside it by a dot.
+    package = ModuleType("amanda_backend")
+    package.__path__ = [str(file.parent)]
+    sys.modules[package.__name__] = package
+    found = getattr(importlib.import_module(f"{package.__name__}.{file.stem}"), name)
     backend: Backend = found()
     return backend
 
