@@ -18,6 +18,7 @@ from amanda_core.config import factories, from_flags
 from amanda_core.containment import described, warn
 from amanda_core.driver import DriverStatus
 from amanda_core.errors import AmandaError, AmandaWarning, BrokenToolError, DriverError
+from amanda_core.installed import COMMAND_GROUP
 from amanda_core.preflight import preflight
 from amanda_core.testing import toy
 from amanda_core.testing.toy_driver import ToyAttachment, ToyDriver
@@ -50,7 +51,7 @@ def unspeakable() -> Any:
 
 
 RAISING = [exits, unheard, unspeakable]
-GROUPS = [discovery.DRIVER_GROUP, discovery.PLUGIN_GROUP, discovery.TOOL_GROUP]
+GROUPS = [discovery.DRIVER_GROUP, discovery.PLUGIN_GROUP, discovery.TOOL_GROUP, COMMAND_GROUP]
 COMMANDS = ["tools", "drivers", "doctor"]
 
 

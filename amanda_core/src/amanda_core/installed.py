@@ -19,6 +19,7 @@ from amanda_core.terminal import printable
 
 __all__ = [
     "BLOCKING",
+    "COMMAND_GROUP",
     "DRIVER_GROUP",
     "PLUGIN_GROUP",
     "TOOL_GROUP",
@@ -34,6 +35,8 @@ DRIVER_GROUP = "amanda.drivers"
 #: Plugins that are not drivers.
 PLUGIN_GROUP = "amanda.plugins"
 TOOL_GROUP = "amanda.tools"
+#: Commands of the program `amanda`.
+COMMAND_GROUP = "amanda.commands"
 #: Names of plugins or distributions that are not to be used, with commas between, or ``*``.
 BLOCKING = "AMANDA_DISABLE_PLUGINS"
 #: Names blocked in this process -> the flag, or the line of a configuration, that blocks them.
@@ -45,7 +48,7 @@ class Installed:
     """An entry point of an installed distribution; nothing of it has been imported.
 
     Attributes:
-        name: Name of the driver, plugin or tool.
+        name: Name of the driver, plugin, tool or command.
         value: ``module:attribute``.
         distribution: Name of the distribution, or an empty string where it is not known.
         version: Its version, or an empty string.

@@ -1,5 +1,6 @@
 """The commands of `amanda` together, and what becomes of errors before a program is run.
 
+Commands of other distributions are in `commands`.
 Owns exit statuses: 2 for a mistake in how Amanda was called or configured, as click has it.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from amanda_core import __version__
-from amanda_core.cli.diff import diff
+from amanda_core.cli.commands import Commands
 from amanda_core.cli.doctor import doctor
 from amanda_core.cli.drivers import drivers
 from amanda_core.cli.new import new
@@ -26,13 +27,13 @@ from amanda_core.results import printable
 __all__ = ["amanda", "parse"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="amanda")
 def amanda() -> None:
     """Instrumentation of neural networks: look at and change every operator of any model."""
 
 
-for _command in (run, show, diff, tools, drivers, doctor, new):
+for _command in (run, show, tools, drivers, doctor, new):
     amanda.add_command(_command)
 
 
@@ -60,4 +61,7 @@ def parse(arguments: Sequence[str] | None) -> int | Callable[[], int]:
         # Whoever read our output has enough; Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return outcome if callable(outcome) else int(outcome or 0)
+    if callable(outcome):
+        return outcome  # type: ignore[no-any-return]
+    # Whatever else a command of another distribution returns is nobody's status.
+    return outcome if isinstance(outcome, int) else 0

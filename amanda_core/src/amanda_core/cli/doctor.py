@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from amanda_core import __version__, discovery
+from amanda_core.cli import commands
 from amanda_core.cli.blocking import with_blocking
 from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.drivers import describe as describe_drivers
@@ -18,11 +19,19 @@ from amanda_core.cli.tools import describe as describe_tools
 from amanda_core.containment import contain, described
 from amanda_core.damaged import unreadable
 from amanda_core.driver import Finding
-from amanda_core.installed import PLUGIN_GROUP, blocked_names, canonical, installed
+from amanda_core.installed import (
+    COMMAND_GROUP,
+    PLUGIN_GROUP,
+    blocked_names,
+    canonical,
+    installed,
+)
 from amanda_core.preflight import preflight
 from amanda_core.results import Table
 
 __all__ = ["doctor"]
+
+_UPGRADE = "Reinstall or upgrade it"
 
 
 @click.command()
@@ -47,6 +56,7 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
         found = _import(modules)
         drivers, tools = describe_drivers(), describe_tools()
         found += [*_of_process(), *_of_drivers(drivers), *_of_plugins(), *_of_tools(tools)]
+        found += [(name, Finding("error", why, _UPGRADE)) for name, why in commands.problems()]
         found += [*_of_blocking([*drivers, *tools]), *_of_distributions()]
     if as_json:
         show_json(
@@ -152,7 +162,8 @@ def _of_distributions() -> list[tuple[str, Finding]]:
 
 def _of_blocking(plugins: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
     known = {canonical(plugin[key]) for plugin in plugins for key in ("name", "distribution")}
-    known.update(canonical(n) for p in installed(PLUGIN_GROUP) for n in (p.name, p.distribution))
+    for group in (PLUGIN_GROUP, COMMAND_GROUP):
+        known.update(canonical(n) for p in installed(group) for n in (p.name, p.distribution))
     return [
         (where, Finding("warning", f"{name!r} blocks nothing", "No plugin has this name"))
         for name, where in sorted(blocked_names().items())

@@ -1,7 +1,7 @@
-"""`amanda diff`: the first operator at which two dumps differ.
+"""The commands of `amanda` that read results of these tools.
 
-Owns the flags and what is shown. The comparison is amanda-tools', which is imported when it is
-asked for: the core has no NumPy.
+Owns the flags and what is shown. Imported by the program `amanda` alone, which has click, also to
+show its help: what is compared with is imported when it is asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from amanda_core.cli.drawing import show, show_json
-from amanda_core.errors import AmandaError, MissingExtraError, MissingToolsError
+from amanda_core.errors import AmandaError, MissingExtraError
 from amanda_core.results import printable
 
 __all__ = ["diff"]
@@ -38,14 +38,8 @@ def diff(
     may be of different frameworks. The exit status is 0 if all that is in both is within the
     tolerance, 1 if not, and 2 if they cannot be compared.
     """
-    try:
-        from amanda_tools.diff import compare
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "amanda_tools":
-            raise
-        raise MissingToolsError(
-            "The comparison of dumps is not installed", fix="Run: pip install amanda-tools"
-        ) from error
+    from amanda_tools.diff import compare
+
     try:
         found = compare(a, b, rtol, atol)
     except AmandaError:

@@ -1,0 +1,138 @@
+"""Commands that other distributions bring, by the entry-point group ``amanda.commands``.
+
+Owns which they are, and what stands in the place of one that cannot be used: no command of a
+stranger ends another one, nor hides one of Amanda's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from amanda_core.cli.blocking import block
+from amanda_core.containment import contain, described
+from amanda_core.errors import AmandaError
+from amanda_core.installed import COMMAND_GROUP, Installed, installed
+from amanda_core.results import printable
+from amanda_core.tool_names import is_shipped
+
+__all__ = ["Commands", "problems"]
+
+
+class _UnusableError(Exception):
+    """A command cannot be used; the message says why."""
+
+
+class Commands(click.Group):
+    """Amanda's own commands, and behind them those of installed distributions."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands; those that cannot be used are among them."""
+        own = super().list_commands(ctx)
+        return own + sorted(set(_names()) - set(own))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, or what says why it cannot be used; None if there is none."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in _names():
+            return own
+        try:
+            return _load(cmd_name)
+        except _UnusableError as error:
+            return _stand_in(cmd_name, str(error))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            hint = "Other distributions bring more commands: pip install amanda-tools"
+            raise click.UsageError(f"{error.message} {hint}", error.ctx) from None
+
+
+def problems() -> list[tuple[str, str]]:
+    """Return the name of each installed command that does not work, and why; not blocked ones."""
+    found = []
+    for name in sorted(set(_names())):
+        try:
+            _load(name)
+        except _UnusableError as error:
+            if _usable(name):
+                found.append((name, str(error)))
+    return found
+
+
+def _names() -> list[str]:
+    return [printable(found.name) for found in installed(COMMAND_GROUP)]
+
+
+def _usable(name: str) -> list[Installed]:
+    named = (found for found in installed(COMMAND_GROUP) if printable(found.name) == name)
+    return [found for found in named if not found.blocked]
+
+
+def _load(name: str) -> click.Command:
+    """Import a command.
+
+    Raises:
+        _UnusableError: It is blocked or broken, or several distributions have it.
+    """
+    _block_what_is_configured()
+    found = _chosen(name)
+    try:
+        # What it prints when it is imported is not the output of another command.
+        with redirect_stdout(sys.stderr):
+            command = found.point.load()
+            if not isinstance(command, click.Command):
+                raise TypeError(f"{type(command).__name__} is not a click.Command")
+            command.get_short_help_str()  # Shown in the list, where it may not fail.
+    except BaseException as error:
+        contain(error)
+        raise _UnusableError(f"broken: {found.origin}: {described(error)}") from error
+    return command
+
+
+def _chosen(name: str) -> Installed:
+    usable = _usable(name)
+    if not usable:
+        named = (found for found in installed(COMMAND_GROUP) if printable(found.name) == name)
+        raise _UnusableError(f"blocked by {next(named).blocked}")
+    shipped = [found for found in usable if is_shipped(found)]
+    if len(usable) > 1 and not shipped:
+        raise _UnusableError(f"broken: it is in several distributions: {_origins(usable)}")
+    return (shipped or usable)[0]
+
+
+def _origins(found: Sequence[Installed]) -> str:
+    return ", ".join(one.origin for one in found)
+
+
+def _block_what_is_configured() -> None:
+    from amanda_core.config import from_flags, load
+
+    try:
+        block(load(Path.cwd(), from_flags(), environment={}).disabled)
+    except AmandaError as error:
+        # It may be what blocks the command.
+        raise _UnusableError(f"not imported: {printable(error)}") from error
+
+
+def _stand_in(name: str, why: str) -> click.Command:
+    def refuse(arguments: Sequence[str]) -> NoReturn:
+        raise click.UsageError(f"The command {name!r} cannot be used ({why})")
+
+    return click.Command(
+        name,
+        callback=refuse,
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        help=f"Cannot be used ({why}).",
+        short_help=f"({why})",
+        context_settings={"ignore_unknown_options": True},
+    )
