@@ -17,10 +17,10 @@ import amanda
 from amanda_core.cli import main
 from amanda_core.errors import ResultError
 from amanda_core.results import Result
-from amanda_tools.common.tensors import HostTensor
 from amanda_tools.diff import DiffResult, compare
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_tensors
 from amanda_tools.dump import Dump, Dumped
+from amanda_tools.tensors.values import HostTensor
 
 ALL: Any = ["inputs", "weights", "outputs", "gradients"]
 

@@ -16,10 +16,10 @@ from torch import nn
 import amanda
 from amanda_core.errors import ResultError
 from amanda_core.results import HasResult, Result
-from amanda_tools.common.statistics import statistics_of
-from amanda_tools.common.tensors import HostTensor, numbers
 from amanda_tools.dump import Dump, DumpedTensor, DumpResult
 from amanda_tools.dump.files import Dumped, Form, load_dump
+from amanda_tools.tensors.statistics import statistics_of
+from amanda_tools.tensors.values import HostTensor, numbers
 
 forms = pytest.mark.parametrize("form", ["npz", "safetensors"])
 ALL: Any = ["inputs", "weights", "outputs", "gradients"]

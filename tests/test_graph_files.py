@@ -30,7 +30,6 @@ from torch import nn
 import amanda
 from amanda_core.errors import MissingExtraError, ResultError
 from amanda_core.results import HasResult, Output, Result, share
-from amanda_tools.common.sizes import TensorType
 from amanda_tools.flops import Flops
 from amanda_tools.graph import Edge, Graph, GraphResult, GraphTracing, Op, Source, files
 from amanda_tools.graph import dot as graph_dot
@@ -39,6 +38,7 @@ from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
 from amanda_tools.nonfinite import NonFinite
 from amanda_tools.sparsity import Sparsity
+from amanda_tools.tensors.types import TensorType
 
 from .profiling import checked_trace
 

@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda_core.results import HasResult, Result
-from amanda_tools.common.chrome import lanes
 from amanda_tools.latency import Latency, LatencyResult, TimedOp
 from amanda_tools.latency.device_events import EventPairs
 from amanda_tools.latency.intervals import Overlapping
 from amanda_tools.latency.kernels import Kernel, join
+from amanda_tools.output.chrome import lanes
 
 from .profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by
 
@@ -276,7 +276,7 @@ def test_a_large_trace_file_is_compressed(tmp_path: Path, monkeypatch: pytest.Mo
         torch.ones(2).exp()
     (plain,) = tool.result().write(tmp_path)
     content = plain.read_bytes()
-    monkeypatch.setattr("amanda_tools.common.chrome._LARGE", len(content) - 1)
+    monkeypatch.setattr("amanda_tools.output.chrome._LARGE", len(content) - 1)
     (compressed,) = tool.result().write(tmp_path)
     assert (plain.name, compressed.name) == ("trace.json", "trace.json.gz")
     assert gzip.decompress(compressed.read_bytes()) == content

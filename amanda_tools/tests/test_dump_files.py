@@ -16,10 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from amanda_core.errors import ResultError
-from amanda_tools.common.tensors import HostTensor
 from amanda_tools.dump import files
 from amanda_tools.dump.files import Form, Writer, load_dump
 from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex
+from amanda_tools.tensors.values import HostTensor
 
 forms = pytest.mark.parametrize("form", ["npz", "safetensors"])
 

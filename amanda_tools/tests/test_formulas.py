@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from amanda_core.facts import Facts
 from amanda_core.vocabulary import OP_TYPES
-from amanda_tools.common.sizes import Size, size_of
 from amanda_tools.flops.formulas import FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED, contraction
+from amanda_tools.tensors.types import Size, size_of
 
 CLASSES = (FREE, MATMUL, NORM, REDUCTIONS, UNCOUNTED)
 

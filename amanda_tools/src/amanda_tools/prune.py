@@ -16,11 +16,11 @@ from amanda_core import OpContext, Tool
 from amanda_core.action import staged
 from amanda_core.facts import NotReadableError
 from amanda_core.results import Table
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.rendering import counted, dataframe, html_of, share
-from amanda_tools.common.sizes import size_of
-from amanda_tools.common.tensors import facts_of
 from amanda_tools.mapping import MappingTool
+from amanda_tools.operators.clock import Clock
+from amanda_tools.output.rendering import counted, dataframe, html_of, share
+from amanda_tools.tensors.types import size_of
+from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Prune", "PruneResult", "PrunedWeight"]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from amanda_core import OpContext, Tool
 from amanda_core.results import Table
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import counted, dataframe, html_of, shares
-from amanda_tools.common.sizes import described
-from amanda_tools.common.tensors import facts_of
+from amanda_tools.operators.clock import Clock
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.tensors.types import described
+from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
 

@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from amanda_tools.common.facts import REARRANGING
-from amanda_tools.common.statistics import Statistics
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
+from amanda_tools.operators.entries import REARRANGING
+from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["Outline", "align", "alike", "is_movement", "is_one_framework"]
 

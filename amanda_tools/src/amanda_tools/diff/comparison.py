@@ -15,14 +15,14 @@ from typing import Any
 
 from amanda_core.errors import ResultError
 from amanda_core.results import Table
-from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import counted, dataframe, html_of
-from amanda_tools.common.statistics import Statistics, statistics_of
-from amanda_tools.common.tensors import need_numpy
 from amanda_tools.diff.align import Outline, align, alike, is_movement, is_one_framework
 from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics, compare_tensors
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output.rendering import counted, dataframe, html_of
+from amanda_tools.tensors.statistics import Statistics, statistics_of
+from amanda_tools.tensors.values import need_numpy
 
 __all__ = ["Compared", "DiffResult", "compare"]
 

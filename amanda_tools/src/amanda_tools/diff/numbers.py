@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from amanda_tools.common.statistics import Statistics
-from amanda_tools.common.tensors import HostTensor, numbers
+from amanda_tools.tensors.statistics import Statistics
+from amanda_tools.tensors.values import HostTensor, numbers
 
 __all__ = ["Difference", "Tolerance", "compare_statistics", "compare_tensors", "orders"]
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from amanda_core.errors import ResultError
 from amanda_core.results import printable
-from amanda_tools.common.tensors import HostTensor
 from amanda_tools.dump.index import INDEX, DumpedTensor, DumpIndex, read_index
+from amanda_tools.tensors.values import HostTensor
 
 __all__ = ["Dumped", "Form", "Writer", "key_of_tensor", "load_dump", "need_safetensors"]
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from amanda_core import results
 from amanda_core.errors import ResultError
-from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.statistics import Statistics
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["INDEX", "WHAT", "DumpIndex", "DumpedOp", "DumpedTensor", "LeftOut", "read_index"]
 

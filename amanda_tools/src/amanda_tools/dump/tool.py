@@ -17,12 +17,14 @@ from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.results import Table
-from amanda_tools.common.folders import made
-from amanda_tools.common.operators import OperatorTool
-from amanda_tools.common.rendering import counted, dataframe, html_of, scaled, shares
-from amanda_tools.common.sizes import TensorType, described, is_floating
-from amanda_tools.common.statistics import statistics_of
-from amanda_tools.common.tensors import (
+from amanda_tools.dump.files import Dumped, Form, Writer, need_safetensors
+from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
+from amanda_tools.operators.tool import OperatorTool
+from amanda_tools.output.folders import made
+from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, shares
+from amanda_tools.tensors.statistics import statistics_of
+from amanda_tools.tensors.types import TensorType, described, is_floating
+from amanda_tools.tensors.values import (
     HostTensor,
     NotReadableError,
     facts_of,
@@ -30,8 +32,6 @@ from amanda_tools.common.tensors import (
     need_numpy,
     tensors_in,
 )
-from amanda_tools.dump.files import Dumped, Form, Writer, need_safetensors
-from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
 
 __all__ = ["Dump", "DumpResult"]
 

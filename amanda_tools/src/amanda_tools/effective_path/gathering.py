@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from amanda_tools.common.clock import Clock
 from amanda_tools.effective_path.model import Extraction, Layer, PathEnd
 from amanda_tools.effective_path.paths import Path
 from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
 from amanda_tools.effective_path.runs import Network, elements
+from amanda_tools.operators.clock import Clock
 
 __all__ = ["Gathered"]
 

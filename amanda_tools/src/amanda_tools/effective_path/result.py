@@ -12,9 +12,9 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from amanda_core.results import Table
-from amanda_tools.common.folders import made
-from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.effective_path.model import PathEnd
+from amanda_tools.output.folders import made
+from amanda_tools.output.rendering import counted, dataframe, html_of, shares
 
 __all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
 

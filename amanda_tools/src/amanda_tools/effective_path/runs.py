@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from amanda_core.facts import DENSE, Facts, NotReadableError
-from amanda_tools.common.tensors import host, numbers
 from amanda_tools.effective_path.model import WEIGHTED, LayerRule, Node, PathEnd, Unsuited
 from amanda_tools.graph.values import Port
+from amanda_tools.tensors.values import host, numbers
 
 __all__ = ["Execution", "Network", "Run", "array_of"]
 

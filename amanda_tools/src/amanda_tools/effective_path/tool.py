@@ -16,10 +16,6 @@ from typing import Any, Literal
 from amanda_core import OpContext
 from amanda_core.facts import DENSE, SYMBOLIC, Facts
 from amanda_core.results import load
-from amanda_tools.common.facts import key_of
-from amanda_tools.common.operators import OperatorTool, is_eager
-from amanda_tools.common.sizes import dtype_of
-from amanda_tools.common.tensors import facts_of
 from amanda_tools.effective_path.calls import Calls
 from amanda_tools.effective_path.gathering import Gathered
 from amanda_tools.effective_path.layers import LAYER, rules
@@ -28,6 +24,10 @@ from amanda_tools.effective_path.paths import extract
 from amanda_tools.effective_path.result import EffectivePathResult, Thresholds
 from amanda_tools.effective_path.runs import Execution, Network, Run, array_of
 from amanda_tools.graph.values import EagerValues, Origin, Port, SymbolicValues
+from amanda_tools.operators.entries import key_of
+from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.tensors.types import dtype_of
+from amanda_tools.tensors.values import facts_of
 
 __all__ = ["EffectivePath"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amanda_core import OpContext
-from amanda_tools.common.sizes import Size
+from amanda_tools.tensors.types import Size
 
 __all__ = [
     "FREE",

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import counted, dataframe, html_of, scaled, shares
-from amanda_tools.common.summing import Summed
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.operators.sums import Summed
+from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, shares
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
 

@@ -13,13 +13,13 @@ from typing import Any, Literal, cast
 from amanda_core import OpContext
 from amanda_core.facts import Facts
 from amanda_core.vocabulary import OP_TYPES, backward_word
-from amanda_tools.common.facts import key_of
-from amanda_tools.common.operators import OperatorTool, is_eager
-from amanda_tools.common.sizes import is_floating, size_of
-from amanda_tools.common.tensors import facts_of
 from amanda_tools.flops.formulas import Formula, formula_of
 from amanda_tools.flops.operators import APART, FORMULA, rules
 from amanda_tools.flops.result import CountedOp, FlopsResult
+from amanda_tools.operators.entries import key_of
+from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.tensors.types import is_floating, size_of
+from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Flops"]
 

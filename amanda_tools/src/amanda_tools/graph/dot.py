@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from amanda_core.results import printable
-from amanda_tools.common.extras import program
-from amanda_tools.common.sizes import text_of
 from amanda_tools.graph.model import Graph, Module, Op
+from amanda_tools.output.extras import program
+from amanda_tools.tensors.types import text_of
 
 __all__ = ["dot", "draw", "write"]
 

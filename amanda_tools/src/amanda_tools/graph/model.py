@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures
-from amanda_tools.common.extras import require
-from amanda_tools.common.facts import OpFacts, with_parents
-from amanda_tools.common.sizes import Position, TensorType
+from amanda_tools.operators.entries import OpFacts, with_parents
+from amanda_tools.output.extras import require
+from amanda_tools.tensors.types import Position, TensorType
 
 __all__ = ["Edge", "Graph", "Module", "Node", "Op", "Source"]
 

@@ -11,9 +11,9 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from amanda_tools.common.extras import require
-from amanda_tools.common.sizes import Position, TensorType
 from amanda_tools.graph.model import Edge, Graph, Op, Source
+from amanda_tools.output.extras import require
+from amanda_tools.tensors.types import Position, TensorType
 
 __all__ = ["DOMAIN", "model", "write", "write_both"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.common.chrome import Span
-from amanda_tools.common.extras import program, require
-from amanda_tools.common.folders import made
-from amanda_tools.common.rendering import counted, dataframe, html_of, shares
 from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events, timeline
 from amanda_tools.graph.model import Graph, Op
+from amanda_tools.output.chrome import Span
+from amanda_tools.output.extras import program, require
+from amanda_tools.output.folders import made
+from amanda_tools.output.rendering import counted, dataframe, html_of, shares
 
 __all__ = ["FORMATS", "Format", "GraphResult", "check"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from amanda_core.facts import Facts
-from amanda_tools.common.sizes import TensorType, type_of
 from amanda_tools.graph.model import Edge, Graph, Op, Source
 from amanda_tools.graph.values import Origin, Port, SymbolicValues, Values
+from amanda_tools.tensors.types import TensorType, type_of
 
 __all__ = ["SILENT", "Sources"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from amanda_tools.common.extras import require
-from amanda_tools.common.sizes import Position, TensorType
 from amanda_tools.graph.model import Graph, Node, Op
+from amanda_tools.output.extras import require
+from amanda_tools.tensors.types import Position, TensorType
 
 __all__ = ["graph_def", "write"]
 

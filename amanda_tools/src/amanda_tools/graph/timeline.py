@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from amanda_core.errors import ResultError
-from amanda_tools.common.chrome import Span, TraceFile
-from amanda_tools.common.sizes import text_of
 from amanda_tools.graph.model import Graph, Op
+from amanda_tools.output.chrome import Span, TraceFile
+from amanda_tools.tensors.types import text_of
 
 __all__ = ["write"]
 
@@ -26,7 +26,7 @@ def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> Path:
         path: The file.
 
     Returns:
-        The file as it is called, see `amanda_tools.common.chrome.TraceFile.write`.
+        The file as it is called, see `amanda_tools.output.chrome.TraceFile.write`.
 
     Raises:
         ResultError: None of the spans is of an operator of the graphs.

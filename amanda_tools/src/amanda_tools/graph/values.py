@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from amanda_core.facts import Facts
 from amanda_core.weak import Known
-from amanda_tools.common.tensors import UNKNOWN
+from amanda_tools.tensors.values import UNKNOWN
 
 __all__ = [
     "EagerValues",

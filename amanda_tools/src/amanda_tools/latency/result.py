@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.common.chrome import Span, TraceFile
-from amanda_tools.common.facts import with_parents
-from amanda_tools.common.folders import made
-from amanda_tools.common.rendering import counted, dataframe, html_of, share, shares
-from amanda_tools.common.summing import Summed
 from amanda_tools.latency.kernels import Kernel
 from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times
+from amanda_tools.operators.entries import with_parents
+from amanda_tools.operators.sums import Summed
+from amanda_tools.output.chrome import Span, TraceFile
+from amanda_tools.output.folders import made
+from amanda_tools.output.rendering import counted, dataframe, html_of, share, shares
 
 __all__ = ["LatencyResult"]
 
@@ -205,7 +205,7 @@ class LatencyResult(Summed[Times]):
         Raises:
             ImportError: tensorboard is not installed.
         """
-        from amanda_tools.common.scalars import write_scalars
+        from amanda_tools.output.scalars import write_scalars
 
         rows = [("step/wall_ms", s.number, s.wall / 1e6) for s in self.steps]
         rows += [("step/ops_ms", s.number, s.ops / 1e6) for s in self.steps]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from amanda_tools.common.facts import EitherWayOp
+from amanda_tools.operators.entries import EitherWayOp
 
 __all__ = ["StepTime", "ThreadTime", "TimedOp", "Times"]
 

@@ -15,16 +15,16 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from amanda_core import OpContext
-from amanda_tools.common.chrome import Span
-from amanda_tools.common.operators import OperatorTool, is_eager
-from amanda_tools.common.rendering import counted
-from amanda_tools.common.sizes import dtype_of
-from amanda_tools.common.tensors import facts_of, tensors_in
 from amanda_tools.latency.device_events import CudaEvents, EventPairs, Events, Pair
 from amanda_tools.latency.intervals import Between, Interval, Overlapping, Stack
 from amanda_tools.latency.kernels import Kernel, Kernels
 from amanda_tools.latency.result import LatencyResult
 from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp
+from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.output.chrome import Span
+from amanda_tools.output.rendering import counted
+from amanda_tools.tensors.types import dtype_of
+from amanda_tools.tensors.values import facts_of, tensors_in
 
 __all__ = ["Latency"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.common.chrome import TraceFile
-from amanda_tools.common.facts import EitherWayOp
-from amanda_tools.common.folders import made
-from amanda_tools.common.rendering import dataframe, html_of, scaled, shares
-from amanda_tools.common.summing import Summed
+from amanda_tools.operators.entries import EitherWayOp
+from amanda_tools.operators.sums import Summed
+from amanda_tools.output.chrome import TraceFile
+from amanda_tools.output.folders import made
+from amanda_tools.output.rendering import dataframe, html_of, scaled, shares
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 

@@ -14,11 +14,11 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.facts import Facts, NotReadableError, Storage
 from amanda_core.weak import Ref
-from amanda_tools.common.operators import OperatorTool, is_eager
-from amanda_tools.common.tensors import facts_of, tensors_in
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
 from amanda_tools.memory.saved import kept, sequence
+from amanda_tools.operators.tool import OperatorTool, is_eager
+from amanda_tools.tensors.values import facts_of, tensors_in
 
 __all__ = ["Memory"]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from amanda_core import OpContext
 from amanda_core.facts import Facts
-from amanda_tools.common.sizes import is_floating
-from amanda_tools.common.tensors import facts_of, host
-from amanda_tools.common.tensors import numbers as decoded
+from amanda_tools.tensors.types import is_floating
+from amanda_tools.tensors.values import facts_of, host
+from amanda_tools.tensors.values import numbers as decoded
 
 __all__ = ["INF", "NAN", "Pending", "Probe", "probe_of", "resolve"]
 

@@ -13,12 +13,12 @@ from typing import Any
 from amanda_core import OpContext
 from amanda_core.facts import Facts
 from amanda_core.weak import Ref
-from amanda_tools.common.facts import OpFacts, key_of
-from amanda_tools.common.operators import is_eager
-from amanda_tools.common.statistics import statistics_of
-from amanda_tools.common.tensors import NotReadableError, host, numbers
 from amanda_tools.nonfinite.probe import Pending, probe_of
 from amanda_tools.nonfinite.result import Looked, Origin
+from amanda_tools.operators.entries import OpFacts, key_of
+from amanda_tools.operators.tool import is_eager
+from amanda_tools.tensors.statistics import statistics_of
+from amanda_tools.tensors.values import NotReadableError, host, numbers
 
 __all__ = ["Entered", "Execution", "Look", "Made", "Op", "looked", "union", "weak"]
 

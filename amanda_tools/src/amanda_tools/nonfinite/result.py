@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import counted, dataframe, html_of, shares
-from amanda_tools.common.statistics import Statistics
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
 

@@ -16,9 +16,6 @@ from amanda_core.errors import AmandaWarning
 from amanda_core.selection import select
 from amanda_core.vocabulary import backward_word
 from amanda_core.weak import Known, Witness, add_holder
-from amanda_tools.common.facts import REARRANGING
-from amanda_tools.common.operators import OperatorTool
-from amanda_tools.common.tensors import need_numpy
 from amanda_tools.nonfinite.probe import (
     INF,
     NAN,
@@ -36,6 +33,9 @@ from amanda_tools.nonfinite.record import (
     weak,
 )
 from amanda_tools.nonfinite.result import Fault, NonFiniteResult, Origin
+from amanda_tools.operators.entries import REARRANGING
+from amanda_tools.operators.tool import OperatorTool
+from amanda_tools.tensors.values import need_numpy
 
 __all__ = ["NonFinite", "NonFiniteError"]
 

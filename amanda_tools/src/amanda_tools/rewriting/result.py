@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.common.rendering import counted, dataframe, html_of, shares
+from amanda_tools.output.rendering import counted, dataframe, html_of, shares
 
 __all__ = ["RewriteResult", "Rewritten"]
 

@@ -16,11 +16,10 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.selection import select
 from amanda_core.threads import original as op_itself
 from amanda_core.weak import Ref
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.operators import is_eager
-from amanda_tools.common.tensors import facts_of
 from amanda_tools.graph.model import Graph
 from amanda_tools.graph.tracing import GraphTracing
+from amanda_tools.operators.clock import Clock
+from amanda_tools.operators.tool import is_eager
 from amanda_tools.rewriting import graphs
 from amanda_tools.rewriting.matches import (
     Inside,
@@ -35,6 +34,7 @@ from amanda_tools.rewriting.matches import (
 from amanda_tools.rewriting.patterns import Site, find
 from amanda_tools.rewriting.result import RewriteResult
 from amanda_tools.rewriting.rules import RULES, Matched, Rule, Taken
+from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Rewrite"]
 

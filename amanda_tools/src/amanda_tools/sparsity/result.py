@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
-from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.rendering import counted, dataframe, html_of, scaled, share, shares
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, share, shares
 
 __all__ = ["MeasuredTensor", "Product", "SparsityResult"]
 

@@ -13,11 +13,9 @@ from typing import Any, Literal
 
 from amanda_core import OpContext
 from amanda_core.facts import Facts, NotReadableError
-from amanda_tools.common.facts import OpFacts
-from amanda_tools.common.operators import OperatorTool, is_eager
-from amanda_tools.common.sizes import dtype_of, size_of
-from amanda_tools.common.tensors import facts_of
 from amanda_tools.flops.formulas import FREE, MATMUL, Formula, formula_of
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
 from amanda_tools.sparsity.zeros import (
     NUMBERS,
@@ -30,6 +28,8 @@ from amanda_tools.sparsity.zeros import (
     order_of_weight,
     readable,
 )
+from amanda_tools.tensors.types import dtype_of, size_of
+from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Sparsity"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from amanda_core.facts import DENSE, Facts, NotReadableError
-from amanda_tools.common.tensors import host, numbers
+from amanda_tools.tensors.values import host, numbers
 
 __all__ = [
     "Arrays",

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.common.extras import require
+from amanda_tools.output.extras import require
 
 __all__ = ["counted", "dataframe", "html_of", "scaled", "share", "shares"]
 

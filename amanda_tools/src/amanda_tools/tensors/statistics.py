@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from amanda_tools.common.tensors import HostTensor, numbers
+from amanda_tools.tensors.values import HostTensor, numbers
 
 __all__ = ["Statistics", "statistics_of"]
 

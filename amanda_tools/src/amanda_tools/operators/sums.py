@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from amanda_tools.common.facts import with_parents
+from amanda_tools.operators.entries import with_parents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar
 
 from amanda_core import OpContext, Tool
-from amanda_tools.common.clock import Clock
-from amanda_tools.common.facts import key_of
+from amanda_tools.operators.clock import Clock
+from amanda_tools.operators.entries import key_of
 
 __all__ = ["OperatorTool", "is_eager"]
 

@@ -1,1 +1,0 @@
-"""What several tools need: facts of operators, tensors of any framework, forms of results."""

@@ -1,0 +1,1 @@
+"""Forms of results: tables, pages, trace files, folders, and the packages that some need."""
