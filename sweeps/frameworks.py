@@ -109,11 +109,11 @@ TORCH = Framework(
 
 
 def _tensorflow_state() -> Fingerprint:
-    from amanda_driver_tf._state import STATE
+    from amanda_driver_tf._shared.state import STATE
 
     context: Any = importlib.import_module("tensorflow.python.eager.context")
     ops: Any = importlib.import_module("tensorflow.python.framework.ops")
-    names = ("attachment", "quiet", "running", "eager", "first_run", "handed")
+    names = ("functions", "graphs", "quiet", "running", "eager", "first_run", "handed")
     return {
         "of the driver": [repr(getattr(STATE, name)) for name in names],
         "gradient registry": {

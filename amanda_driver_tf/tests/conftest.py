@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 
 # Before TensorFlow makes its threads; sums of one run then are those of the next.
 tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -18,7 +18,8 @@ tf.config.threading.set_inter_op_parallelism_threads(2)
 def _same_start_and_nothing_left() -> Iterator[None]:
     tf.random.set_seed(0)
     yield
-    assert STATE.attachment is None
+    assert STATE.functions is None
+    assert STATE.graphs is None
     assert not STATE.quiet
     assert not STATE.running
     assert STATE.eager is None

@@ -63,7 +63,7 @@ def test_the_owner_is_searched_as_all_else() -> None:
 
 
 def test_one_that_is_planted_is_found() -> None:
-    name = "_graph/weave.py"
+    name = "_rewriting/body_rewriting.py"
     planted = (
         "\nfrom tensorflow.python.framework import ops\n"
         "def f(op, graph): return op._id, graph._lock, getattr(op, '_op_def')\n"

@@ -55,7 +55,7 @@ EQUIVALENT = {
         "comparison: `len(self._pending) > self._waiting` → `len(self._pending) >= self._waiting`",
     ): "events are asked for one earlier, and give the same times",
     (
-        "amanda_driver_tf/src/amanda_driver_tf/_graph/recorder.py",
+        "amanda_driver_tf/src/amanda_driver_tf/_graphs/recorder.py",
         "returns None: `return original(op, out_grads, in_grads)` → `return None`",
     ): "TensorFlow's own function returns None",
 }

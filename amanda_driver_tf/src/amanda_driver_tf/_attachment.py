@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from amanda_core import Blind, Session
-from amanda_driver_tf._eager import EagerMode
+from amanda_driver_tf._eager.mode import EagerMode
 from amanda_driver_tf._eager.replicas import refuse_in_replica
 from amanda_driver_tf._facts import FACTS
-from amanda_driver_tf._graph.functions import FunctionMode
-from amanda_driver_tf._graph.sessions import GraphMode
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._functions.mode import FunctionMode
+from amanda_driver_tf._sessions.mode import GraphMode
 
 __all__ = ["Mode", "TensorFlowAttachment"]
 
@@ -24,7 +23,7 @@ class Mode(Protocol):
     """One way in which TensorFlow executes, as far as this driver instruments it."""
 
     def start(self) -> None:
-        """Start intercepting; `STATE.attachment` is set already."""
+        """Start intercepting in this thread."""
 
     def stop(self) -> None:
         """Stop intercepting and restore what was found; harmless if not started."""
@@ -36,20 +35,15 @@ class Mode(Protocol):
 class TensorFlowAttachment:
     """Instruments the operators of one thread, and what TensorFlow runs on its behalf.
 
-    Attributes:
-        session: The session.
-        functions: The mode that calls of functions are passed to.
-        graphs: The mode that runs of sessions are passed to.
+    Args:
+        session: The session whose tools instrument them.
     """
 
     facts = FACTS
 
     def __init__(self, session: Session) -> None:
-        self.session = session
-        self.functions = FunctionMode(session)
-        self.graphs = GraphMode(session)
         # The recorder of graphs stays where it is; what is taken back lies over it.
-        self._modes: list[Mode] = [self.functions, self.graphs, EagerMode(self)]
+        self._modes: list[Mode] = [FunctionMode(session), GraphMode(session), EagerMode(session)]
         self._attached = False
 
     def attach(self) -> None:
@@ -60,7 +54,6 @@ class TensorFlowAttachment:
         """
         refuse_in_replica()
         self._attached = True
-        STATE.attachment = self
         for mode in self._modes:
             mode.start()
 
@@ -69,7 +62,6 @@ class TensorFlowAttachment:
         if not self._attached:
             return
         self._attached = False
-        STATE.attachment = None
         for mode in reversed(self._modes):
             mode.stop()
 

@@ -36,7 +36,7 @@ def _knows_frames(module: Any) -> bool:
 
 
 try:
-    from amanda_driver_tf import _native  # type: ignore[attr-defined,unused-ignore]
+    import amanda_driver_tf._native as _native  # type: ignore[import-not-found,unused-ignore]
 except ImportError as error:
     missing = f"the extension was not built, or does not fit this Python ({error})"
 else:

@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework.ops import EagerTensor
 
 from amanda_core.facts import DENSE, SYMBOLIC, Facts, NotReadableError, Storage
+from amanda_driver_tf._tensorflow_internals.modules import ops
 
 __all__ = ["FACTS"]
 
@@ -51,7 +51,7 @@ class _TensorFlowFacts(Facts):
         return "cpu" if kind == "CPU" else f"{kind.lower()}:{number or 0}"
 
     def layout(self, tensor: Any) -> str:
-        if isinstance(tensor, EagerTensor):
+        if isinstance(tensor, ops.EagerTensor):
             return DENSE
         if isinstance(tensor, tf.Tensor):
             return SYMBOLIC
@@ -69,7 +69,7 @@ class _TensorFlowFacts(Facts):
     def storage(self, tensor: Any) -> Storage | None:
         # Several tensors may use one buffer, which has an address on the CPU alone, and for common
         # dtypes alone; elsewhere each tensor counts by itself.
-        if not isinstance(tensor, EagerTensor):
+        if not isinstance(tensor, ops.EagerTensor):
             return None
         size = self.nbytes(tensor)
         if not size:

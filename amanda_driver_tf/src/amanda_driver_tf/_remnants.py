@@ -27,9 +27,10 @@ class Remnant(NamedTuple):
 
 def remnants() -> list[Remnant]:
     """Return what there is of it in this process."""
-    if "amanda_driver_tf._graph.recorder" not in sys.modules:
+    if "amanda_driver_tf._graphs.recorder" not in sys.modules:
         return []
-    from amanda_driver_tf._graph import hiding, recorder
+    from amanda_driver_tf._graphs import recorder
+    from amanda_driver_tf._sessions import hiding
 
     found = [
         Remnant(

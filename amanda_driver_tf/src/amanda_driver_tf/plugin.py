@@ -115,7 +115,7 @@ def amanda_driver_status() -> DriverStatus:
 @hookimpl
 def amanda_framework_imported() -> None:
     """Listen for gradients of graphs, which are built long before they run."""
-    from amanda_driver_tf._graph import recorder
+    from amanda_driver_tf._graphs import recorder
 
     recorder.install()
 

@@ -20,7 +20,7 @@ import amanda
 from amanda_core.testing.tools import idle, tool
 from amanda_driver_tf._eager.call_sites import PythonCallSite
 from amanda_driver_tf._eager.places import Forward
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._versions import VARIABLE
 
 from .making import normal, variable

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from amanda import OpContext, apply, attach, cache_disabled, disabled
 from amanda_core.testing import tools
-from amanda_driver_tf._namespaces import EAGER
+from amanda_driver_tf._shared.namespaces import EAGER
 
 from . import making
 

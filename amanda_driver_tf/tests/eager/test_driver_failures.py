@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import amanda
 from amanda_driver_tf._eager.execute import _Run
-from amanda_driver_tf._graph.functions import FunctionMode
-from amanda_driver_tf._graph.sessions import GraphMode
+from amanda_driver_tf._functions.mode import FunctionMode
+from amanda_driver_tf._sessions.mode import GraphMode
 
 
 class Look(amanda.Tool):

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from amanda import OpContext, apply
 from amanda_core.testing.tools import idle, tool
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 
 from .making import normal, variable
 
@@ -313,7 +313,9 @@ def test_ids_are_bounded_over_many_steps() -> None:
             total += loss
             if step in (10, 1000):
                 place: Any = STATE.eager
-                sizes.append((len(list(place.mode.session.contexts())), len(place.mode.sites)))
+                sizes.append(
+                    (len(list(place.program.session.contexts())), len(place.program.sites))
+                )
     assert sizes[0] == sizes[1]
     assert len(set(ids.take())) < 30
 
@@ -333,7 +335,9 @@ def test_layers_made_anew_leave_nothing_behind() -> None:
                 gc.collect()
                 place: Any = STATE.eager
                 keras.layers.Dense(1, name="sweep")(x)
-                sizes.append((len(list(place.mode.session.contexts())), len(place.mode.sites)))
+                sizes.append(
+                    (len(list(place.program.session.contexts())), len(place.program.sites))
+                )
     assert sizes[1][0] <= sizes[0][0] + 2
     assert sizes[1][1] <= sizes[0][1] + 2
 

@@ -10,14 +10,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import pytest
 import tensorflow as tf
 
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 
 
 @pytest.fixture(autouse=True)
 def _same_start_and_nothing_left() -> Iterator[None]:
     tf.random.set_seed(0)
     yield
-    assert STATE.attachment is None
+    assert STATE.functions is None
+    assert STATE.graphs is None
     assert not STATE.quiet
     assert not STATE.running
     assert STATE.carried is None

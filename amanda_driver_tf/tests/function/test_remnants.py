@@ -16,7 +16,7 @@ from tensorflow.python.ops import script_ops
 
 import amanda
 from amanda_core.testing.tools import after, at_inputs, before, replacing, watching
-from amanda_driver_tf._graph.records import GRAPHS
+from amanda_driver_tf._graphs.records import GRAPHS
 
 from .making import close, values
 from .patches import fingerprint
@@ -189,7 +189,7 @@ before = built()
 import amanda
 with amanda.apply(amanda.Tool()):
     pass
-from amanda_driver_tf._graph import recorder
+from amanda_driver_tf._graphs import recorder
 assert recorder.is_installed()
 assert built() == before, "what is built afterwards differs"
 assert sum(map(len, before)) > 300

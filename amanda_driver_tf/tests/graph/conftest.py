@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.client import session as session_module
 
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 
 from .looping import control_flow
 
@@ -26,7 +26,8 @@ _METHODS = {
 def _same_start_and_nothing_left() -> Iterator[None]:
     tf.random.set_seed(0)
     yield
-    assert STATE.attachment is None
+    assert STATE.functions is None
+    assert STATE.graphs is None
     assert not STATE.quiet
     assert not STATE.running
     found = {

@@ -14,7 +14,7 @@ from tensorflow.python.ops import script_ops
 import amanda
 from amanda import OpContext, Tool
 from amanda_core.testing.tools import Edit, before, editing, tool
-from amanda_driver_tf._graph.hiding import Hidden
+from amanda_driver_tf._sessions.hiding import Hidden
 
 from .making import all_ops, close, counting, double, equal, new_session, v1
 

@@ -17,7 +17,7 @@ from tensorflow.python.framework import ops
 import amanda
 import amanda_driver_tf
 from amanda_core.testing.tools import before
-from amanda_driver_tf._graph import hiding
+from amanda_driver_tf._sessions import hiding
 
 from .making import all_ops, close, double, new_session, serialised, v1
 

@@ -14,12 +14,14 @@ from typing import Any
 from amanda_core import IPoint, Plan
 from amanda_driver_tf._eager.edits import call_step, edited_gradient
 from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
+from amanda_driver_tf._eager.gradient_calls import in_gradient
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR
 from amanda_driver_tf._eager.places import Between, Place
+from amanda_driver_tf._eager.program import LEFT
 from amanda_driver_tf._eager.recompute import Recompute, first_run_of
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._eager.taped import LEFT, mark
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._eager.taped import mark
+from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly, no_tape
 
 __all__ = ["CustomGradient", "differentiating", "gradient_function", "jvp", "record_operation"]
@@ -53,7 +55,7 @@ def _begin_pass() -> Place | None:
     place: Place | None = STATE.eager
     if place is None or STATE.quiet or not place.session.enabled or not executes_eagerly():
         return None
-    STATE.eager = Between(place.mode) if place.session.wants_backward else None
+    STATE.eager = Between(place.program) if place.session.wants_backward else None
     return place
 
 
@@ -74,7 +76,7 @@ def gradient_function(*call: Any) -> Any:
             STATE.eager = place
     else:
         compute = lambda: ORIGINALS.gradient_function(*call)  # noqa: E731
-        results = place.mode.in_gradient(record, call[6], compute)
+        results = in_gradient(place.program, record, call[6], compute)
     if record is not None:
         mark(results if isinstance(results, (list, tuple)) else [results], record)
     return results
@@ -126,17 +128,17 @@ class CustomGradient:
     Its ops are backward ops of the Identity that ends such a function in TensorFlow.
     """
 
-    __slots__ = ("_function", "_mode", "_plans", "_record")
+    __slots__ = ("_function", "_plans", "_program", "_record")
 
     def __init__(self, place: Place, records: Sequence[Record | None], function: Any) -> None:
-        self._mode = place.mode
+        self._program = place.program
         self._function = function
         self._record = next(record for record in records if record is not None)
         self._plans = [_plan_of(record) for record in records]
 
     def __call__(self, *grads: Any) -> Any:
         """Gradients of the function's inputs, given those of its outputs."""
-        session = self._mode.session
+        session = self._program.session
         if session.closed or not session.enabled:
             if session.closed:
                 session.warn_once(LEFT, user_stacklevel())
@@ -146,7 +148,7 @@ class CustomGradient:
             finally:
                 STATE.eager = place
         folded = [self._fold(plan, grad) for plan, grad in zip(self._plans, grads, strict=True)]
-        results = self._mode.in_gradient(self._record, None, lambda: self._function(*folded))
+        results = in_gradient(self._program, self._record, None, lambda: self._function(*folded))
         mark(results if isinstance(results, (list, tuple)) else [results], self._record)
         return results
 

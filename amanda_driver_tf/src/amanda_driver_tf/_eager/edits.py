@@ -12,7 +12,7 @@ from typing import Any
 
 from amanda_core import Step
 from amanda_core.errors import EditError, UnsupportedError
-from amanda_driver_tf._state import quietly
+from amanda_driver_tf._shared.state import quietly
 from amanda_driver_tf._tensorflow_internals.modules import (
     dtypes,
     gen_array_ops,

@@ -8,7 +8,7 @@ op as it ran, with the inputs that stood there before straight-through edits. Wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +24,11 @@ from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.taped import Taped, record_on_tapes, skipped
 from amanda_driver_tf._eager.taps import tap_inputs, tap_outputs
-from amanda_driver_tf._signature import flattened, grouped, signature_of
-from amanda_driver_tf._state import STATE, quietly
+from amanda_driver_tf._shared.signature import flattened, grouped, signature_of
+from amanda_driver_tf._shared.state import STATE, quietly
 from amanda_driver_tf._tensorflow_internals.modules import dtypes, ops
 from amanda_driver_tf._tensorflow_internals.objects import keep_from_keras
 from amanda_driver_tf._tensorflow_internals.tapes import no_tape
-
-if TYPE_CHECKING:
-    from amanda_driver_tf._eager.mode import EagerMode
 
 __all__ = ["Call", "aligned_plans", "constant", "is_plain", "run", "tag"]
 
@@ -81,7 +78,7 @@ def run(
     Returns:
         Its outputs.
     """
-    failures = place.mode.session.failures
+    failures = place.program.session.failures
     original = failures.original(call.run)
     try:
         return _Run(place, record, call, plain, records, original).outputs()
@@ -92,7 +89,7 @@ def run(
             # Or Keras would replace it by one that it makes of the message.
             keep_from_keras(error)
             if record.swallows and isinstance(error, (TypeError, ValueError)):
-                place.mode.session.defer(error)
+                place.program.session.defer(error)
         raise
     finally:
         original.forget()
@@ -129,8 +126,8 @@ class _Run:
         original: OriginalCall,
     ) -> None:
         self.original = original
-        self.mode: EagerMode = place.mode
-        self.session: Session = place.mode.session
+        self.program = place.program
+        self.session: Session = place.program.session
         self.place, self.record, self.call = place, record, call
         self.attributes = Attributes(call.op_type, call.attrs)
         signature = signature_of(call.op_type)
@@ -178,7 +175,7 @@ class _Run:
             if backward
             else (IPoint.BEFORE_FORWARD, IPoint.AFTER_FORWARD)
         )
-        edits = self.mode.edits
+        edits = self.program.edits
         if backward:
             context.fill(grad_outputs=self.values)
         before = self._analyse(context, first)
@@ -209,7 +206,7 @@ class _Run:
                 record.idle = session.epoch
         elif not settled:
             record.planned = session.epoch
-            if self.mode.edits != edits:
+            if self.program.edits != edits:
                 record.edited = session.epoch
         return outputs
 
@@ -230,7 +227,7 @@ class _Run:
     def _edit_inputs(self, plan: Plan) -> None:
         for step in plan.steps:
             for position, new in call_step(step, self.values):
-                self.mode.edits += 1
+                self.program.edits += 1
                 old = self.values[position]
                 self.values[position] = edited(old, new, step)
                 if step.action.autodiff:
@@ -241,11 +238,11 @@ class _Run:
     def _replace(self, step: Step, context: OpContext) -> list[Any]:
         """The outputs of a replacement, differentiated as written."""
         aligned = (_NONE, _NONE) if self.record.backward else aligned_plans(context)
-        self.mode.edits += 1
+        self.program.edits += 1
         own_backward = self.recording and aligned[0].replacement is not None
         values = self.values
         if self.recording and not own_backward and aligned[1]:
-            values = tap_inputs(self.mode, aligned[1], values)
+            values = tap_inputs(self.program, aligned[1], values)
         with isolated(autodiff=not own_backward), standing_for(self._original):
             result = step.replace(values)
         results = list(result) if isinstance(result, (list, tuple)) else [result]
@@ -263,7 +260,7 @@ class _Run:
         if own_backward:
             self._tell_tapes(context, outputs, aligned, settled=False)
         elif self.recording and aligned[0]:
-            outputs = tap_outputs(self.mode, aligned[0], outputs)
+            outputs = tap_outputs(self.program, aligned[0], outputs)
         return outputs
 
     def _original(self, values: Sequence[Any]) -> Any:
@@ -299,7 +296,7 @@ class _Run:
             record_gradient(call.op_type, origins, (*(call.attrs or ()), *pair), outputs)
             return
         taped = Taped(
-            self.mode,
+            self.program,
             record,
             context,
             (call.op_type, call.attrs),
@@ -317,7 +314,7 @@ class _Run:
         outputs = list(outputs)
         for step in plan.steps:
             for position, new in call_step(step, outputs):
-                self.mode.edits += 1
+                self.program.edits += 1
                 outputs[position] = edited(outputs[position], new, step)
         return outputs
 

@@ -12,7 +12,6 @@ from types import CodeType, FrameType
 
 import amanda_core
 from amanda_core.identity import call_offsets
-from amanda_driver_tf import _state
 from amanda_driver_tf._tensorflow_internals.names import (
     MODULES_BESIDE_THE_MODEL,
     MODULES_OF_INITIALIZERS,
@@ -42,7 +41,8 @@ SKIPPED, LIBRARY, USER, UNWATCHED, STOP = range(5)
 BOUNDARY: set[CodeType] = set()
 
 # By folder and not by name: a test runner may name modules below the package.
-_OWN = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (amanda_core, _state))
+_CORE, _DRIVER = amanda_core.__file__, os.path.dirname(__file__)
+_OWN = tuple(os.path.dirname(str(path)) + os.sep for path in (_CORE, _DRIVER))
 
 _LIBRARIES = frozenset({"tensorflow", "keras", "tf_keras"})
 _PASSAGES = (

@@ -25,7 +25,7 @@ from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation, Scope
 from amanda_driver_tf._interceptor_choice import INTERCEPTORS
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.eager_checks import CHECKED, problems
 from amanda_driver_tf._tensorflow_internals.entry_points import (
     EXECUTE,

@@ -17,7 +17,7 @@ from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.replicas import Replica
 from amanda_driver_tf._eager.scopes import OPTIMIZER, Activation
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.modules import ops
 from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
 
@@ -100,7 +100,7 @@ def _enter(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entered 
         if type(value) not in _CONCRETE and _is_symbolic(value):
             return None
     activations = place.activations
-    activation = place.mode.enter(layer, activations[-1])
+    activation = place.program.enter(layer, activations[-1])
     activations.append(activation)
     entered = place, activation
     if place.session.watches_scopes:
@@ -165,7 +165,7 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
             if activations[-1] is activation:
                 activations.pop()
         if type(place) is not Replica or place.is_last:
-            place.mode.session.end_step()
+            place.program.session.end_step()
         return result
 
     return _left_alone(apply)

@@ -9,17 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda_driver_tf._eager.frames import STOP, source_of
 from amanda_driver_tf._eager.op_types import READ, OpType
+from amanda_driver_tf._eager.program import EagerProgram
 from amanda_driver_tf._eager.records import Operands, Record, backward_site
 from amanda_driver_tf._eager.scopes import OUTSIDE, TOKENS, Activation
 from amanda_driver_tf._eager.sites import operands_of
 from amanda_driver_tf._tensorflow_internals.modules import ops
-
-if TYPE_CHECKING:
-    from amanda_driver_tf._eager.mode import EagerMode
 
 __all__ = ["Between", "Forward", "InGradient", "Place"]
 
@@ -32,10 +30,10 @@ _OCCURRENCES = 1024
 class Place:
     """Where ops run; `locate` gives the record of one, or None where it is not to be seen."""
 
-    __slots__ = ("control", "mode", "session")
+    __slots__ = ("control", "program", "session")
 
-    def __init__(self, mode: EagerMode) -> None:
-        self.mode, self.session, self.control = mode, mode.session, mode.control
+    def __init__(self, program: EagerProgram) -> None:
+        self.program, self.session, self.control = program, program.session, program.control
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op being called with `args` by the caller of the caller."""
@@ -52,8 +50,8 @@ class Forward(Place):
 
     __slots__ = ("activations", "recomputed")
 
-    def __init__(self, mode: EagerMode, activations: Sequence[Activation] = ()) -> None:
-        super().__init__(mode)
+    def __init__(self, program: EagerProgram, activations: Sequence[Activation] = ()) -> None:
+        super().__init__(program)
         self.activations: list[Activation] = list(activations) or [Activation(OUTSIDE)]
         self.recomputed = False
 
@@ -67,7 +65,7 @@ class Forward(Place):
             token = value._amanda_source
             if token.__class__ is not int:
                 token = TOKENS.of(value)
-            return self.mode.sites.read(activation, op_type, token)
+            return self.program.sites.read(activation, op_type, token)
         operands: Operands = ()
         for value in args[: op_type.count]:
             if type(value) is not _EagerTensor or value._amanda_source is not None:
@@ -79,7 +77,7 @@ class Forward(Place):
         # What followed last time, if it is called from the same place again, is the op.
         last = activation.last
         expected: Record | None = (
-            last.next if last is not None else self.mode.sites.firsts.get(scope.number)
+            last.next if last is not None else self.program.sites.firsts.get(scope.number)
         )
         if expected is None or expected.op_type is not op_type or expected.operands != operands:
             return self._look_up(op_type, operands)
@@ -96,7 +94,7 @@ class Forward(Place):
 
     def _look_up(self, op_type: OpType, operands: Operands) -> Record | None:
         activation = self.activations[-1]
-        found = self.mode.sites.look_up(activation, op_type, operands, _frame(3))
+        found = self.program.sites.look_up(activation, op_type, operands, _frame(3))
         return found if found.watched else None
 
 
@@ -110,8 +108,8 @@ class InGradient(Place):
 
     __slots__ = ("_counts", "met", "record")
 
-    def __init__(self, mode: EagerMode, record: Record) -> None:
-        super().__init__(mode)
+    def __init__(self, program: EagerProgram, record: Record) -> None:
+        super().__init__(program)
         self.record = record
         self.met: list[Record] = []
         self._counts: dict[Any, int] = {}
@@ -119,7 +117,7 @@ class InGradient(Place):
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op that the gradient function calls."""
         frame = _frame(2)
-        found = _walk(self.mode, frame)
+        found = _walk(self.program, frame)
         key = (op_type.name, *((code.number, offset) for code, offset in found))
         occurrence = self._counts.get(key, 0)
         self._counts[key] = occurrence + 1
@@ -149,8 +147,8 @@ class Between(Place):
 
     __slots__ = ("_counts",)
 
-    def __init__(self, mode: EagerMode) -> None:
-        super().__init__(mode)
+    def __init__(self, program: EagerProgram) -> None:
+        super().__init__(program)
         self._counts: dict[Any, int] = {}
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
@@ -163,18 +161,18 @@ class Between(Place):
             if isinstance(source, Record)
         )
         frame = _frame(2)
-        found = _walk(self.mode, frame)
+        found = _walk(self.program, frame)
         key: Any = (op_type.name, sources, tuple((*code.label, offset) for code, offset in found))
         if sources:
             occurrence = self._counts.get(key, 0)
             self._counts[key] = occurrence + 1
             key = (*key, min(occurrence, _OCCURRENCES))
-        return self.mode.between(op_type, key, frame)
+        return self.program.between(op_type, key, frame)
 
 
-def _walk(mode: EagerMode, frame: FrameType | None) -> list[tuple[Any, int]]:
+def _walk(program: EagerProgram, frame: FrameType | None) -> list[tuple[Any, int]]:
     """All frames of a call site that count, up to the gradient function's call."""
-    known = mode.sites.codes
+    known = program.sites.codes
     found: list[tuple[Any, int]] = []
     while frame is not None:
         code = known.known.get(id(frame.f_code)) or known.add(frame)

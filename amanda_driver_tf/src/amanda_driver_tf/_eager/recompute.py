@@ -17,13 +17,14 @@ from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.op_types import READ, OpType
 from amanda_driver_tf._eager.originals import ORIGINALS
 from amanda_driver_tf._eager.places import Forward
+from amanda_driver_tf._eager.program import EagerProgram
 from amanda_driver_tf._eager.records import Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation
 from amanda_driver_tf._eager.sites import operands_of
-from amanda_driver_tf._nested import nested_codes
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.modules import custom_gradient
 from amanda_driver_tf._tensorflow_internals.names import CALLERS_OF_RECOMPUTED
+from amanda_driver_tf._tensorflow_internals.nested_code import nested_codes
 from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
 
 __all__ = ["FirstRun", "Recompute", "first_run_of", "stop_recording"]
@@ -47,23 +48,23 @@ class FirstRun:
     """
 
     def __init__(self, place: Forward) -> None:
-        self.mode = place.mode
+        self.program = place.program
         self._activations = [activation.copy() for activation in place.activations]
-        self._tools: Sequence[Tool] = self.mode.session.tools
-        self._enabled = self.mode.session.control.enabled
-        self._edits = self.mode.edits
+        self._tools: Sequence[Tool] = self.program.session.tools
+        self._enabled = self.program.session.control.enabled
+        self._edits = self.program.edits
         self.edited = False
 
     def end(self) -> None:
         """The first run is over."""
-        self.edited = self.mode.edits != self._edits
+        self.edited = self.program.edits != self._edits
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
         """Extent of a second run."""
-        session = self.mode.session
+        session = self.program.session
         control = session.control
-        place = Rerun(self.mode, [activation.copy() for activation in self._activations])
+        place = Rerun(self.program, [activation.copy() for activation in self._activations])
         before, enabled = STATE.eager, control.enabled
         same = self._tools == session.tools
         with nullcontext() if same else session.as_of(self._tools):
@@ -110,7 +111,7 @@ class Recompute:
             if self._first.edited:
                 self._refuse("while TensorFlow builds a graph of the gradient")
             return self._function(*grads)
-        if self._first.mode.session.closed:
+        if self._first.program.session.closed:
             if self._first.edited:
                 self._refuse("after `apply` was left")
             return self._function(*grads)
@@ -135,21 +136,21 @@ class Rerun(Forward):
 
     __slots__ = ()
 
-    def __init__(self, mode: Any, activations: Sequence[Activation]) -> None:
-        super().__init__(mode, activations)
+    def __init__(self, program: EagerProgram, activations: Sequence[Activation]) -> None:
+        super().__init__(program, activations)
         self.recomputed = True
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op of the function; None for what TensorFlow does around it."""
         activation = self.activations[-1]
         if op_type.kind == READ:
-            return self.mode.sites.read(activation, op_type, TOKENS.of(args[0]))
+            return self.program.sites.read(activation, op_type, TOKENS.of(args[0]))
         frame = sys._getframe(2)
-        found, end = self.mode.sites.ends_at(frame, activation.scope)
+        found, end = self.program.sites.ends_at(frame, activation.scope)
         if not found or end is Recompute.__call__.__code__:
             return None
         operands = operands_of(op_type, args, bool(activation.scope.root))
-        record = self.mode.sites.look_up(activation, op_type, operands, frame)
+        record = self.program.sites.look_up(activation, op_type, operands, frame)
         return record if record.watched else None
 
 

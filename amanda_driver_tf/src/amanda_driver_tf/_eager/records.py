@@ -12,7 +12,7 @@ from amanda_core import OpContext, Site
 from amanda_core.identity import stable_id
 from amanda_driver_tf._eager.call_sites import CallSite
 from amanda_driver_tf._eager.op_types import OpType
-from amanda_driver_tf._namespaces import EAGER
+from amanda_driver_tf._shared.namespaces import EAGER
 
 __all__ = ["Group", "Operands", "Record", "backward_site"]
 

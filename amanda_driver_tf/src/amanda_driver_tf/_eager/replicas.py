@@ -15,7 +15,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patch
 from amanda_core.threads import THREAD
 from amanda_driver_tf._eager.places import Forward
-from amanda_driver_tf._state import STATE
+from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.entry_points import (
     REPLICA_MERGE_CALL,
     REPLICA_THREAD_RUN,
@@ -52,7 +52,7 @@ class Replica(Forward):
     __slots__ = ("is_last",)
 
     def __init__(self, lender: Forward, is_last: bool) -> None:
-        super().__init__(lender.mode, lender.activations)
+        super().__init__(lender.program, lender.activations)
         self.is_last = is_last
 
 
@@ -71,7 +71,7 @@ def _started(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, *args, **kwargs)
         place = STATE.eager
         if isinstance(place, Forward) and not STATE.quiet and executes_eagerly():
-            setattr(self, _ATTRIBUTE, (STATE.attachment, place))
+            setattr(self, _ATTRIBUTE, (STATE.functions, STATE.graphs, place))
 
     return __init__
 
@@ -82,25 +82,25 @@ def _running(original: Callable[..., Any]) -> Callable[..., Any]:
         lent = self.__dict__.pop(_ATTRIBUTE, None)
         if lent is None:
             return original(self)
-        attachment, place = lent
-        with _watched(attachment, Replica(place, self.replica_id + 1 == len(self.devices))):
+        functions, graphs, place = lent
+        with _watched(functions, graphs, Replica(place, self.replica_id + 1 == len(self.devices))):
             return original(self)
 
     return run
 
 
 @contextmanager
-def _watched(attachment: Any, place: Replica) -> Iterator[None]:
+def _watched(functions: Any, graphs: Any, place: Replica) -> Iterator[None]:
     """Extent in which the calling thread stands for the one that entered `apply`."""
     before = THREAD.control, THREAD.session
     # Switches are those of the thread that waits meanwhile; it may be switched off there.
     THREAD.control, THREAD.session = place.control, place.session
-    STATE.attachment, STATE.eager = attachment, place
+    STATE.functions, STATE.graphs, STATE.eager = functions, graphs, place
     try:
         yield
     finally:
         THREAD.control, THREAD.session = before
-        STATE.attachment = STATE.eager = None
+        STATE.functions = STATE.graphs = STATE.eager = None
 
 
 def _merging(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,8 +133,8 @@ def _within(replica: Replica, fn: Callable[..., Any]) -> Callable[..., Any]:
 def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def schedule(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        attachment = STATE.attachment
-        if attachment is not None and not STATE.quiet and attachment.session.enabled:
+        watching = STATE.functions
+        if watching is not None and not STATE.quiet and watching.session.enabled:
             raise UnsupportedError(
                 f"The function {getattr(fn, '__name__', fn)!r} is sent to a worker by a "
                 "ClusterCoordinator while tools are applied, which reach no worker",

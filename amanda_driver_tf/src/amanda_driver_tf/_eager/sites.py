@@ -28,7 +28,7 @@ from amanda_driver_tf._eager.frames import (
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.records import Group, Operands, Record
 from amanda_driver_tf._eager.scopes import TOKENS, Activation, Labels, Scope, Scopes
-from amanda_driver_tf._namespaces import EAGER
+from amanda_driver_tf._shared.namespaces import EAGER
 from amanda_driver_tf._tensorflow_internals.modules import ops
 from amanda_driver_tf._tensorflow_internals.names import CUSTOM_GRADIENT
 from amanda_driver_tf._tensorflow_internals.objects import variable_handle

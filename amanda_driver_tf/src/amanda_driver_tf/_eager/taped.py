@@ -7,11 +7,10 @@ then, routines do not run. Raw backward ops are seen by `places`.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from amanda_core import OpContext, Plan, Step, Tool
+from amanda_core import OpContext, Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_tf._eager.edits import (
     call_step,
@@ -20,61 +19,28 @@ from amanda_driver_tf._eager.edits import (
     is_trainable,
 )
 from amanda_driver_tf._eager.frames import BOUNDARY, user_stacklevel
+from amanda_driver_tf._eager.gradient_calls import in_gradient, unsupported_in_graph
 from amanda_driver_tf._eager.originals import ORIGINALS
+from amanda_driver_tf._eager.program import LEFT, EagerProgram
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._signature import flattened, grouped
-from amanda_driver_tf._state import STATE, quietly
+from amanda_driver_tf._shared.signature import flattened, grouped
+from amanda_driver_tf._shared.state import STATE, quietly
 from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly, is_recorded
 
-if TYPE_CHECKING:
-    from amanda_driver_tf._eager.mode import EagerMode
-
 __all__ = [
-    "LEFT",
-    "Applied",
     "Taped",
     "compute",
     "mark",
     "record_on_tapes",
     "skipped",
-    "unsupported_in_graph",
 ]
-
-LEFT = (
-    "A gradient was computed after `apply` was left: edits made in the forward program stay, "
-    "backward routines do not run. Compute it inside `apply`."
-)
-_EMPTY = Plan()
-
-
-class Applied:
-    """The tools of an execution, to be missed if they are left before its gradient is computed."""
-
-    __slots__ = ("_mode", "_tools", "epoch")
-
-    def __init__(self, mode: EagerMode) -> None:
-        self._mode = mode
-        self.epoch = mode.session.epoch
-        self._tools = tuple(weakref.ref(tool) for tool in mode.session.tools)
-
-    def miss(self) -> None:
-        """Warn once if a tool that analyses backward ops was left since."""
-        session = self._mode.session
-        if session.epoch == self.epoch:
-            return
-        for reference in self._tools:
-            tool: Tool | None = reference()
-            if tool is None or (
-                tool.analyses_backward and not any(tool is one for one in session.tools)
-            ):
-                session.warn_once(LEFT, user_stacklevel())
 
 
 class Taped:
     """Called by TensorFlow with the gradients of an op's outputs; gives those of its inputs.
 
     Args:
-        mode: The mode that recorded it.
+        program: The program that it ran in.
         record: Record of the op.
         context: Its context.
         call: The op's name and attributes.
@@ -92,16 +58,16 @@ class Taped:
         "_context",
         "_inputs",
         "_lengths",
-        "_mode",
         "_name",
         "_outputs",
+        "_program",
         "_record",
         "_skip",
     )
 
     def __init__(
         self,
-        mode: EagerMode,
+        program: EagerProgram,
         record: Record,
         context: OpContext,
         call: tuple[str, Any],
@@ -111,17 +77,17 @@ class Taped:
         skip: tuple[int, ...] | None,
         aligned: tuple[Plan, Plan],
     ) -> None:
-        self._mode, self._record, self._context = mode, record, context
+        self._program, self._record, self._context = program, record, context
         self._name, self._attrs = call
         self._inputs, self._outputs = inputs, outputs
         self._lengths, self._skip = lengths, skip
         # As asked for when the op ran.
         self._before, self._after = aligned
-        self._applied = mode.applied()
+        self._applied = program.applied()
 
     def __call__(self, *out_grads: Any) -> list[Any]:
         """Gradients of the inputs, flat, given those of the outputs."""
-        session = self._mode.session
+        session = self._program.session
         if session.closed:
             session.warn_once(LEFT, user_stacklevel())
         elif session.enabled:
@@ -168,7 +134,9 @@ class Taped:
                 self._refuse_replacement()
             results = self._replaced(self._before.replacement, grads)
         else:
-            results = self._mode.in_gradient(self._record, self._skip, lambda: self._compute(grads))
+            results = in_gradient(
+                self._program, self._record, self._skip, lambda: self._compute(grads)
+            )
         if self._after.steps:
             folded = self._fold(self._after, grouped(results, self._lengths))
             results = flattened(folded, self._lengths)
@@ -176,9 +144,9 @@ class Taped:
         return results
 
     def _is_applied(self, step: Step) -> bool:
-        if any(step.action.tool is tool for tool in self._mode.session.tools):
+        if any(step.action.tool is tool for tool in self._program.session.tools):
             return True
-        self._mode.session.warn_once(LEFT, user_stacklevel())
+        self._program.session.warn_once(LEFT, user_stacklevel())
         return False
 
     def _fold(self, plan: Plan, grads: Sequence[Any]) -> list[Any]:
@@ -252,7 +220,7 @@ class Taped:
         if any(not step.action.observe for step in hosts):
             raise unsupported_in_graph(steps[0].where)
         if hosts:
-            self._mode.note_graph(self._record)
+            self._program.note_graph(self._record)
         grads = list(out_grads)
         for step in self._before.steps:
             if step not in hosts:
@@ -261,7 +229,9 @@ class Taped:
         if self._before.replacement is not None:
             results = self._replaced(self._before.replacement, grads)
         else:
-            results = self._mode.in_gradient(self._record, self._skip, lambda: self._compute(grads))
+            results = in_gradient(
+                self._program, self._record, self._skip, lambda: self._compute(grads)
+            )
         values = grouped(results, self._lengths)
         for step in self._after.steps:
             if step not in hosts:
@@ -271,19 +241,6 @@ class Taped:
 
 
 BOUNDARY.add(Taped.__call__.__code__)
-
-
-def unsupported_in_graph(where: str) -> UnsupportedError:
-    """The error for a gradient routine that would have to be part of a graph."""
-    error = UnsupportedError(
-        "A gradient routine of an op that ran eagerly cannot run while TensorFlow builds a graph "
-        "of the gradient (jacobian, batch_jacobian, a function around the tape)",
-        where=where,
-        fix="Pass experimental_use_pfor=False with a persistent tape, or mark the routine of the "
-        "forward op @amanda.staged",
-    )
-    error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as it is.
-    return error
 
 
 def compute(

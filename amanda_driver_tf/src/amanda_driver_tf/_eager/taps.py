@@ -6,16 +6,14 @@ Owns them; the gradients of an op that runs itself are `taped`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda_core import Plan
 from amanda_driver_tf._eager.edits import call_step, edited_gradient, is_trainable
-from amanda_driver_tf._state import quietly
+from amanda_driver_tf._eager.program import EagerProgram
+from amanda_driver_tf._shared.state import quietly
 from amanda_driver_tf._tensorflow_internals.modules import gen_array_ops, record
 from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
-
-if TYPE_CHECKING:
-    from amanda_driver_tf._eager.mode import EagerMode
 
 __all__ = ["tap_inputs", "tap_outputs"]
 
@@ -23,17 +21,17 @@ __all__ = ["tap_inputs", "tap_outputs"]
 _Slot = tuple[int, int | None]
 
 
-def tap_inputs(mode: EagerMode, plan: Plan, values: Sequence[Any]) -> list[Any]:
+def tap_inputs(program: EagerProgram, plan: Plan, values: Sequence[Any]) -> list[Any]:
     """Return what a replacement is to run on, so that `plan` meets the gradients of its inputs."""
-    return _tapped(mode, plan, values)
+    return _tapped(program, plan, values)
 
 
-def tap_outputs(mode: EagerMode, plan: Plan, outputs: Sequence[Any]) -> list[Any]:
+def tap_outputs(program: EagerProgram, plan: Plan, outputs: Sequence[Any]) -> list[Any]:
     """Return what a replacement gives, so that `plan` meets the gradients of its outputs."""
-    return _tapped(mode, plan, outputs)
+    return _tapped(program, plan, outputs)
 
 
-def _tapped(mode: EagerMode, plan: Plan, values: Sequence[Any]) -> list[Any]:
+def _tapped(program: EagerProgram, plan: Plan, values: Sequence[Any]) -> list[Any]:
     new = [list(value) if isinstance(value, list) else value for value in values]
     slots: list[_Slot] = []
     for position, value in enumerate(new):
@@ -46,7 +44,7 @@ def _tapped(mode: EagerMode, plan: Plan, values: Sequence[Any]) -> list[Any]:
         with quietly(), record.stop_recording():
             fresh = [gen_array_ops.identity(tensor) for tensor in old]
         lengths = {p: len(new[p]) for p, index in chosen if index is not None}
-        function = _function(mode, plan, group, chosen, len(new), lengths)
+        function = _function(program, plan, group, chosen, len(new), lengths)
         record.record_operation("AmandaTap", fresh, old, function, _straight)
         for (position, index), tensor in zip(chosen, fresh, strict=True):
             if index is None:
@@ -66,7 +64,7 @@ def _straight(*tangents: Any) -> list[Any]:
 
 
 def _function(
-    mode: EagerMode,
+    program: EagerProgram,
     plan: Plan,
     group: frozenset[int],
     slots: Sequence[_Slot],
@@ -74,10 +72,10 @@ def _function(
     lengths: dict[int, int],
 ) -> Callable[..., list[Any]]:
     """Maps the gradients at `slots` through the steps of `group`."""
-    applied = mode.applied()
+    applied = program.applied()
 
     def function(*grads: Any) -> list[Any]:
-        if not mode.gradients_wanted() or not executes_eagerly():
+        if not program.gradients_wanted() or not executes_eagerly():
             return list(grads)
         applied.miss()
         values: list[Any] = [[None] * lengths[p] if p in lengths else None for p in range(count)]

@@ -10,7 +10,6 @@ import inspect
 import threading
 from typing import Any
 
-from amanda_driver_tf._nested import nested_codes
 from amanda_driver_tf._tensorflow_internals.entry_points import EXECUTE, FAST_PATH
 from amanda_driver_tf._tensorflow_internals.modules import (
     backprop,
@@ -28,6 +27,7 @@ from amanda_driver_tf._tensorflow_internals.modules import (
     tape,
 )
 from amanda_driver_tf._tensorflow_internals.names import CALLERS_OF_RECOMPUTED
+from amanda_driver_tf._tensorflow_internals.nested_code import nested_codes
 from amanda_driver_tf._tensorflow_internals.tapes import (
     FallbackException,
     executes_eagerly,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 import inspect
 
-from amanda_driver_tf._nested import nested_codes
 from amanda_driver_tf._tensorflow_internals.entry_points import PARTIAL_RUN_SETUP
 from amanda_driver_tf._tensorflow_internals.modules import custom_gradient
 from amanda_driver_tf._tensorflow_internals.names import ENDS_OF_RECOMPUTATION, SETUP_OF_PARTIAL_RUN
+from amanda_driver_tf._tensorflow_internals.nested_code import nested_codes
 
 __all__ = ["problems"]
 

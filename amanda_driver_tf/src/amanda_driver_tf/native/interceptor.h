@@ -45,7 +45,7 @@
 /* The slots of these classes that are read here. */
 #define SLOTS(X) \
     X(place, control) X(place, session) \
-    X(forward, activations) X(forward, control) X(forward, mode) X(forward, session) \
+    X(forward, activations) X(forward, control) X(forward, program) X(forward, session) \
     X(activation, counts) X(activation, last) X(activation, scope) \
     X(scope, number) X(scope, root) \
     X(record, call_site) X(record, children) X(record, group) X(record, idle) X(record, marks) \
@@ -57,7 +57,7 @@
 /* Other attributes. */
 #define NAMES(X) \
     X(_amanda_source) X(attrs) X(control) X(eager) X(epoch) X(execute) X(firsts) X(handed) \
-    X(inputs) X(mode) X(must_record_gradient) X(quiet) X(record_gradient) X(records) X(sites) \
+    X(inputs) X(must_record_gradient) X(program) X(quiet) X(record_gradient) X(records) X(sites) \
     X(told) X(wants_backward)
 
 /* A `Control` whose switches were read last. */

@@ -75,7 +75,7 @@ static PyObject* follower(Interceptor* self, PyObject* place, PyObject* activati
         next = SLOT(last, record, next);
         Py_XINCREF(next);
     } else {
-        PyObject* sites = PyObject_GetAttr(SLOT(place, forward, mode), names.sites);
+        PyObject* sites = PyObject_GetAttr(SLOT(place, forward, program), names.sites);
         PyObject* firsts = sites == NULL ? NULL : PyObject_GetAttr(sites, names.firsts);
         if (firsts != NULL) next = PyObject_GetItem(firsts, SLOT(scope, scope, number));
         Py_XDECREF(firsts);
@@ -126,7 +126,7 @@ PyObject* read_of(
     }
     PyObject* key =
         PyTuple_Pack(3, SLOT(scope, scope, number), SLOT(op_type, op_type, name), token);
-    PyObject* sites = PyObject_GetAttr(SLOT(place, forward, mode), names.sites);
+    PyObject* sites = PyObject_GetAttr(SLOT(place, forward, program), names.sites);
     PyObject* records = sites == NULL ? NULL : PyObject_GetAttr(sites, names.records);
     if (key != NULL && records != NULL) record = PyObject_GetItem(records, key);
     Py_XDECREF(records);

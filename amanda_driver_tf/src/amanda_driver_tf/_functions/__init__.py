@@ -1,0 +1,1 @@
+"""The function mode: functions of TensorFlow, of which instrumented ones run instead."""

@@ -1,0 +1,557 @@
+"""`FunctionMode`: functions that TensorFlow executes, instrumented as they are called.
+
+Owns the interception of calls, when a function gets a twin, and how values of a forward function
+reach the function of its gradients that a tape calls later. What a twin is made of,
+`function_rewriting` says. Over 400 lines: one way, from a call to the gradients of what it
+ran.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from amanda_core import Blind, Session
+from amanda_core.errors import UnsupportedError
+from amanda_core.patching import Patches
+from amanda_driver_tf._functions.twins import UNKNOWN, Gradients, Twin, Twins, remove
+from amanda_driver_tf._graphs import records
+from amanda_driver_tf._graphs.analysis import Analysis, OpPlans
+from amanda_driver_tf._graphs.constants import Constants
+from amanda_driver_tf._graphs.records import GRAPHS, Records, children_of, name_of
+from amanda_driver_tf._insertion.shapes import refusal
+from amanda_driver_tf._rewriting.function_rewriting import Call, Rewriter
+from amanda_driver_tf._rewriting.mode import Mode
+from amanda_driver_tf._rewriting.woven import Woven
+from amanda_driver_tf._shared.namespaces import FUNCTION
+from amanda_driver_tf._shared.state import STATE
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    CALL_FUNCTION,
+    RECORD_BACKPROP_ONLY,
+    RECORD_OPERATION,
+    SELECT_FUNCTIONS,
+)
+from amanda_driver_tf._tensorflow_internals.modules import (
+    context,
+    dtypes,
+    errors,
+    forwardprop_util,
+    ops,
+    record,
+)
+from amanda_driver_tf._tensorflow_internals.objects import graph_of_function
+
+__all__ = ["FunctionMode"]
+
+# Building one twin changes what another thread may be weaving: graphs know nothing of locks.
+_BUILDING = threading.RLock()
+
+
+class _Bare(Analysis):
+    """Plans as they stand, and none of backward ops: which versions of values there are.
+
+    Args:
+        analysis: The whole analysis.
+        aligned: Whether routines at gradients count.
+    """
+
+    def __init__(self, analysis: Analysis, aligned: bool) -> None:
+        self._whole, self._aligned = analysis, aligned
+
+    def is_backward(self, op: Any) -> bool:
+        """Return True if an op belongs to the backward program."""
+        return self._whole.is_backward(op)
+
+    def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
+        """The plans of a forward op, None for others."""
+        if self.is_backward(op):
+            return None
+        plans = self._whole.plans_of(op, analyse=False)
+        if plans is None or self._aligned:
+            return plans
+        return plans.unaligned()
+
+
+class _Kept(Analysis):
+    """Plans as they were when a forward function ran.
+
+    Args:
+        analysis: The whole analysis.
+        plans: What happened at its ops, backward ops among them, by label and name.
+    """
+
+    def __init__(self, analysis: Analysis, plans: dict[tuple[str, str], OpPlans]) -> None:
+        self._whole, self._kept = analysis, plans
+
+    def is_backward(self, op: Any) -> bool:
+        """Return True if an op belongs to the backward program."""
+        return self._whole.is_backward(op)
+
+    def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
+        """The plans of an op; None where nothing happened."""
+        return self._kept.get((self._whole.label(op.graph), op.name))
+
+
+class _Carried:
+    """Results of a forward twin on their way to the gradients of that very call.
+
+    Attributes:
+        mode: The mode that ran it.
+        function: The function that the twin stood for.
+        twin: The twin.
+        tensors: Its results beyond those of the function.
+        earlier: What the call itself was given, where it was a gradient's.
+        graph: The function's graph, which may die before its gradient is computed.
+    """
+
+    __slots__ = ("earlier", "function", "graph", "mode", "tensors", "twin")
+
+    def __init__(
+        self,
+        mode: FunctionMode,
+        function: str,
+        twin: Twin,
+        tensors: list[Any],
+        earlier: _Carried | None,
+    ) -> None:
+        self.mode, self.function, self.twin, self.tensors = mode, function, twin, tensors
+        self.earlier = earlier
+        self.graph = GRAPHS.get(function)
+
+    def refuse_in_graph(self) -> None:
+        """Refuse that the gradient is put into a graph, where nothing is carried to it."""
+        # Where each routine has returned None, the gradient reads what it would read without them.
+        demanded = any(self.twin.gradients.values()) and self.twin.has_edited()
+        if not demanded and not (self.twin.is_aligned and _is_vectorised()):
+            return
+        error = UnsupportedError(
+            f"The gradient of the function {self.function!r}, in which ops were edited, is "
+            "computed while TensorFlow builds a graph (tape.jacobian and batch_jacobian by pfor, "
+            "a function around tape.gradient alone)",
+            fix="Pass experimental_use_pfor=False, or put the tape into the function, too",
+        )
+        error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as it is.
+        raise error
+
+
+def _spread(error: BaseException) -> UnsupportedError | None:
+    """Return the error for a routine in a function that DTensor runs on several devices."""
+    if "'tf.EagerPyFunc' op does not implement layout propagation" not in str(error):
+        return None
+    return UnsupportedError(
+        "A host routine was inserted into a function that runs on DTensors",
+        fix="Mark the routine with @amanda.staged",
+    )
+
+
+def _is_vectorised() -> bool:
+    """Return True if the body of a loop for pfor is being built, which makes its ops again."""
+    graph = ops.get_default_graph()
+    while graph is not None:
+        if "loop_body" in (graph.get_name_scope() or "").split("/"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+class FunctionMode(Mode):
+    """Instruments the functions that one thread calls.
+
+    Args:
+        session: The session whose tools instrument them.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, _PATCHES, "function")
+        self._constants = Constants()
+        self._analysis = Analysis(session, FUNCTION, self._constants.read)
+        self._twins = session.persistent("tensorflow.twins", Twins)
+
+    def start(self) -> None:
+        """Start intercepting in this thread."""
+        super().start()
+        STATE.functions = self
+
+    def stop(self) -> None:
+        """Stop intercepting; harmless if not started."""
+        if self.is_started:
+            STATE.functions = None
+        super().stop()
+
+    def coverage(self) -> Sequence[Blind]:
+        """Return what is not seen inside functions."""
+        return [
+            Blind("tf.data functions", "they run in TensorFlow's input pipeline"),
+            Blind(
+                "gradients that pfor vectorises (Jacobians)",
+                "it makes their ops anew, which are seen as forward ops",
+            ),
+            Blind("constants, placeholders, calls and control flow", "they hold or steer values"),
+            *(Blind(what, why) for what, why in self._blind.items()),
+        ]
+
+    # Calls.
+
+    def run(
+        self,
+        call: Callable[..., Any],
+        name: bytes,
+        inputs: list[Any],
+        count: int,
+        carried: _Carried | None,
+    ) -> Any:
+        """A call of a function."""
+        session = self.session
+        function = name.decode()
+        if carried is not None and GRAPHS.get(function) not in carried.twin.gradients:
+            carried = None
+        if not session.enabled and carried is None:
+            return call(name, inputs, count)
+        try:
+            twin = self._twin(function, inputs, carried)
+        except Exception as error:
+            if not session.failures.is_drivers(error):
+                raise
+            # The gradient of an instrumented function needs what that carries.
+            where, plain = f"the function {function!r}", carried is None
+            session.failures.note(error, "tensorflow", where, can_go_on=plain)
+            twin = None
+        outermost = STATE.running == 0 and "__forward_" not in function
+        outermost = outermost and "__backward_" not in function
+        waits = twin is not None and context.is_async()
+        self._listener.listen(session)
+        STATE.running += 1
+        try:
+            if twin is None:
+                outputs = call(name, inputs, count)
+            else:
+                outputs = self._run_twin(call, function, twin, inputs, count, carried, waits)
+        except BaseException as error:
+            self._raise_own(error, waits)
+            raise
+        finally:
+            STATE.running -= 1
+        session.raise_pending()
+        if outermost and session.enabled:
+            session.end_step()
+        return outputs
+
+    def _raise_own(self, error: BaseException, waits: bool) -> None:
+        """Raise what stands behind an error of TensorFlow's: a routine's own, or a refusal."""
+        try:
+            self.session.raised(error)
+            self.session.raise_pending()
+            refused = refusal(error) or _spread(error)
+            if refused is not None:
+                raise refused from error
+        except BaseException:
+            if waits:
+                context.async_clear_error()  # It would be that of everything that runs later.
+            raise
+
+    def _run_twin(
+        self,
+        call: Callable[..., Any],
+        function: str,
+        twin: Twin,
+        inputs: list[Any],
+        count: int,
+        carried: _Carried | None,
+        waits: bool,
+    ) -> Any:
+        if twin.takes:
+            assert carried is not None
+            chosen = carried.twin.gradients[GRAPHS[function]]
+            inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
+        outputs = call(twin.name, inputs, count + twin.results)
+        if waits:
+            context.async_wait()  # What a routine raises belongs to this call.
+        # Which routines edit, and do not just return None, is known once they have run.
+        if not twin.takes and _is_followed(function) and twin.has_edited():
+            raise UnsupportedError(
+                f"The function {function!r} runs under a tf.autodiff.ForwardAccumulator, and ops "
+                "in it were edited",
+                fix="Leave the accumulator out, or use a tf.GradientTape",
+            )
+        if not twin.gradients and not twin.watched:
+            return outputs
+        outputs = outputs or []
+        made, extra = outputs[:count], outputs[count:]
+        STATE.carried = (made, _Carried(self, function, twin, list(extra), carried))
+        return made or None
+
+    # Twins.
+
+    def _twin(self, function: str, inputs: Sequence[Any], carried: _Carried | None) -> Twin | None:
+        session = self.session
+        silent = not session.enabled
+        key = (session.epoch, silent, carried.twin.number if carried is not None else 0)
+        if session.caching or silent:
+            known: Twin | None = self._twins.get(function, key)
+            if known is not UNKNOWN:
+                return known
+        with _BUILDING, _quiet_graph():
+            try:
+                twin = self._build(function, inputs, carried, silent)
+            except UnsupportedError as refused:
+                # Routines may return None, which needs no place for an edit.
+                twin = self._build(function, inputs, carried, silent, refused)
+        # The analysis may have changed the epoch: an invalidated tool.
+        if session.caching or silent:
+            self._twins.put(function, (session.epoch, *key[1:]), twin)
+        return twin
+
+    def _build(
+        self,
+        function: str,
+        inputs: Sequence[Any],
+        carried: _Carried | None,
+        silent: bool,
+        refused: UnsupportedError | None = None,
+    ) -> Twin | None:
+        definition = context.context().get_function_def(function)
+        graph = GRAPHS.get(function)
+        kept = Records.of(graph) if graph is not None else None
+        if silent and kept is not None and kept.recomputes():
+            raise UnsupportedError(
+                f"The gradient {function!r} runs forward ops again, which were edited by tools "
+                "that are not active now",
+                fix="Compute the gradient inside amanda.apply",
+            )
+        if graph is not None:
+            self._constants.handles = {
+                id(placeholder.op): value
+                for placeholder, value in zip(graph.inputs, inputs, strict=False)
+                if value.dtype == dtypes.resource
+            }
+        self._analysis.sweep()
+        definitions = _Definitions(carried)
+        rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
+        try:
+            forward = None
+            if carried is not None:
+                forward = self._forward(rewriter, carried)
+            rewriter.refused = refused
+            bare = _Bare(self._analysis, False) if silent else None
+            woven = rewriter.weave(function, Call(forward=forward, analysis=bare))
+            if woven is None:
+                return None
+            gradients = None
+            if "__forward_" in function:
+                gradients = self._lead_out(rewriter, woven, definitions)
+            name = rewriter.write(woven)
+            watched = self._is_watched(woven)
+            if name is None and not watched:
+                return None
+            if carried is not None:
+                chosen = carried.twin.gradients[GRAPHS[function]]
+                if len(chosen) != len(woven.demands):
+                    raise UnsupportedError(
+                        f"The gradients {function!r} need other values of the forward run than "
+                        "those that it kept",
+                        fix="Run the forward pass again",
+                    )
+            return Twin(
+                (name or function).encode(),
+                rewriter.written,
+                len(woven.results),
+                gradients,
+                takes=bool(woven.demands),
+                watched=watched,
+                is_edited=woven.is_edited(),
+                is_aligned=not silent and self._analysis.is_aligned(),
+                definition=definition if gradients else None,
+                plans=self._analysis.plans_kept(at_gradients=not silent) if gradients else None,
+            )
+        except BaseException:
+            remove(tuple(rewriter.written.names))  # What was written until then has no twin.
+            raise
+        finally:
+            self._constants.handles = {}
+            self._analysis.forget()
+
+    def _is_watched(self, woven: Woven) -> bool:
+        """Return True if routines are to run when the gradient of a function is computed."""
+        if "__forward_" not in woven.name:
+            return False
+        return self.session.wants_backward or any(
+            plans is not None and (plans.aligned_before or plans.aligned_after)
+            for plans in map(self._analysis.known, (node.op for node in woven.body.nodes))
+        )
+
+    def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
+        """Return what the twin that carried values was made of, woven again."""
+        earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
+        kept = _Kept(self._analysis, carried.twin.plans)
+        return rewriter.weave(carried.function, Call(forward=earlier, analysis=kept))
+
+    def _lead_out(self, rewriter: Rewriter, woven: Woven, definitions: _Definitions) -> Gradients:
+        """Let a forward function return what the functions of its gradients will ask for."""
+        found: Gradients = weakref.WeakKeyDictionary()
+        if not (woven.is_edited() or self._analysis.is_edited()):
+            return found  # Its gradients read what TensorFlow leads to them.
+        for child in children_of(woven.body.graph):
+            gradient = name_of(child)
+            if not definitions.knows(gradient):
+                continue
+            asked = rewriter.weave(
+                gradient, Call(forward=woven, analysis=_Bare(self._analysis, True))
+            )
+            if asked is None:
+                continue
+            kept = Records.of(child)
+            unlike = woven.has_new_gradients()
+            if not (asked.demands or unlike or (kept is not None and kept.recomputes())):
+                continue  # It reads nothing that was edited.
+            places = []
+            for value in asked.demands:
+                index = woven.led_out.get(value)
+                if index is None:
+                    index = woven.led_out[value] = len(woven.results)
+                    woven.results.append(value)
+                places.append(index)
+            found[child] = places
+        return found
+
+    def _note_blind(self, what: str, why: str) -> None:
+        self._blind[what] = why
+
+
+class _Definitions:
+    """FunctionDefs by name: those that the runtime knows, and those of forward functions."""
+
+    def __init__(self, carried: _Carried | None) -> None:
+        self._kept: dict[str, Any] = {}
+        while carried is not None:
+            self._kept[carried.function] = carried.twin.definition
+            carried = carried.earlier
+
+    def knows(self, name: str) -> bool:
+        """Return True if there is such a function; then keep it, as other threads may remove it."""
+        try:
+            self._kept[name] = self(name)
+        except errors.NotFoundError:
+            return False
+        return True
+
+    def __call__(self, name: str) -> Any:
+        return self._kept.get(name) or context.context().get_function_def(name)
+
+
+@contextmanager
+def _quiet_graph() -> Iterator[None]:
+    """Extent of the driver's own work: eager, untaped, unseen."""
+    STATE.quiet += 1
+    try:
+        with ops.init_scope(), record.stop_recording():
+            yield
+    finally:
+        STATE.quiet -= 1
+
+
+class _Patches(Patches):
+    """The functions of TensorFlow's that are replaced while any thread is attached."""
+
+    def install(self) -> None:
+        for entry_point, make in (
+            (CALL_FUNCTION, _calling),
+            (SELECT_FUNCTIONS, _differentiating),
+            (RECORD_OPERATION, _carrying),
+            (RECORD_BACKPROP_ONLY, _carrying),
+        ):
+            self.replace(*entry_point, make(entry_point.current))
+
+
+_PATCHES = _Patches()
+
+
+def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_function(self: Any, name: Any, tensor_inputs: Any, num_outputs: Any) -> Any:
+        carried = STATE.arriving
+        mode = carried.mode if carried is not None else STATE.functions
+        if STATE.quiet or mode is None:
+            return original(self, name, tensor_inputs, num_outputs)
+        function = name.decode()
+        if function not in GRAPHS:
+            # Traced before the recorder listened; the caller is the AtomicFunction.
+            graph = graph_of_function(sys._getframe(1).f_locals.get("self"))
+            if graph is not None:
+                GRAPHS[function] = graph
+
+        def call(function: Any, inputs: Any, count: Any) -> Any:
+            STATE.quiet += 1  # To the eager mode this is an op like any other.
+            try:
+                return original(self, function, inputs, count)
+            finally:
+                STATE.quiet -= 1
+
+        return mode.run(call, name, tensor_inputs, num_outputs, carried)
+
+    return call_function
+
+
+def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def select(self: Any, *args: Any, **kwargs: Any) -> Any:
+        records.differentiate_anew(self)
+        functions = original(self, *args, **kwargs)
+        if context.executing_eagerly():
+            STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)
+        return functions
+
+    return select
+
+
+def _is_followed(function: str) -> bool:
+    """Return True if a forward accumulator follows the call of a function."""
+    # What was noted last is of an earlier call where nothing is differentiated in this one.
+    return STATE.tangents and function.startswith("__forward_")
+
+
+def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of what puts a call on the tape: its gradient finds the values that were led out for it."""
+
+    @functools.wraps(original)
+    def record_operation(
+        op_type: Any,
+        output_tensors: Any,
+        input_tensors: Any,
+        backward_function: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        made, STATE.carried = STATE.carried, None
+        if made is not None and output_tensors and _same(made[0], output_tensors):
+            carried, compute = made[1], backward_function
+
+            def backward_function(*gradients: Any) -> Any:
+                if not context.executing_eagerly():
+                    carried.refuse_in_graph()
+                # The tools may have been left meanwhile; what was edited still counts.
+                if carried.mode.session.closed and carried.twin.watched:
+                    carried.mode.session.warn_once(
+                        "Backward ran after `apply` was left: edits made in the forward pass "
+                        "stay, backward routines do not run. Call it inside `apply`."
+                    )
+                _PATCHES.acquire()
+                before, STATE.arriving = STATE.arriving, carried
+                try:
+                    return compute(*gradients)
+                finally:
+                    STATE.arriving = before
+                    _PATCHES.release()
+
+        return original(op_type, output_tensors, input_tensors, backward_function, *args, **kwargs)
+
+    return record_operation
+
+
+def _same(made: Sequence[Any], recorded: Sequence[Any]) -> bool:
+    known = {id(tensor) for tensor in made}
+    return any(id(tensor) in known for tensor in recorded)

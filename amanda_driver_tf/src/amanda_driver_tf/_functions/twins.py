@@ -1,0 +1,120 @@
+"""Twins: the instrumented functions that run in the place of others, kept for an epoch.
+
+Owns their life: a twin goes with the function that it stands for, and when newer epochs crowd it
+out; what it was written as is removed from TensorFlow then. Holds no graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from typing import Any
+
+from amanda_driver_tf._graphs.analysis import OpPlans
+from amanda_driver_tf._graphs.records import GRAPHS
+from amanda_driver_tf._insertion.definitions import Written
+from amanda_driver_tf._insertion.host_functions import HostFunction
+from amanda_driver_tf._tensorflow_internals.modules import context
+
+__all__ = ["UNKNOWN", "Gradients", "Twin", "Twins", "remove"]
+
+#: Graph of a function of gradients -> indices among the new results of its forward function.
+Gradients = weakref.WeakKeyDictionary[Any, list[int]]
+
+_NUMBERS = itertools.count(1)
+
+#: Of a function that was not looked at.
+UNKNOWN: Any = object()
+
+# How many epochs keep their twin of one function.
+_EPOCHS_KEPT = 4
+
+
+class Twin:
+    """What runs in the place of a function.
+
+    Attributes:
+        name: Name of the function that runs instead.
+        results: How many results it has behind the original's.
+        gradients: Graph of a function of gradients -> which of these results that one takes.
+        takes: Whether it takes results of the forward function's twin as arguments.
+        watched: Whether routines are to run when its gradient is computed.
+        is_edited: Whether what was inserted may change a value; otherwise it only looks.
+        is_aligned: Whether gradients of forward ops are edited.
+        number: Tells twins apart.
+        plans: What happens at its ops; tools may be changed before its gradients.
+        definition: FunctionDef of the function it stands for, which may die before its gradients.
+    """
+
+    def __init__(
+        self,
+        name: bytes,
+        written: Written,
+        results: int = 0,
+        gradients: Gradients | None = None,
+        takes: bool = False,
+        watched: bool = False,
+        is_edited: bool = False,
+        is_aligned: bool = False,
+        definition: Any = None,
+        plans: dict[tuple[str, str], OpPlans] | None = None,
+    ) -> None:
+        self.number = next(_NUMBERS)
+        self.name = name
+        self.results = results
+        self.gradients: Gradients = weakref.WeakKeyDictionary(gradients or {})
+        self.takes, self.watched = takes, watched
+        self.is_edited, self.is_aligned = is_edited, is_aligned
+        self.definition = definition
+        self.plans = plans or {}
+        self._written = written
+        finalizer = weakref.finalize(self, remove, tuple(written.names))
+        finalizer.atexit = False
+
+    def has_edited(self) -> bool:
+        """Return True if a routine has edited a value so far, or may have, as it is staged."""
+        return self.is_edited and any(
+            each.has_edited if isinstance(each, HostFunction) else True
+            for each in self._written.alive
+        )
+
+
+def remove(names: tuple[str, ...]) -> None:
+    """Remove functions that were written from TensorFlow."""
+    for name in names:
+        with contextlib.suppress(Exception):  # The runtime may have been reset meanwhile.
+            context.context().remove_function(name)
+
+
+class Twins:
+    """The twins of one store of contexts; resumes with it."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[Any, Twin | None]] = {}
+
+    def get(self, name: str, key: Any) -> Any:
+        """The twin of a function under a key: None if it needs none, or `UNKNOWN`."""
+        return self._found.get(name, _NOTHING).get(key, UNKNOWN)
+
+    def put(self, name: str, key: Any, twin: Twin | None) -> None:
+        """Keep the twin of a function."""
+        kept = self._found.get(name)
+        if kept is None:
+            kept = self._found[name] = {}
+            graph = GRAPHS.get(name)
+            if graph is not None:
+                # Weakly: neither keeps the other.
+                weakref.finalize(graph, _drop, weakref.ref(self), name).atexit = False
+        kept[key] = twin
+        while len(kept) > _EPOCHS_KEPT:
+            del kept[next(iter(kept))]
+
+
+_NOTHING: dict[Any, Twin | None] = {}
+
+
+def _drop(reference: weakref.ref[Twins], name: str) -> None:
+    twins = reference()
+    if twins is not None:
+        twins._found.pop(name, None)

@@ -1,0 +1,91 @@
+"""`OpVersions`: which version of a tensor a forward op saw.
+
+Owns the answer, for the gradients of the ops of one body; where ops and their gradients stand in
+different bodies, `foreign` knows the former.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._graphs.analysis import is_container
+from amanda_driver_tf._graphs.body import Value
+from amanda_driver_tf._graphs.records import Record
+from amanda_driver_tf._insertion.body_edits import BodyEdits
+from amanda_driver_tf._insertion.versions import Seen, key_of, source_of
+from amanda_driver_tf._tensorflow_internals.names import GRADIENT_OP_TYPE
+
+__all__ = ["OpVersions", "is_derivable"]
+
+
+class OpVersions:
+    """Answers for the ops of which one body has gradients.
+
+    Args:
+        edits: The edits of the body.
+
+    Attributes:
+        ambiguous: Gradients (by identity) whose ops read one tensor of which there are several
+            versions.
+    """
+
+    def __init__(self, edits: BodyEdits) -> None:
+        self._edits = edits
+        self.ambiguous: set[int] = set()
+
+    def version(self, tensor: Any, owner: Record) -> Value | None:
+        """Return the version of a tensor of this body that the forward op read, or None."""
+        forward = self._edits.body.node_of(owner.forward)
+        if forward is not None:
+            self._edits.visit(forward)
+        seen = self._edits.seen(owner.forward)
+        return self.of(tensor, owner, seen) if seen is not None else None
+
+    def of(self, tensor: Any, owner: Record, seen: Seen) -> Value | None:
+        """The version of a tensor that the op of a gradient saw; None if it saw it not at all."""
+        forward = owner.forward
+        read_by = list(zip(forward.inputs, seen.inputs, strict=False))
+        key, source = key_of(tensor), key_of(source_of(tensor))
+        exact = [version for read, version in read_by if key_of(read) == key]
+        # A gradient's loop is led one tensor for a value and for all identities of it.
+        versions = [version for read, version in read_by if key_of(source_of(read)) == source]
+        if len({self._edits.plain(version) for version in versions}) > 1:
+            # One tensor at several positions, edited differently: the gradient's ops do not say
+            # which one they mean.
+            if not is_derivable(forward):
+                if (
+                    self._is_looped(forward)
+                    or len({self._edits.plain(each) for each in exact}) != 1
+                ):
+                    raise UnsupportedError(
+                        f"{forward.name!r} reads a value twice, or an Identity of it, too; they "
+                        "were edited differently, and its gradient does not say which it means",
+                        fix="Edit them alike, or the ops that make the value",
+                    )
+                return exact[0]
+            # The op is differentiated once more for it.
+            self.ambiguous.add(id(owner))
+        if versions:
+            return (exact or versions)[0]
+        for index, made in enumerate(forward.outputs[: len(seen.outputs)]):
+            if key_of(made) == key_of(tensor):
+                return seen.outputs[index]
+        return None
+
+    def _is_looped(self, forward: Any) -> bool:
+        """Return True if what a gradient reads of an op comes from the iterations of a loop."""
+        node = self._edits.body.node_of(forward)
+        return (
+            self._edits.is_in_frame(node)
+            if node is not None
+            else self._edits.around.foreign.is_looped
+        )
+
+
+def is_derivable(op: Any) -> bool:
+    """Return True if the gradient of an op can be derived again, for this op alone.
+
+    Not if the op runs functions or has a custom gradient: both hold tensors of the op's graph.
+    """
+    return not is_container(op.type) and GRADIENT_OP_TYPE not in op.node_def.attr

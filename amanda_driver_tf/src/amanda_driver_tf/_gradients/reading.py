@@ -1,0 +1,120 @@
+"""`Reading`: which version of a value each reader gets.
+
+A forward op's edited inputs are seen by it and by its own gradient's ops and by nobody else, its
+edited outputs by all but these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._gradients.gradients import Gradients, Reader
+from amanda_driver_tf._gradients.old_loops import OldLoops
+from amanda_driver_tf._gradients.op_versions import OpVersions, is_derivable
+from amanda_driver_tf._graphs.body import Node, Value
+from amanda_driver_tf._graphs.records import Record
+from amanda_driver_tf._insertion.body_edits import BodyEdits
+
+__all__ = ["Reading"]
+
+
+class Reading:
+    """Answers for the readers in one body.
+
+    Args:
+        edits: The edits of the body.
+        versions: Which versions its ops saw.
+        loops: Its loops and branches of TensorFlow 1.
+        gradients: Its gradients.
+    """
+
+    def __init__(
+        self, edits: BodyEdits, versions: OpVersions, loops: OldLoops, gradients: Gradients
+    ) -> None:
+        self._edits, self._versions = edits, versions
+        self._loops, self._gradients = loops, gradients
+
+    def read(self, value: Value, reader: Node | None = None) -> Value:
+        if not isinstance(value.node, Node):
+            return value
+        gradient = self._gradients.read(value, reader)
+        return gradient if gradient is not None else self._edits.visible(value)
+
+    def again(self, value: Value, node: Node, owner: Record | None) -> Value:
+        """Return what a forward op reads, or sees if a gradient runs it again.
+
+        Some gradients of gradients, as that of `FusedBatchNormGrad`, differentiate a formula.
+        """
+        if owner is not None and isinstance(value.node, Node):
+            forward = owner.forward
+            elsewhere = forward.graph is not self._edits.body.graph
+            made = value.node.op.outputs[value.slot]
+            tensor = self._edits.around.foreign.tensor(value) if elsewhere else made
+            if any(tensor is each for each in (*forward.inputs, *forward.outputs)):
+                return self.in_gradient(value, owner)
+        return self.read(value, node)
+
+    def in_gradient(self, value: Value, owner: Record, reader: Reader | None = None) -> Value:
+        """Return what an op of a gradient function reads, or what that function returns.
+
+        Args:
+            value: What it reads as TensorFlow has wired it.
+            owner: The gradient.
+            reader: The op, and which input of it this is; None for what is returned.
+        """
+        if not isinstance(value.node, Node):
+            return value
+        elsewhere = owner.forward.graph is not self._edits.body.graph
+        tensor = self._edits.around.foreign.tensor(value) if elsewhere else None
+        gradient = self._gradients.in_function(value, owner, reader)
+        if gradient is not None:
+            same = tensor if elsewhere else value.node.op.outputs[value.slot]
+            forward = owner.forward
+            if same is not None and any(same is one for one in (*forward.inputs, *forward.outputs)):
+                if tensor is not None:
+                    read = self._read_foreign(value, tensor, owner)
+                else:
+                    read = self._versions.version(same, owner) or self._edits.visible(value)
+                self._tell_apart(read, gradient, owner)
+            return gradient
+        if tensor is not None:
+            return self._read_foreign(value, tensor, owner)
+        led = self._loops.read(value, owner)
+        if led is not None:
+            return led
+        if self._edits.owner(value.node.op) is owner:
+            return self._edits.visible(value)
+        made = value.node.op.outputs[value.slot]
+        if value.node.is_argument and any(made is each for each in owner.forward.outputs):
+            return self._edits.visible(value)  # It is fed, whatever the op would make.
+        version = self._versions.version(made, owner)
+        return version if version is not None else self._edits.visible(value)
+
+    def _tell_apart(self, version: Value, gradient: Value, owner: Record) -> None:
+        """Note that a gradient of an op is a tensor that the op reads or makes, too.
+
+        It is where a differentiation begins with it (`output_gradients`), and where a custom
+        gradient returns it.
+        """
+        if self._edits.plain(version) == self._edits.plain(gradient):
+            return
+        if not is_derivable(owner.forward):
+            raise UnsupportedError(
+                f"One tensor is a gradient that arrives at {owner.forward.name!r}, and what the op "
+                "reads or makes; it was edited, and the op's gradient does not say which it means",
+                fix="Begin with a tf.identity of it as output_gradients",
+            )
+        self._versions.ambiguous.add(id(owner))
+
+    def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
+        if tensor.dtype == tf.resource:
+            return self._edits.visible(value)  # There are no lists of them, which loops would need.
+        seen = self._edits.around.foreign.seen(owner.forward)
+        wanted = self._versions.of(tensor, owner, seen) if seen is not None else None
+        if wanted is None or self._edits.around.foreign.carries(tensor, wanted):
+            return self._edits.visible(value)
+        self._edits.changed = True
+        return self._edits.around.foreign.bring(wanted)

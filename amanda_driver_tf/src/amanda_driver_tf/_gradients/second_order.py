@@ -1,0 +1,48 @@
+"""Second derivatives of gradients that TensorFlow did not make itself.
+
+Owns their refusal. Where an edit is differentiated as written, or an op or its backward replaced,
+other ops compute the gradient than those TensorFlow made; whoever differentiates it once more has
+ops for the latter, and would get their derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amanda_core.errors import UnsupportedError
+from amanda_core.plan import Step
+from amanda_driver_tf._graphs.body import Body
+from amanda_driver_tf._graphs.records import Record, Records, components
+from amanda_driver_tf._insertion.versions import behind, key_of
+
+__all__ = ["refuse_second"]
+
+
+def refuse_second(anew: Sequence[tuple[Record, Step]], body: Body) -> None:
+    """Refuse that a body differentiates gradients that other ops compute by now.
+
+    Args:
+        anew: The gradients, of that body or of the one that it is the gradient of, and why.
+        body: The body.
+
+    Raises:
+        UnsupportedError: It does.
+    """
+    records = Records.of(body.graph)
+    if records is None:
+        return
+    for run in records.runs:
+        others = [each for each in anew if each[0].run is not run]
+        # Of the gradients of a session's graph only some are computed.
+        parts = [part for result in run.results for part in components(result)]
+        if not others or not any(body.value_of(part) for part in parts):
+            continue
+        targets = behind(run.targets)
+        for owner, step in others:
+            if any(key_of(part) in targets for each in owner.in_grads for part in components(each)):
+                raise UnsupportedError(
+                    f"The gradient of {owner.forward.name!r} is computed anew, since the op was "
+                    "edited, and is differentiated once more",
+                    where=step.where,
+                    fix="Edit straight through, or compute the second derivatives eagerly",
+                )

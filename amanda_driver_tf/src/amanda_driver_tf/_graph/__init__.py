@@ -1,1 +1,0 @@
-"""Graphs that TensorFlow executes: functions and the graphs of sessions, analysed and rewritten."""

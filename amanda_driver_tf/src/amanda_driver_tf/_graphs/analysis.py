@@ -1,0 +1,399 @@
+"""`Analysis`: contexts and plans of graph ops.
+
+Owns the facts of a graph op (site, positions, attributes, constant inputs) and which ops a tool is
+asked about. A graph's op is analysed when the graph is about to run for the first time; what the
+plans do to the graph, `body_rewriting` says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from amanda_core import IPoint, OpContext, Plan, Session, Site
+from amanda_driver_tf._graphs.records import Record, Records
+from amanda_driver_tf._shared.signature import grouped, signature_of
+from amanda_driver_tf._tensorflow_internals.modules import dtypes, op_def_registry, ops, tensor_util
+from amanda_driver_tf._tensorflow_internals.names import (
+    MODULES_OF_GRADIENTS,
+    MODULES_OF_OPTIMIZERS,
+    SIGNATURE_OPS,
+)
+
+__all__ = [
+    "Analysis",
+    "Labels",
+    "OpPlans",
+    "counts_turns",
+    "is_accumulation",
+    "is_container",
+    "is_operator",
+    "runs_functions",
+]
+
+# They hold or name values and compute nothing; eager execution has no such ops.
+_SILENT = frozenset(
+    {"Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
+    | {"VarHandleOp", "Variable", "VariableV2", "ControlTrigger"}
+    | SIGNATURE_OPS
+)
+# What steers execution. The functions inside are looked into; the old loops' ops are wiring.
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "RemoteCall", "SymbolicGradient"})
+_CONTROL = frozenset(
+    {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
+    | {"Enter", "Exit", "Merge", "NextIteration", "Switch", "LoopCond"}
+    | {f"Ref{name}" for name in ("Enter", "Exit", "Merge", "NextIteration", "Switch")}
+)
+
+
+def is_container(op_type: str) -> bool:
+    """Return True if an op only runs a function, or steers which ops run."""
+    return op_type in _CALLS or op_type in _CONTROL
+
+
+def is_operator(op_type: str) -> bool:
+    """Return True if tools are asked about ops of a type."""
+    return op_type not in _SILENT and not is_container(op_type)
+
+
+# What tf.gradients calls the variables of old loops in which it counts their turns.
+_COUNTERS = re.compile(r"(^|/)[fb]_count(_\d+)?$")
+
+
+def counts_turns(op: Any) -> bool:
+    """Return True if an op counts the iterations of an old loop for its gradient."""
+    if op.type not in ("Add", "AddV2", "Sub", "GreaterEqual") or op.inputs[0].dtype != dtypes.int32:
+        return False
+    source = op.inputs[0].op
+    for op_type in ("Switch", "Merge"):
+        if source.type == op_type:
+            source = source.inputs[0].op
+    return source.type == "Enter" and _COUNTERS.search(source.name) is not None
+
+
+@functools.cache
+def runs_functions(op_type: str) -> bool:
+    """Return True if ops of a type have functions among their attributes."""
+    definition = op_def_registry.get(op_type)
+    return definition is not None and any(
+        attribute.type in ("func", "list(func)") for attribute in definition.attr
+    )
+
+
+class OpPlans(NamedTuple):
+    """What is to be done at one op.
+
+    Attributes:
+        context: Its context.
+        before: At the forward op's inputs, or the backward op's (raw view).
+        after: At its outputs.
+        aligned_before: Of a forward op, at the gradients that arrive at its outputs.
+        aligned_after: Of a forward op, at what it contributes to its inputs' gradients.
+    """
+
+    context: OpContext
+    before: Plan
+    after: Plan
+    aligned_before: Plan
+    aligned_after: Plan
+
+    def unaligned(self) -> OpPlans:
+        """Without what is to be done at gradients."""
+        return self._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
+
+
+_NO_PLAN = Plan()
+
+
+class Labels:
+    """Names of graphs that are the same in another process; resumes with the contexts.
+
+    Two graphs are one, for the ids of their ops, if they have the same name, ops and variables:
+    a function that is traced again for another shape.
+    """
+
+    def __init__(self) -> None:
+        self._labels: dict[Any, str] = {}
+        self._graphs: dict[int, tuple[weakref.ref[Any], str]] = {}
+        #: Label -> its graphs that are alive.
+        self._alive: dict[str, weakref.WeakSet[Any]] = {}
+
+    def of(self, graph: Any) -> str:
+        """The label of a graph."""
+        known = self._graphs.get(id(graph))
+        if known is not None and known[0]() is graph:
+            return known[1]
+        name = _UID.sub("", getattr(graph, "name", "") or "")
+        digest = hashlib.blake2b(digest_size=8)
+        for op in graph.get_operations():
+            if op.type not in _SILENT:  # Arguments are named by numbers that count all tensors.
+                digest.update(f"{op.type} {op.name}\n".encode())
+        # Numbers of tensors, unlike addresses, are never given again.
+        variables = tuple(
+            ops.tensor_id(outer)
+            for outer in getattr(graph, "external_captures", ())
+            if isinstance(outer, ops.EagerTensor) and outer.dtype == dtypes.resource
+        )
+        key = (name, digest.digest(), variables)
+        label = self._labels.get(key)
+        if label is None:
+            number = 1
+            label = name
+            while label in self._alive:
+                number += 1
+                label = f"{name}#{number}"
+            self._labels[key] = label
+            self._alive[label] = weakref.WeakSet()
+        self._alive[label].add(graph)
+        self._graphs[id(graph)] = (weakref.ref(graph), label)
+        return label
+
+    def take_dead(self) -> set[str]:
+        """Labels whose graphs are all gone; they may be given again."""
+        dead = {label for label, graphs in self._alive.items() if not graphs}
+        if dead:
+            for label in dead:
+                del self._alive[label]
+            self._labels = {k: label for k, label in self._labels.items() if label not in dead}
+            self._graphs = {k: known for k, known in self._graphs.items() if known[0]() is not None}
+        return dead
+
+
+# Numbers that count what was traced before.
+_UID = re.compile(r"_\d+(?=$|_)")
+
+
+class Analysis:
+    """Contexts and plans of the ops of all graphs of one mode and session.
+
+    Args:
+        session: The session.
+        namespace: Namespace of the contexts.
+        read: Maps a symbolic tensor that is a variable's value to that value, else to None.
+    """
+
+    def __init__(self, session: Session, namespace: str, read: Callable[[Any], Any]) -> None:
+        self.session = session
+        self._namespace = namespace
+        self._read = read
+        self._labels = session.persistent(f"{namespace}.labels", Labels)
+        self._plans: dict[int, tuple[Any, OpPlans | None]] = {}
+
+    def forget(self) -> None:
+        """Drop what was found out for one rewriting; contexts keep what must last."""
+        self._plans.clear()
+
+    def plans_kept(self, at_gradients: bool) -> dict[tuple[str, str], OpPlans]:
+        """Return what happens at the ops that were looked at, by label and name.
+
+        Args:
+            at_gradients: Whether routines at gradients run, those of backward ops among them.
+        """
+        found = {}
+        for op, plans in self._plans.values():
+            if plans is not None and (at_gradients or plans.context.is_forward()):
+                kept = plans if at_gradients else plans.unaligned()
+                if any(kept[1:]):
+                    found[self._labels.of(op.graph), op.name] = kept
+        return found
+
+    def is_aligned(self) -> bool:
+        """Return True if gradients of the forward ops that were looked at are edited."""
+        found = (plans for _, plans in self._plans.values() if plans is not None)
+        return any(plans.aligned_before.edits or plans.aligned_after.edits for plans in found)
+
+    def is_edited(self) -> bool:
+        """Return True if anything is edited at the ops that were looked at."""
+        found = (plans for _, plans in self._plans.values() if plans is not None)
+        return any(plan.edits for plans in found for plan in plans[1:])
+
+    def label(self, graph: Any) -> str:
+        """The label of a graph."""
+        return self._labels.of(graph)
+
+    def sweep(self) -> None:
+        """Forget the contexts of graphs that are gone."""
+        dead = self._labels.take_dead()
+        if not dead:
+            return
+        for context in self.session.contexts():
+            key: Any = context.site.key
+            owner: Any = context.forward.site.key if context.forward is not None else key
+            if context.namespace == self._namespace and (key[1] in dead or owner[1] in dead):
+                self.session.forget(context)
+
+    def plans_of(self, op: Any, analyse: bool = True) -> OpPlans | None:
+        """The plans of an op; None for what is no operator.
+
+        Args:
+            op: The op.
+            analyse: Whether to run the analysis that is due, or take the plans as they stand.
+        """
+        known = self._plans.get(id(op))
+        if known is not None:
+            return known[1]
+        plans = None
+        if is_operator(op.type) and not counts_turns(op):
+            if self.is_backward(op):
+                plans = self._backward(op, self.owner(op), analyse)
+            else:
+                plans = self._forward(op, analyse)
+        self._plans[id(op)] = (op, plans)
+        return plans
+
+    def known(self, op: Any) -> OpPlans | None:
+        """The plans of an op, if it was looked at in this rewriting."""
+        found = self._plans.get(id(op))
+        return found[1] if found is not None else None
+
+    def owner(self, op: Any) -> Record | None:
+        """The gradient that made an op."""
+        found = Records.of(op.graph)
+        return found.owner(op) if found is not None else None
+
+    def is_backward(self, op: Any) -> bool:
+        """Return True if an op belongs to the backward program."""
+        found = Records.of(op.graph)
+        if found is None:
+            return False
+        owner = found.owner(op)
+        if owner is None:
+            return is_accumulation(op, found)
+        return not found.is_recomputed(op, owner)
+
+    def _forward(self, op: Any, analyse: bool) -> OpPlans:
+        signature = signature_of(op.type)
+        inputs = list(op.inputs)
+        if signature is not None:
+            inputs = grouped(inputs, signature.lengths(op.get_attr))
+        context = self.session.open(
+            self._site(op),
+            weakref.ref(op),
+            inputs,
+            _attributes(op),
+            input_names=signature.names if signature is not None else (),
+            constant=self._constant,
+            recomputed=self.owner(op) is not None,
+        )
+        at = context.trigger_callback if analyse else context.plan
+        try:
+            before = at(IPoint.BEFORE_FORWARD)
+            context.fill(outputs=list(op.outputs))
+            after = at(IPoint.AFTER_FORWARD)
+            return OpPlans(
+                context,
+                before,
+                after,
+                context.plan(IPoint.BEFORE_BACKWARD),
+                context.plan(IPoint.AFTER_BACKWARD),
+            )
+        finally:
+            context.release()
+
+    def _backward(self, op: Any, owner: Record | None, analyse: bool) -> OpPlans:
+        forward = None
+        if owner is not None and is_operator(owner.forward.type):
+            plans = self.plans_of(owner.forward, analyse)
+            # The gradient of a gradient belongs to the op that the gradient is of.
+            forward = None if plans is None else (plans.context.forward or plans.context)
+        context = self.session.open(self._site(op), weakref.ref(op), forward=forward, backward=True)
+        at = context.trigger_callback if analyse else context.plan
+        try:
+            context.fill(grad_outputs=list(op.inputs))
+            before = at(IPoint.BEFORE_BACKWARD)
+            context.fill(grad_inputs=list(op.outputs))
+            after = at(IPoint.AFTER_BACKWARD)
+            return OpPlans(context, before, after, Plan(), Plan())
+        finally:
+            context.release()
+
+    def _site(self, op: Any) -> Site:
+        source, zone = _origin(op)
+        return Site(
+            key=("node", self._labels.of(op.graph), op.name),
+            op_type=op.type,
+            namespace=self._namespace,
+            name=op.name,
+            module_path=op.name.rpartition("/")[0],
+            source=source,
+            zone=zone,
+        )
+
+    def _constant(self, tensor: Any) -> Any:
+        if isinstance(tensor, list):
+            values = [self._constant(item) for item in tensor]
+            return None if any(value is None for value in values) else values
+        value = self._read(tensor)
+        return value if value is not None else tensor_util.constant_value(tensor)
+
+
+def is_accumulation(op: Any, records: Records | None) -> bool:
+    """Return True if an op that no gradient function made adds up gradients."""
+    if records is None or op.type not in ("AddN", "AccumulateNV2"):
+        return False
+    return any(records.is_gradient(tensor) for tensor in op.inputs)
+
+
+def _attributes(op: Any) -> Mapping[str, Any]:
+    definition = op_def_registry.get(op.type)
+    if definition is None:
+        return {}
+    found: dict[str, Any] = {}
+    for attribute in definition.attr:
+        if attribute.type not in ("func", "list(func)", "tensor", "list(tensor)"):
+            # Attributes that have a default may have been taken from an op.
+            with contextlib.suppress(ValueError):
+                found[attribute.name] = op.get_attr(attribute.name)
+    return found
+
+
+# Packages whose frames are not the user's program, and the modules of them that tell a zone.
+_PACKAGES = ("tensorflow", "keras", "tf_keras", "amanda", "amanda_core", "amanda_driver_tf")
+_OPTIMIZERS = (
+    "keras.src.optimizers.",
+    "tf_keras.src.optimizers.",
+    *MODULES_OF_OPTIMIZERS,
+)
+_UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
+
+
+@functools.cache
+def _folders() -> dict[str, str]:
+    """Folders of the packages that are loaded -> their names."""
+    found = {}
+    for name in _PACKAGES:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            found[os.path.dirname(file) + os.sep] = name
+    return found
+
+
+@functools.cache
+def _module(file: str) -> str | None:
+    """The module of one of these packages that a source file is, or None for the user's."""
+    for folder, package in _folders().items():
+        if file.startswith(folder):
+            return f"{package}." + file[len(folder) :].removesuffix(".py").replace(os.sep, ".")
+    return "" if file.startswith("<") else None
+
+
+def _origin(op: Any) -> tuple[str | None, str]:
+    """``file:line`` of the user's call that made an op, and the zone that it belongs to."""
+    zone = "optimizer" if _UPDATES.match(op.type) else "model"
+    differentiated = False
+    for frame in reversed(op.traceback or ()):
+        module = _module(frame.filename)
+        if module is None:
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}", zone
+        # Gradients are the model's, also where an optimizer asks for them.
+        differentiated = differentiated or module.startswith(MODULES_OF_GRADIENTS)
+        if module.startswith(_OPTIMIZERS) and not differentiated:
+            zone = "optimizer"
+    return None, zone

@@ -1,0 +1,275 @@
+"""Writing a woven body down as a FunctionDef.
+
+Owns names, attributes and signatures of what is written; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
+
+from amanda_driver_tf._graphs.body import Body, Node, Value, outputs_of
+from amanda_driver_tf._insertion.host_functions import Listener, register
+from amanda_driver_tf._insertion.nodes import Argument, Host, Inlined, New, Plain
+from amanda_driver_tf._tensorflow_internals.modules import context
+from amanda_driver_tf._tensorflow_internals.names import INPUT_SHAPES
+
+__all__ = [
+    "Names",
+    "Written",
+    "attr_bool",
+    "attr_func",
+    "attr_int",
+    "attr_shape",
+    "attr_text",
+    "attr_type",
+    "attr_types",
+    "name_of",
+    "node_defs",
+    "write_function",
+]
+
+_PREFIX = "amanda__"
+
+
+def attr_types(dtypes: Sequence[int]) -> Any:
+    """An attribute that is a list of types."""
+    value = attr_value_pb2.AttrValue()
+    value.list.type.extend(dtypes)
+    return value
+
+
+def attr_type(dtype: int) -> Any:
+    """An attribute that is a type."""
+    return attr_value_pb2.AttrValue(type=dtype)
+
+
+def attr_shape(sizes: Sequence[int]) -> Any:
+    """An attribute that is a shape."""
+    value = attr_value_pb2.AttrValue()
+    value.shape.CopyFrom(tf.TensorShape(sizes).as_proto())
+    return value
+
+
+def attr_int(number: int) -> Any:
+    """An attribute that is a number."""
+    return attr_value_pb2.AttrValue(i=number)
+
+
+def attr_text(text: str) -> Any:
+    """An attribute that is a string."""
+    return attr_value_pb2.AttrValue(s=text.encode())
+
+
+def attr_bool(flag: bool) -> Any:
+    """An attribute that is true or false."""
+    value = attr_value_pb2.AttrValue()
+    value.b = flag
+    return value
+
+
+def attr_func(name: str) -> Any:
+    """An attribute that is a function."""
+    value = attr_value_pb2.AttrValue()
+    value.func.name = name
+    return value
+
+
+class Names:
+    """Names that are not taken yet."""
+
+    def __init__(self, taken: set[str]) -> None:
+        self._taken = taken
+
+    def take(self, wish: str) -> str:
+        """A name like the one wished for."""
+        base = _PREFIX + wish.replace("/", "_")
+        name, number = base, 1
+        while name in self._taken:
+            number += 1
+            name = f"{base}_{number}"
+        self._taken.add(name)
+        return name
+
+
+class Written:
+    """What must be kept alive for as long as what was written may run.
+
+    Args:
+        listener: Hears of what host functions raise.
+
+    Attributes:
+        alive: Host functions and traced routines.
+        names: Names of the functions that were written.
+        has_hosts: Whether Python runs inside.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.alive: list[Any] = []
+        self.names: list[str] = []
+        self.has_hosts = False
+
+
+def node_defs(new: Sequence[New], names: Names, written: Written) -> list[Any]:
+    """NodeDefs of new nodes, without inputs, and with the nodes' final names."""
+    found: list[Any] = []
+    for node in new:
+        definition = node_def_pb2.NodeDef()
+        node.name = definition.name = names.take(node.name)
+        if isinstance(node, Host):
+            written.has_hosts = True
+            host = register(node.function, written.listener, node.dtypes)
+            written.alive.append(host)
+            definition.op = "EagerPyFunc"
+            definition.attr["token"].s = host.token.encode()
+            definition.attr["is_async"].b = False
+            definition.attr["Tin"].CopyFrom(attr_types([_plain(v.dtype) for v in node.inputs]))
+            definition.attr["Tout"].CopyFrom(attr_types(node.dtypes))
+        elif isinstance(node, Inlined):
+            written.alive.append(node.function)
+            found += _call_of_routine(node, definition, names)
+        elif isinstance(node, Plain):
+            definition.op = node.op_type
+            for key, value in node.attrs.items():
+                definition.attr[key].CopyFrom(value)
+        found.append(definition)
+    return found
+
+
+def _plain(dtype: int) -> int:
+    return dtype - 100 if dtype > 100 else dtype
+
+
+def _call_of_routine(node: Inlined, definition: Any, names: Names) -> list[Any]:
+    constants = []
+    dtypes = [_plain(value.dtype) for value in node.inputs]
+    for captured in node.function.graph.external_captures:
+        constant = node_def_pb2.NodeDef()
+        constant.name = names.take(f"{node.name}/constant")
+        constant.op = "Const"
+        constant.attr["dtype"].type = captured.dtype.as_datatype_enum
+        constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(captured.numpy()))
+        if node.anchor is not None:
+            constant.input.append(f"^{node.anchor.name}")
+        constants.append(constant)
+        dtypes.append(captured.dtype.as_datatype_enum)
+    node.constants = [constant.name for constant in constants]
+    # What nothing comes of would be pruned.
+    definition.op = "PartitionedCall" if node.dtypes else "StatefulPartitionedCall"
+    definition.attr["f"].CopyFrom(attr_func(node.function.name.decode()))
+    definition.attr["Tin"].CopyFrom(attr_types(dtypes))
+    definition.attr["Tout"].CopyFrom(attr_types(node.dtypes))
+    return constants
+
+
+def write_function(
+    body: Body,
+    name: str,
+    new: Sequence[New],
+    kept: Sequence[New | Node],
+    arguments: Sequence[Argument],
+    results: Sequence[Value],
+    written: Written,
+) -> Any:
+    """The FunctionDef of a woven body.
+
+    Args:
+        body: The body.
+        name: Name of the new function.
+        new: New nodes.
+        kept: Those nodes that must run though nothing reads them.
+        arguments: New arguments, behind those it has.
+        results: New results, behind those it has.
+        written: Is told what to keep alive.
+    """
+    fdef = function_pb2.FunctionDef()
+    fdef.CopyFrom(body.fdef)
+    fdef.signature.name = name
+    taken = {node.name for node in body.nodes} | {node.name for node in body.arguments}
+    names = Names(taken | {argument.name for argument in fdef.signature.output_arg})
+    # Attributes of arguments that belong to a place; a new argument has none.
+    for argument in arguments:
+        argument.name = names.take(argument.name)
+        definition = fdef.signature.input_arg.add()
+        definition.name, definition.type = argument.name, argument.dtypes[0]
+    if INPUT_SHAPES in fdef.attr and arguments:
+        del fdef.attr[INPUT_SHAPES]
+    by_name = {definition.name: definition for definition in fdef.node_def}
+    texts = _Texts(by_name)
+    additions = node_defs(new, names, written)
+    for node in body.nodes:
+        texts.rewire(by_name[node.name], node)
+    fdef.node_def.extend(additions)
+    by_name = {definition.name: definition for definition in fdef.node_def}
+    for addition in new:
+        if not isinstance(addition, Argument):
+            texts.wire(by_name[addition.name], addition)
+    for key, value in body.results.items():
+        fdef.ret[key] = texts.of(value)
+    for value in results:
+        definition = fdef.signature.output_arg.add()
+        definition.name = names.take("result")
+        definition.type = _plain(value.dtype)
+        fdef.ret[definition.name] = texts.of(value)
+    for each in kept:
+        fdef.signature.control_output.append(each.name)
+        fdef.control_ret[each.name] = each.name
+    if written.has_hosts or kept:
+        fdef.signature.is_stateful = True
+    return fdef
+
+
+class _Texts:
+    """How a FunctionDef writes values."""
+
+    def __init__(self, definitions: dict[str, Any]) -> None:
+        self._definitions = definitions
+        self._names: dict[str, list[str]] = {}
+
+    def of(self, value: Value) -> str:
+        """The text of a value."""
+        node = value.node
+        if isinstance(node, Argument) or (isinstance(node, Node) and node.is_argument):
+            return str(node.name)
+        if isinstance(node, Node):
+            names = self._names.get(node.name)
+            if names is None:
+                names = self._names[node.name] = outputs_of(self._definitions[node.name])[0]
+            if value.slot < len(names):
+                return names[value.slot]
+        elif isinstance(node, Plain):
+            return f"{node.name}:{node.output_names[value.slot]}"
+        # Calls, branches, loops and host functions have one list of outputs of this name.
+        return f"{node.name}:output:{value.slot}"
+
+    def rewire(self, definition: Any, node: Node) -> None:
+        """Give a node its new wiring and attributes."""
+        inputs = [self.of(value) for value in node.inputs]
+        inputs += [f"^{name_of(control)}" for control in node.controls]
+        if list(definition.input) != inputs:
+            del definition.input[:]
+            definition.input.extend(inputs)
+        definition.op = node.op_type
+        for key, value in node.attrs.items():
+            definition.attr[key].CopyFrom(value)
+
+    def wire(self, definition: Any, node: New) -> None:
+        """Give a new node its inputs."""
+        definition.input.extend(self.of(value) for value in node.inputs)
+        if isinstance(node, Inlined):
+            definition.input.extend(f"{name}:output:0" for name in node.constants)
+        definition.input.extend(f"^{name_of(control)}" for control in node.controls)
+
+
+def name_of(control: Any) -> str:
+    """The name of a node that another one waits for."""
+    return control if isinstance(control, str) else str(control.name)
+
+
+def add_function(fdef: Any) -> None:
+    """Make a function known to the runtime."""
+    context.context().add_function_def(fdef)

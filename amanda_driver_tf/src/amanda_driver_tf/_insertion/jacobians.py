@@ -1,0 +1,96 @@
+"""Derivatives of what routines compute, by a tape of their own where new nodes run.
+
+Owns those that gradients are made of, and what is said where TensorFlow has no place for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from amanda_core.errors import UnsupportedError
+from amanda_core.plan import Step
+from amanda_driver_tf._insertion.nodes import Flat
+from amanda_driver_tf._tensorflow_internals import tapes
+
+__all__ = ["NO_PLACE", "lost", "no_gradient", "vector_jacobian"]
+
+#: What to do where the gradient of a replacement would be lost.
+NO_PLACE = "Run it eagerly, where tapes ask the tools first"
+
+
+def lost(position: int, step: Step) -> UnsupportedError:
+    """The error for a gradient of an input that TensorFlow follows none to."""
+    return UnsupportedError(
+        f"There is a gradient for input {position}, to which TensorFlow follows none in graphs; it "
+        "would be lost",
+        where=step.where,
+        fix=f"Leave that gradient out. {NO_PLACE}",
+    )
+
+
+def vector_jacobian(forward: Flat, inputs: int, step: Step, absent: Sequence[int]) -> Flat:
+    """The gradient of a function over tensors: ``[*inputs, *gradients] -> gradients of inputs``.
+
+    Args:
+        forward: The function; it is run again here, on a tape.
+        inputs: How many inputs it has.
+        step: The step that it is.
+        absent: Inputs for which it must have none, as nothing would read it.
+    """
+
+    def run(flat: list[Any]) -> list[Any]:
+        values, gradients = flat[:inputs], flat[inputs:]
+        with _recording():
+            with tf.GradientTape(persistent=bool(absent)) as tape:
+                tape.watch(values)
+                outputs = forward(values)
+            for output, gradient in zip(outputs, gradients, strict=True):
+                if output.shape != gradient.shape:
+                    raise UnsupportedError(
+                        f"A routine returned a tensor of shape {output.shape}, but its gradient "
+                        f"is built for {gradient.shape}",
+                        where=step.where,
+                        fix="Return a tensor of the same shape",
+                    )
+            for index in absent:
+                if tape.gradient(outputs, values[index], gradients) is not None:
+                    raise lost(index, step)
+            found = tape.gradient(
+                outputs, values, gradients, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+        return [tf.convert_to_tensor(gradient) for gradient in found]
+
+    return run
+
+
+def no_gradient(flat: Flat, inputs: Sequence[int], step: Step) -> Flat:
+    """A function over tensors that must have no gradient for some inputs."""
+
+    def run(values: list[Any]) -> list[Any]:
+        watched = [values[index] for index in inputs]
+        with _recording(), tf.GradientTape() as tape:
+            tape.watch(watched)
+            outputs = flat(values)
+        for index, gradient in zip(inputs, tape.gradient(outputs, watched), strict=True):
+            if gradient is not None:
+                raise lost(index, step)
+        return outputs
+
+    return run
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    # Nodes run inside the call of their function, which stops the tapes of its thread.
+    stopped = tapes.tapes_stopped()
+    if stopped:
+        tapes.restart_tapes()
+    try:
+        yield
+    finally:
+        if stopped:
+            tapes.stop_tapes()

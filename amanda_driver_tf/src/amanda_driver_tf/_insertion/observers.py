@@ -1,0 +1,97 @@
+"""`Observers`: nodes that read values of a body and whose results nobody reads.
+
+Owns what an observer is in a graph, and what waits for it, by control edges: an op for those before
+it, whoever reads what an op made for those after it. No version of a value comes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from amanda_core.plan import Step
+from amanda_driver_tf._graphs.body import Node, Value
+from amanda_driver_tf._insertion.body_edits import BodyEdits
+from amanda_driver_tf._insertion.nodes import Host, Inlined, New
+from amanda_driver_tf._insertion.routines import Layout, observed
+from amanda_driver_tf._insertion.staging import trace
+
+__all__ = ["Observers"]
+
+# A merge runs with the first of its inputs that is there, and must not wait for the other's side.
+_MERGES = ("Merge", "RefMerge")
+
+
+class Observers:
+    """The observers of one body.
+
+    Args:
+        edits: The edits of the body.
+    """
+
+    def __init__(self, edits: BodyEdits) -> None:
+        self._edits = edits
+        #: Op (by identity of its node) -> the observers after it.
+        self._after: dict[int, list[New]] = {}
+        self._collected: list[New] | None = None
+
+    def insert(
+        self, name: str, steps: Sequence[Step], layout: Layout, values: Sequence[Value]
+    ) -> New:
+        """Insert a node that calls the routines of `steps` with `values`.
+
+        Staged steps come one by one.
+        """
+        flat = observed(steps, layout, self._edits.around.refused)
+        made: New
+        if steps[0].action.staged:
+            made = Inlined(name, trace(name, flat, values), values, ())
+        else:
+            made = Host(name, flat, values, ())
+        self._edits.new.append(made)
+        self._edits.changed = True
+        return made
+
+    def include(self, step: Step) -> bool:
+        """Return True if a step only looks, or is to, as its edits were refused in this body.
+
+        Raises:
+            UnsupportedError: It is known to edit, or its routine is no Python that can tell.
+        """
+        action, refused = step.action, self._edits.around.refused
+        if action.observe or refused is None:
+            return action.observe
+        if action.staged or action.autodiff or action.kind.is_replacement:
+            raise refused
+        return True
+
+    # What waits for them.
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[New]]:
+        """Collect the observers that what is read meanwhile has to wait for."""
+        outer, self._collected = self._collected, []
+        try:
+            yield self._collected
+        finally:
+            self._collected = outer
+
+    def collect(self, observers: Iterable[New]) -> None:
+        """Make the next reader wait for observers."""
+        if self._collected is not None:
+            self._collected += observers
+
+    def note_after(self, node: Node, observers: Sequence[New]) -> None:
+        """Make readers of what a node makes wait for the observers after it."""
+        self._after.setdefault(id(node), []).extend(observers)
+
+    def hold(self, node: Node, collected: Sequence[New]) -> None:
+        """Make a node wait for the observers after what it reads, and for those collected."""
+        if not (collected or self._after) or node.op_type in _MERGES:
+            return
+        awaited = list(collected)
+        for value in node.inputs:
+            awaited += self._after.get(id(value.node), ())
+        if awaited and not self._edits.keeps_state(node):
+            node.controls += dict.fromkeys(awaited)
+            self._edits.changed = True

@@ -1,0 +1,64 @@
+"""Groups of steps that share a new node, and which values of an op such a node takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from amanda_core.plan import Step
+from amanda_driver_tf._graphs.body import Node
+from amanda_driver_tf._insertion.routines import Layout
+from amanda_driver_tf._shared.signature import signature_of
+
+__all__ = ["part_of", "references_of", "runs_of", "selected_by"]
+
+
+def runs_of(steps: Sequence[Step]) -> list[list[Step]]:
+    """Neighbouring steps that can share a node."""
+    groups: list[list[Step]] = []
+    for step in steps:
+        if groups and _kind(step) is not None and _kind(step) == _kind(groups[-1][-1]):
+            groups[-1].append(step)
+        else:
+            groups.append([step])
+    return groups
+
+
+def _kind(step: Step) -> bool | None:
+    """Return whether a step observes; None for one that has a node of its own."""
+    action = step.action
+    return None if action.staged or action.autodiff else action.observe
+
+
+def selected_by(steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool) -> list[int]:
+    """Indices of the flat tensors that a node takes."""
+    if all_of_them or any(step.action.positions is None for step in steps):
+        return list(range(count))
+    positions = {p for step in steps for p in step.action.positions or ()}
+    chosen: list[int] = []
+    start = 0
+    for position, length in enumerate(layout.lengths):
+        stop = start + (1 if length is None else length)
+        if position in positions:
+            chosen.extend(range(start, stop))
+        start = stop
+    return chosen
+
+
+def references_of(node: Node) -> set[int]:
+    """Indices of the inputs of a node that it takes as references, and not as what these hold."""
+    signature = signature_of(node.op_type)
+    if signature is None:
+        return set(range(len(node.inputs)))
+    lengths = signature.lengths(node.op.get_attr)
+    of_argument = [
+        argument.is_ref
+        for argument, length in zip(signature.arguments, lengths, strict=True)
+        for _ in range(1 if length is None else length)
+    ]
+    return {index for index, is_reference in enumerate(of_argument) if is_reference}
+
+
+def part_of(layout: Layout, selected: Sequence[int]) -> Layout:
+    """A layout with only some of the tensors present; positions stay what they are."""
+    chosen = set(selected)
+    return Layout(layout.lengths, [index in chosen for index in range(layout.total)])

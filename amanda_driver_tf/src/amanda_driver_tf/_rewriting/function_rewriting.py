@@ -1,0 +1,416 @@
+"""`Rewriter`: functions woven together with the functions that they call.
+
+Owns the walk through calls, branches and loops, which gradient belongs to which call, and the
+names under which what was woven is made known to TensorFlow. A little over 400 lines: one walk.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorflow.core.framework import types_pb2
+
+from amanda_core import Session
+from amanda_core.errors import UnsupportedError
+from amanda_driver_tf._graphs.analysis import Analysis, runs_functions
+from amanda_driver_tf._graphs.body import Body, Node, Value
+from amanda_driver_tf._graphs.records import Record, Records, differentiated_inside, graph_of
+from amanda_driver_tf._insertion.body_edits import Surroundings
+from amanda_driver_tf._insertion.definitions import (
+    Written,
+    add_function,
+    attr_func,
+    attr_types,
+    write_function,
+)
+from amanda_driver_tf._insertion.host_functions import Listener
+from amanda_driver_tf._insertion.list_nodes import dummy, empty_list, pushed
+from amanda_driver_tf._insertion.nodes import Argument
+from amanda_driver_tf._insertion.versions import Foreign
+from amanda_driver_tf._rewriting.body_rewriting import Weaver
+from amanda_driver_tf._rewriting.links import Link
+from amanda_driver_tf._rewriting.woven import Woven
+from amanda_driver_tf._rewriting.xla import (
+    compile_alone,
+    compiled_call,
+    is_compiled,
+    needs_xla,
+    release,
+)
+from amanda_driver_tf._tensorflow_internals.objects import operation_number
+
+__all__ = ["Call", "Rewriter"]
+
+# The attributes of an op that name the functions it runs, the one that loops first.
+_FUNCTIONS = {
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
+    "While": ("body", "cond"),
+    "StatelessWhile": ("body", "cond"),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+    "Case": ("branches",),
+    "StatelessCase": ("branches",),
+    # AutoGraph makes them of a loop over a data set.
+    "ReduceDataset": ("f",),
+    "ScanDataset": ("f",),
+}
+_OVER_DATA = ("ReduceDataset", "ScanDataset")
+_STATEFUL = {
+    "PartitionedCall": "StatefulPartitionedCall",
+    "StatelessWhile": "While",
+    "StatelessIf": "If",
+    "StatelessCase": "Case",
+}
+_LOOPS = ("While", "StatelessWhile")
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is known of a function by the node that calls it.
+
+    Attributes:
+        outer: The function that calls it.
+        forward: The forward function, of a function of gradients.
+        looped: Whether they are bodies of loops.
+        analysis: Plans, if not those of the rewriter.
+        differentiated: Whether gradients go through the call.
+    """
+
+    outer: Woven | None = None
+    forward: Woven | None = None
+    looped: bool = False
+    analysis: Analysis | None = None
+    differentiated: bool = False
+
+
+class Rewriter:
+    """Weaves and writes functions for one session and epoch.
+
+    Args:
+        session: The session.
+        analysis: Plans of ops.
+        definition: Gives the FunctionDef of a name.
+        blind: Is told of functions that cannot be looked into: (op type, reason).
+
+    Attributes:
+        written: What must live as long as the functions that were written.
+        add: Makes a FunctionDef known to whatever runs it.
+        refused: Why edits cannot stand in what is woven: routines look, and must not edit.
+    """
+
+    def __init__(self, session: Session, analysis: Analysis, definition: Any, blind: Any) -> None:
+        self.session = session
+        self.written = Written(Listener.of(session))
+        self.add: Callable[[Any], object] = add_function
+        self.refused: UnsupportedError | None = None
+        self._analysis, self._definition, self._blind = analysis, definition, blind
+        self._stack: list[str] = []
+
+    def weave(self, name: str, call: Call) -> Woven | None:
+        """Weave a function and all that it calls; None where it cannot be looked into."""
+        if name in self._stack:
+            self._blind("recursive functions", f"{name} calls itself")
+            return None
+        outer = call.outer
+        try:
+            body = Body.of_function(
+                self._definition(name),
+                graph_of(name, outer.body.graph if outer is not None else None),
+            )
+        except UnsupportedError as error:
+            self._blind("functions used as op types", str(error))
+            return None
+        woven = Woven(name, body)
+        self._stack.append(name)
+        try:
+            self.weave_body(woven, call)
+        finally:
+            self._stack.pop()
+        return woven
+
+    def weave_body(self, woven: Woven, call: Call) -> None:
+        """Weave a body that has been read."""
+        link = Link(call.forward, woven, call.looped) if call.forward is not None else None
+
+        def run_functions(node: Node) -> None:
+            self._call(woven, node, call, link)
+
+        around = Surroundings(
+            foreign=link or Foreign(),
+            unpaired=call.outer is not None and call.outer.edits.unpaired,
+            differentiated_inside=self._differentiated_inside(woven.body.graph),
+            is_differentiated=call.differentiated,
+            refused=self.refused,
+        )
+        woven.weaver = Weaver(woven.body, call.analysis or self._analysis, around, run_functions)
+        woven.weaver.weave()
+        for what, why in woven.edits.unheard.items():
+            self._blind(what, why)
+
+    def _differentiated_inside(self, outer: Any) -> set[int]:
+        """Ids of the ops of a graph whose gradients are computed in functions that it runs."""
+        candidates = differentiated_inside(outer)
+        found: set[int] = set()
+        waiting, met = [outer] if candidates else [], {id(outer)}
+        while waiting:
+            for name in _called(waiting.pop()):
+                graph = graph_of(name, outer)
+                if graph is None:
+                    return candidates  # What is computed there cannot be known any more.
+                if id(graph) in met:
+                    continue
+                met.add(id(graph))
+                waiting.append(graph)
+                records = Records.of(graph)
+                made = records.records if records is not None else ()
+                found.update(
+                    operation_number(each.forward) for each in made if each.forward.graph is outer
+                )
+        return found
+
+    # Nodes that run functions.
+
+    def _call(self, woven: Woven, node: Node, call: Call, link: Link | None) -> None:
+        attributes = _FUNCTIONS.get(node.op_type)
+        if attributes is None:
+            if runs_functions(node.op_type):
+                self._blind(f"functions inside {node.op_type}", "it runs them by its own rules")
+            return
+        names = _function_names(self._attr_of(woven, node), attributes)
+        ahead = self._forward_of(woven, node, call.forward)
+        behind = node.op_type in _LOOPS
+        differentiated = woven.weaver.differentiates(node.op)
+        inner: list[Woven | None] = []
+        for position, name in enumerate(names):
+            # The condition of a loop that runs backwards reads no forward value.
+            source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
+            if behind and position:
+                source = None
+            inner.append(
+                self.weave(name, Call(woven, source, behind, call.analysis, differentiated))
+            )
+        woven.calls[id(node.op)] = (node, inner)
+        if ahead is not None:
+            self._supply(woven, node, inner, ahead, link)
+
+    def _attr_of(self, woven: Woven, node: Node) -> Any:
+        if woven.body.fdef is None:
+            return node.op.node_def.attr
+        return next(d for d in woven.body.fdef.node_def if d.name == node.name).attr
+
+    def _forward_of(
+        self, woven: Woven, node: Node, forward: Woven | None
+    ) -> tuple[Record, list[Woven | None], Woven] | None:
+        """The gradient that a gradient's call is of, the op's functions, and where it stands."""
+        records = Records.of(woven.body.graph)
+        owner = records.owner(node.op) if records is not None else None
+        if owner is None:
+            return None
+        for place in (woven, forward):
+            if place is not None:
+                found = place.functions_of(owner.forward)
+                if found:
+                    return owner, found, place
+        return None
+
+    def _supply(
+        self,
+        woven: Woven,
+        node: Node,
+        inner: Sequence[Woven | None],
+        ahead: tuple[Record, list[Woven | None], Woven],
+        link: Link | None,
+    ) -> None:
+        """Lead the versions that the functions of a gradient's call demand to that call."""
+        owner, _, place = ahead
+        forward_node = place.body.node_of(owner.forward)
+        assert forward_node is not None
+        own = [list(function.arguments) if function is not None else [] for function in inner]
+        for function in inner:
+            if function is not None:
+                function.arguments.clear()
+        for position, function in enumerate(inner):
+            if function is None:
+                continue
+            for argument, value in zip(own[position], function.demands, strict=True):
+                result = self._lead_out(place, forward_node, position, value)
+                if place is not woven:
+                    assert link is not None
+                    result = link.bring(result)
+                else:
+                    result = woven.weaver.loops.bring(result, owner)
+                node.inputs.append(result)
+                # All functions of one op have the same arguments, in the order of its inputs.
+                for other in inner:
+                    if other is function:
+                        other.arguments.append(argument)
+                    elif other is not None:
+                        other.arguments.append(Argument("version", argument.dtypes[0]))
+                if node.op_type in _LOOPS:
+                    node.dtypes = (*node.dtypes, argument.dtypes[0])
+
+    def _lead_out(self, place: Woven, node: Node, position: int, value: Value) -> Value:
+        """A value of a function that `node` runs as an output of `node`."""
+        functions = place.functions_of(node.op)
+        function = functions[position]
+        assert function is not None
+        known = function.led_out.get(value)
+        if known is not None:
+            return Value(node, known)
+        dtype = value.base
+        edits = place.edits
+        if node.op_type in _LOOPS:
+            made = empty_list(dtype)
+            for each in made:
+                edits.add(each)
+            node.inputs.append(Value(made[-1], 0))
+            argument = Argument("version", types_pb2.DT_VARIANT)
+            function.arguments.append(argument)
+            push = pushed(Value(argument, 0), value)
+            function.edits.add(push)
+            condition = functions[1]
+            assert condition is not None
+            condition.arguments.append(Argument("version", types_pb2.DT_VARIANT))
+            condition.edits.changed = True
+            dtype, result = types_pb2.DT_VARIANT, Value(push, 0)
+        else:
+            result = value
+            for other in functions:
+                if other is not None and other is not function:
+                    made = dummy(dtype)
+                    for each in made:
+                        other.edits.add(each)
+                    other.results.append(Value(made[-1], 0))
+        function.results.append(result)
+        function.led_out[value] = len(node.dtypes)
+        node.dtypes = (*node.dtypes, dtype)
+        edits.changed = True
+        return Value(node, len(node.dtypes) - 1)
+
+    # Writing.
+
+    def write(self, woven: Woven, released: bool = False) -> str | None:
+        """Make a woven function known to TensorFlow.
+
+        Args:
+            woven: The function.
+            released: Whether XLA was to compile it, and cannot, since Python runs in the function
+                or beside it.
+
+        Returns:
+            The function's name; None if nothing was changed.
+        """
+        runs_python = woven.runs_python()
+        released = released or (runs_python and is_compiled(woven.body.fdef.attr))
+        if released:
+            self._say_released()
+        self.write_calls(woven, released)
+        alone = []
+        if released or runs_python:
+            alone = [node for node in woven.body.nodes if needs_xla(node, released)]
+        edits = woven.edits
+        if not (edits.changed or woven.arguments or woven.results or alone):
+            return None
+        edits.kept.settle_handed_on(woven.results)
+        name = f"amanda_{next(_NUMBERS)}_{woven.name.strip('_')}"
+        self.written.has_hosts = False
+        fdef = write_function(
+            woven.body,
+            name,
+            edits.new,
+            edits.kept.nodes,
+            woven.arguments,
+            woven.results,
+            self.written,
+        )
+        if released:
+            release(fdef.attr)
+        for function in compile_alone(fdef, alone):
+            self.add(function)
+            self.written.names.append(function.signature.name)
+        self.add(fdef)
+        self.written.names.append(name)
+        return name
+
+    def write_calls(self, woven: Woven, released: bool = False) -> None:
+        """Write the functions that a woven body calls, and name them in it.
+
+        Args:
+            woven: The body.
+            released: Whether XLA was to compile the body, and cannot.
+        """
+        for place in (woven.weaver, woven.edits.around.foreign):
+            place.refuse_second(woven.body)
+        for node, functions in woven.calls.values():
+            attributes = self._attr_of(woven, node)
+            run = [f for f in functions if f is not None]
+            runs_python = any(f.runs_python() for f in run)
+            is_call = node.op_type.endswith("Call")
+            compiled = released
+            if is_call:
+                compiled = released or is_compiled(attributes)
+                if compiled and (released or runs_python):
+                    node.attrs.update(compiled_call(not runs_python))
+                    woven.edits.changed = True
+            inner = compiled and (runs_python or not is_call)
+            written = [self.write(f, inner) if f is not None else None for f in functions]
+            if not any(written):
+                continue
+            woven.edits.changed = True
+            if any(f.edits.kept.nodes for f in run):
+                woven.edits.kept.settle_call(node)
+            names = _FUNCTIONS[node.op_type]
+            old = _function_names(attributes, names)
+            new = [name or kept for name, kept in zip(written, old, strict=True)]
+            if names == ("branches",):
+                value = type(attributes["branches"])()
+                for name in new:
+                    value.list.func.add().name = name
+                node.attrs["branches"] = value
+            else:
+                for attribute, name in zip(names, new, strict=True):
+                    node.attrs[attribute] = attr_func(name)
+            self._retype(node)
+            if runs_python:
+                node.op_type = _STATEFUL.get(node.op_type, node.op_type)
+
+    def _say_released(self) -> None:
+        self.session.warn_once(
+            "Functions that were to be compiled by XLA run without it while a routine of a tool "
+            "runs in them; @amanda.staged routines leave it to XLA."
+        )
+
+    def _retype(self, node: Node) -> None:
+        if node.op_type in _OVER_DATA:
+            return  # Not differentiated, so that nothing is led in or out.
+        plain = [dtype % 100 for dtype in node.dtypes]
+        if node.op_type in _LOOPS:
+            node.attrs["T"] = attr_types(plain)
+        else:
+            skip = 0 if node.op_type.endswith("Call") else 1
+            node.attrs["Tin"] = attr_types([v.dtype % 100 for v in node.inputs[skip:]])
+            node.attrs["Tout"] = attr_types(plain)
+        if not node.op_type.endswith("Call"):
+            # Shapes of the outputs, of which there may be more now; they are not needed.
+            value = type(next(iter(node.attrs.values())))()
+            value.list.SetInParent()
+            node.attrs["output_shapes"] = value
+
+
+def _called(graph: Any) -> Iterator[str]:
+    """Names of the functions that the ops of a graph run."""
+    for op in graph.get_operations():
+        attributes = _FUNCTIONS.get(op.type)
+        if attributes is not None:
+            yield from _function_names(op.node_def.attr, attributes)
+
+
+def _function_names(attributes: Any, names: Sequence[str]) -> list[str]:
+    if tuple(names) == ("branches",):
+        return [function.name for function in attributes["branches"].list.func]
+    return [attributes[name].func.name for name in names]

@@ -1,0 +1,264 @@
+"""`Insertions`: the steps that are planned at an op, turned into new nodes.
+
+Owns where these nodes stand, what they keep (shapes, references, kernels' state) and which edits
+are refused as their gradients are not known. Which of the values made a reader gets, `reading`
+says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda_core.errors import UnsupportedError
+from amanda_core.plan import Step
+from amanda_driver_tf._gradients.gradients import Gradients
+from amanda_driver_tf._graphs.analysis import OpPlans, is_operator
+from amanda_driver_tf._graphs.body import Node, Value, is_ref
+from amanda_driver_tf._graphs.records import is_symbolic
+from amanda_driver_tf._insertion.body_edits import BodyEdits
+from amanda_driver_tf._insertion.nodes import Flat, New
+from amanda_driver_tf._insertion.observers import Observers
+from amanda_driver_tf._insertion.routines import Layout, fold, of_shape, only_watching
+from amanda_driver_tf._insertion.step_groups import part_of, references_of, runs_of, selected_by
+from amanda_driver_tf._insertion.versions import Differentiated, Key, key_of
+from amanda_driver_tf._shared.signature import signature_of
+from amanda_driver_tf._tensorflow_internals.objects import operation_number
+
+__all__ = ["Insertions"]
+
+_IMPORT_FIRST = (
+    "Import amanda before the graph is built, trace the function again, and compute Jacobians "
+    "outside of functions or with experimental_use_pfor=False"
+)
+
+
+_CANNOT_FOLLOW = (
+    "A value was edited whose gradient cannot follow: it was built before Amanda listened, by "
+    "pfor, or by a tf.autodiff.ForwardAccumulator"
+)
+_INSIDE = (
+    "The gradient of an edited op is computed in a loop, branch or function inside the one that "
+    "ran the op"
+)
+_BESIDE = "Compute the gradient beside the op"
+_SECOND_STATE = (
+    "The input of an op was edited whose kernel keeps a state (a resource, or a place in a "
+    "sequence of random numbers); the edited op would have a second state"
+)
+_NOT_RECORDED = (
+    "they were built before Amanda was imported, read from a file, or made by pfor or a "
+    "tf.autodiff.ForwardAccumulator"
+)
+_EDIT_OUTPUT = "Edit its output, or replace it"
+
+
+class Insertions:
+    """Inserts what is planned at the ops of one body.
+
+    Args:
+        edits: The edits of the body.
+        observers: Its observers.
+        gradients: Its gradients.
+    """
+
+    def __init__(self, edits: BodyEdits, observers: Observers, gradients: Gradients) -> None:
+        self._edits, self._observers, self._gradients = edits, observers, gradients
+
+    def steps(
+        self,
+        name: str,
+        steps: Sequence[Step],
+        values: list[Value],
+        layout: Layout,
+        node: Node,
+        differentiated: list[Differentiated] | None = None,
+        behind: bool = False,
+    ) -> list[Value]:
+        """Insert steps at a point; neighbours that run on the host share a node."""
+        values = list(values)
+        references = references_of(node)
+        observers: list[New] = []
+        for group in runs_of(steps):
+            selected = selected_by(group, layout, len(values), all_of_them=behind)
+            if not behind and node.op.op_def.allows_uninitialized_input:
+                # There may be nothing yet that is referred to.
+                selected = [index for index in selected if not is_ref(values[index].dtype)]
+            inner = part_of(layout, selected)
+            # The positions that the steps speak of are those of the whole.
+            given = [values[index] for index in selected]
+            dtypes = [value.dtype for value in given]
+            frozen = [
+                is_ref(value.dtype) and (behind or index in references)
+                for index, value in zip(selected, given, strict=True)
+            ]
+            if self._observers.include(group[0]):
+                observers = [self._observe(name, group, inner, given, node, observers, behind)]
+                continue
+            flat = fold(group, inner, dtypes, frozen)
+            if self._edits.is_differentiated:
+                flat = self._of_shape(flat, group[0], node, selected, behind)
+            if not behind and self._edits.keeps_state(node):
+                # Beside the op and not in front of it.
+                flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
+                self._edits.insert(name, flat, given, dtypes, group[0], node, behind=True)
+                continue
+            named = node.op.name in self._edits.named and self._edits.is_in_frame(node)
+            if differentiated is not None and (self._edits.unpaired or named):
+                flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _IMPORT_FIRST)
+            elif (
+                differentiated is not None
+                and operation_number(node.op) in self._edits.around.differentiated_inside
+            ):
+                flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
+            if differentiated is not None and group[0].action.autodiff:
+                differentiated.append(Differentiated(flat, given, selected, group[0]))
+            made = self._edits.insert(name, flat, given, dtypes, group[0], node, behind)
+            if made:
+                made[0].node.controls += observers
+            for index, fixed, new in zip(selected, frozen, made, strict=True):
+                if not fixed:
+                    values[index] = new
+            if given and all(frozen):
+                # Nobody reads it, as references go past it.
+                if behind:
+                    self._edits.kept.add(made[0].node)
+                else:
+                    node.controls.append(made[0].node)
+        return values
+
+    def _observe(
+        self,
+        name: str,
+        steps: Sequence[Step],
+        layout: Layout,
+        values: list[Value],
+        node: Node,
+        earlier: list[New],
+        behind: bool,
+    ) -> New:
+        """Insert observers of what a node reads or makes.
+
+        Args:
+            name: What their node is to be called.
+            steps: The steps.
+            layout: How their positions lie.
+            values: What they see.
+            node: The node that they stand at.
+            earlier: Observers at this point that come first.
+            behind: Whether they stand behind the node.
+        """
+        made = self._observers.insert(name, steps, layout, values)
+        made.controls += earlier
+        self._edits.beside[id(made)] = node
+        if not behind:
+            # What the node waits for has happened before anything that runs before it.
+            made.controls += node.controls
+            if self._edits.keeps_state(node):
+                self._edits.kept.add_behind(made, node)  # Beside it: the node must stay what it is.
+            else:
+                node.controls.append(made)
+            return made
+        if not values:
+            made.controls.append(node.name)
+        if node.op.op_def.is_stateful:
+            self._edits.kept.add(made)
+        else:
+            self._edits.kept.add_behind(made, node)
+        self._observers.note_after(node, [made])
+        return made
+
+    def _of_shape(
+        self, flat: Flat, step: Step, node: Node, selected: Sequence[int], behind: bool
+    ) -> Flat:
+        """A fold that keeps the shapes of some of the inputs or outputs of a node."""
+        # Of the graph's own, as what tools put in the place of these has none.
+        tensors = list(node.op.outputs if behind else node.op.inputs)
+        passed: Collection[int] = ()
+        if not step.action.autodiff:
+            owner = self._edits.owner(node.op)
+            known = node.op.name not in self._edits.named and not (
+                owner is not None and owner.is_named
+            )
+            passed = self._gradients.passed_on(node.op, behind) if known else range(len(tensors))
+        straight = [place for place, index in enumerate(selected) if index in passed]
+        return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
+
+    def refuse_unread(self, node: Node, plans: OpPlans) -> None:
+        """Refuse what needs more of a gradient than its ops' names tell."""
+        steps = [*plans.before.steps, *plans.after.steps]
+        needing = [
+            plans.before.replacement,
+            plans.aligned_before.replacement,
+            *plans.aligned_before.steps,
+            *plans.aligned_after.steps,
+            *(step for step in steps if step.action.autodiff),
+        ]
+        found = [step for step in needing if step is not None]
+        if not found:
+            return
+        step = next((step for step in found if not step.action.observe), None)
+        if step is None:
+            if node.op.name in self._edits.named or self._edits.unpaired:
+                self._edits.unheard[f"gradients of {node.name!r}"] = _NOT_RECORDED
+            return
+        if operation_number(node.op) in self._edits.around.differentiated_inside:
+            raise UnsupportedError(_INSIDE, where=step.where, fix=_BESIDE)
+        if node.op.name in self._edits.named or self._edits.unpaired:
+            raise UnsupportedError(
+                f"The gradients of this op are not known: {_NOT_RECORDED}",
+                where=step.where,
+                fix=_IMPORT_FIRST,
+            )
+
+    def shapes_wanted(self, node: Node) -> list[Any]:
+        """Shapes that the outputs of a replacement must have; None for any."""
+        if not self._edits.is_differentiated:
+            return []
+        return [None if self._is_handed_on(tensor) else tensor.shape for tensor in node.op.outputs]
+
+    def _is_handed_on(self, tensor: Any) -> bool:
+        """Return True if only replaced ops read a tensor: these are differentiated as they stand.
+
+        The gradient of what is returned or differentiated comes from elsewhere, built for a shape.
+        """
+        if key_of(tensor) in self._handed_out() or not self._is_replaced(tensor.op):
+            return False
+        readers = [
+            op if owner is None else owner.forward
+            for op in tensor.consumers()
+            for owner in [self._edits.owner(op)]
+            if owner is None or owner.forward is not tensor.op
+        ]
+        return bool(readers) and all(map(self._is_replaced, readers))
+
+    def _is_replaced(self, op: Any) -> bool:
+        """Return True if an op is replaced, and its gradient is that of the replacement."""
+        if self._edits.body.node_of(op) is None or not is_operator(op.type):
+            return False
+        plans = self._edits.analysis.plans_of(op)
+        return (
+            plans is not None
+            and plans.before.replacement is not None
+            and plans.aligned_before.replacement is None
+        )
+
+    def _handed_out(self) -> set[Key]:
+        """The tensors that are returned to whoever calls, or differentiated in this body."""
+        runs = self._edits.records.runs if self._edits.records is not None else []
+        differentiated = {key_of(y) for run in runs for y in run.targets if is_symbolic(y)}
+        # A function returns what the user's does first, and then what gradients read.
+        structure = getattr(self._edits.body.graph, "structured_outputs", None)
+        returned = [(id(value.node.op), value.slot) for value in self._edits.body.results.values()]
+        if structure is not None:
+            outputs = tf.nest.flatten(structure, expand_composites=True)
+            returned = returned[: sum(output is not None for output in outputs)]
+        return differentiated | set(returned)
+
+    def layout_of(self, node: Node) -> Layout:
+        signature = signature_of(node.op_type)
+        if signature is None:
+            return Layout([None] * len(node.inputs))
+        return Layout(signature.lengths(node.op.get_attr))

@@ -1,0 +1,93 @@
+"""How a value of a forward program gets to where its gradient is computed.
+
+Owns the paths between two bodies: a call of a function and the call of its gradient, a loop and
+the loop that runs it backwards, a branch and its gradient's branch. TensorFlow has made such paths
+for the values that gradients read; edited versions of these need paths of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.core.framework import types_pb2
+
+from amanda_driver_tf._graphs.body import Value
+from amanda_driver_tf._graphs.records import Records
+from amanda_driver_tf._insertion.list_nodes import popped
+from amanda_driver_tf._insertion.nodes import Argument
+from amanda_driver_tf._insertion.versions import Foreign, Seen
+from amanda_driver_tf._rewriting.woven import Woven
+from amanda_driver_tf._tensorflow_internals.modules import ops
+from amanda_driver_tf._tensorflow_internals.objects import indirect_captures
+
+__all__ = ["Link"]
+
+_VARIANT = types_pb2.DT_VARIANT
+
+
+class Link(Foreign):
+    """The forward program `forward` as the gradient `backward` sees it.
+
+    Args:
+        forward: The woven forward body.
+        backward: The body of the gradient that is being woven.
+        looped: Whether they are the bodies of loops, so that values come from lists.
+    """
+
+    def __init__(self, forward: Woven, backward: Woven, looped: bool) -> None:
+        self._forward, self._backward, self.is_looped = forward, backward, looped
+        self._sources = _captures(backward.body.graph, forward.body.graph)
+        self._brought: dict[Value, Value] = {}
+
+    def tensor(self, value: Value) -> Any:
+        """The forward tensor that a value of the gradient's body carries."""
+        return self._sources.get((id(value.node.op), value.slot))
+
+    def seen(self, op: Any) -> Seen | None:
+        """Return what an op of the forward body saw and made."""
+        return self._forward.edits.seen(op)
+
+    def carries(self, tensor: Any, wanted: Value) -> bool:
+        """Return True if TensorFlow's own path carries the wanted version."""
+        return self._forward.edits.carries(tensor, wanted)
+
+    def refuse_second(self, body: Any) -> None:
+        """Refuse that `body` differentiates gradients of it that other ops compute by now."""
+        self._forward.weaver.refuse_second(body)
+
+    def bring(self, value: Value) -> Value:
+        """A value of the forward body, by a path of its own."""
+        known = self._brought.get(value)
+        if known is not None:
+            return known
+        dtype = value.base
+        argument = Argument("version", _VARIANT if self.is_looped else dtype)
+        self._backward.arguments.append(argument)
+        self._backward.demands.append(value)
+        brought = Value(argument, 0)
+        if self.is_looped:
+            made = popped(brought, dtype)
+            for node in made:
+                self._backward.edits.add(node)
+            self._backward.results.append(Value(made[-1], 0))
+            brought = Value(made[-1], 1)
+        self._brought[value] = brought
+        return brought
+
+
+def _captures(backward: Any, forward: Any) -> dict[tuple[int, int], Any]:
+    """Tensor of the gradient's graph -> the forward tensor that it stands for."""
+    noted = Records.of(backward)
+    found = {
+        inner: outer
+        for inner, outer in (noted.captured if noted is not None else {}).items()
+        if getattr(outer, "graph", None) is forward
+    }
+    indirect = indirect_captures(backward)
+    if indirect:
+        for op in forward.get_operations():
+            for tensor in op.outputs:
+                inner = indirect.get(ops.tensor_id(tensor))
+                if inner is not None:
+                    found[id(inner.op), inner.value_index] = tensor
+    return found

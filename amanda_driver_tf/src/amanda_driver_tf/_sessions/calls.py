@@ -1,0 +1,101 @@
+"""The methods of `tf.compat.v1.Session` by which graphs are run, intercepted.
+
+Owns which calls are passed to `GraphMode`: those of a thread that a session of Amanda's watches.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from amanda_core.patching import Patches
+from amanda_driver_tf._shared.state import STATE
+from amanda_driver_tf._tensorflow_internals.entry_points import (
+    DO_CALL,
+    SESSION_PARTIAL_RUN,
+    SESSION_RUN,
+)
+from amanda_driver_tf._tensorflow_internals.names import SETUP_OF_PARTIAL_RUN
+
+__all__ = ["PATCHES", "Request"]
+
+
+class Request(NamedTuple):
+    """What is asked of a session, as outputs and ops of the C API.
+
+    Attributes:
+        feeds: What is fed, or will be; if it is, with the values.
+        fetches: The outputs that are fetched.
+        targets: The ops that run besides.
+    """
+
+    feeds: Any
+    fetches: list[Any]
+    targets: list[Any]
+
+
+class _Patches(Patches):
+    """The methods of sessions that are replaced while any thread is attached."""
+
+    def install(self) -> None:
+        for entry_point, make in (
+            (SESSION_RUN, _running),
+            (SESSION_PARTIAL_RUN, _running_partially),
+            (DO_CALL, _setting_up),
+        ):
+            self.replace(*entry_point, make(entry_point.current))
+
+
+PATCHES = _Patches()
+
+
+def _running(original: Any) -> Any:
+    @functools.wraps(original)
+    def run(
+        self: Any,
+        options: Any,
+        feed_dict: Any,
+        fetch_list: Any,
+        target_list: Any,
+        run_metadata: Any,
+    ) -> Any:
+        graphs = STATE.graphs
+        if graphs is None or STATE.quiet or not graphs.session.enabled:
+            return original(self, options, feed_dict, fetch_list, target_list, run_metadata)
+
+        def call(fetches: Any, targets: Any) -> Any:
+            return original(self, options, feed_dict, fetches, targets, run_metadata)
+
+        return graphs.run(call, self, Request(feed_dict, fetch_list, target_list))
+
+    return run
+
+
+def _running_partially(original: Any) -> Any:
+    @functools.wraps(original)
+    def run_partially(self: Any, handle: Any, feed_dict: Any, fetch_list: Any) -> Any:
+        graphs = STATE.graphs
+        if graphs is None or STATE.quiet:
+            return original(self, handle, feed_dict, fetch_list)
+        call = functools.partial(original, self, handle, feed_dict)
+        return graphs.run_partially(call, self, handle, Request(feed_dict, fetch_list, []))
+
+    return run_partially
+
+
+def _setting_up(original: Any) -> Any:
+    @functools.wraps(original)
+    def do_call(self: Any, fn: Any, *args: Any) -> Any:
+        graphs = STATE.graphs
+        if (
+            fn.__name__ != SETUP_OF_PARTIAL_RUN
+            or graphs is None
+            or STATE.quiet
+            or not graphs.session.enabled
+        ):
+            return original(self, fn, *args)
+        owner, feeds, fetches, targets = args
+        call = functools.partial(original, self, fn, owner, feeds)
+        return graphs.set_up(call, self, Request(feeds, fetches, targets))
+
+    return do_call
