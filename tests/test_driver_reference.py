@@ -52,6 +52,12 @@ CORES = {
 #: Values that have no docstring of their own.
 VALUES = {
     "hookimpl": "Marks a function as a hook.",
+    "FRAMEWORK": "A frame of the framework: the innermost one counts if it calls the operator.",
+    "OUTSIDE": "The scope of what runs outside of any module.",
+    "OWN": "A frame of the driver or the core, which does not count.",
+    "QUIET": "A frame that does not count.",
+    "STOP": "A frame at which a call site ends.",
+    "USER": "A frame of the user's program.",
     "THREAD": "The state of the calling thread, a `Control` and the session among it.",
 }
 KEYS = """\

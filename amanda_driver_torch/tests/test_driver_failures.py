@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import amanda
+from amanda_core.sites import Sites
 from amanda_driver_torch._autograd import gradient_hooks
 from amanda_driver_torch._execution import execute
 from amanda_driver_torch._execution.execute import Execution, Run
-from amanda_driver_torch._identity.sites import Sites
 
 from .making import leaf
 

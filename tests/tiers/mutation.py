@@ -47,7 +47,7 @@ EQUIVALENT = {
         "statement deleted: `self.watch = None` → `pass`",
     ): "the attachment is let go right after it, with all that it holds",
     (
-        "amanda_driver_torch/src/amanda_driver_torch/_identity/sites.py",
+        "amanda_core/src/amanda_core/sites.py",
         "constant: `0` → `1`",
     ): "the number stands in the label of every named function, and is compared with itself alone",
     (

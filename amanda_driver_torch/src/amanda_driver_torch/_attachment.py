@@ -17,6 +17,8 @@ from torch import nn
 from amanda_core import Blind, Session
 from amanda_core.errors import is_annotated
 from amanda_core.interceptors import NATIVE
+from amanda_core.scopes import OUTSIDE, Activation, Scope, Scopes
+from amanda_core.sites import Sites
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._entry.checkpoint import is_foreign_rerun
@@ -27,11 +29,10 @@ from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._entry.tracing import reason_to_look_away
 from amanda_driver_torch._execution.execute import Execution
 from amanda_driver_torch._identity.frames import user_stacklevel
-from amanda_driver_torch._identity.scopes import Labels, Scopes
-from amanda_driver_torch._identity.sites import BOUNDARY, Sites
+from amanda_driver_torch._identity.leaves import Leaves
+from amanda_driver_torch._identity.rules import BOUNDARY, RULES, new_labels, new_scopes
 from amanda_driver_torch._operators.bindings import unknown_bindings
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.activations import OUTSIDE, Activation, Scope
 from amanda_driver_torch._thread.modes import in_users_modes, laid_aside
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.facts import FACTS
@@ -64,16 +65,19 @@ class TorchAttachment:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.scopes = session.persistent("pytorch.scopes", Scopes)
+        self.scopes = session.persistent("pytorch.scopes", new_scopes)
+        labels = session.persistent("pytorch.labels", new_labels)
         self._sites: Sites[OpRecord] = Sites(
+            RULES,
+            STATE,
             self.scopes,
-            session.persistent("pytorch.labels", Labels),
+            labels,
             session.persistent("pytorch.names", dict),
             NAMESPACE,
             OpRecord,
             self._drop,
         )
-        self.backward = Backward(session, self._sites, NAMESPACE)
+        self.backward = Backward(session, Leaves(self.scopes, labels), NAMESPACE)
         #: What observers did not see -> why.
         self._unseen: dict[str, str] = session.persistent("pytorch.unseen", dict)
         self._execution = Execution(
@@ -290,7 +294,7 @@ class TorchAttachment:
         """The scope of a module that is called inside `parent`."""
         outer = parent.scope if parent is not None else None
         scope = self.scopes.enter(module, outer, STATE.backward > 0)
-        if self.scopes.changed:
+        if self.scopes.dead:
             self._sweep()
         return scope
 
@@ -365,7 +369,9 @@ def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
     def constant(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
             return value
-        if is_weight(value) or scopes.is_buffer(value):
+        if is_weight(value) or any(
+            value is buffer for module in scopes.roots() for buffer in module.buffers()
+        ):
             return value
         return None
 

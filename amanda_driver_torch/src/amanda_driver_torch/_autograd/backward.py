@@ -21,7 +21,7 @@ from amanda_core.weak import Ref
 from amanda_driver_torch._autograd.lifetime import Lifetime, Token
 from amanda_driver_torch._autograd.nodes import name_of, new_nodes, new_nodes_behind
 from amanda_driver_torch._autograd.records import NodeRecord
-from amanda_driver_torch._identity.sites import Sites
+from amanda_driver_torch._identity.leaves import Leaves
 from amanda_driver_torch._torch.internals import current_node
 
 __all__ = ["Backward", "unchanged"]
@@ -38,14 +38,14 @@ class Backward:
 
     Args:
         session: The session.
-        sites: Names the leaves whose gradients are accumulated.
+        leaves: Names the leaves whose gradients are accumulated.
         namespace: Namespace of the contexts.
     """
 
-    def __init__(self, session: Session, sites: Sites[Any], namespace: str) -> None:
+    def __init__(self, session: Session, leaves: Leaves, namespace: str) -> None:
         self.session = session
         self.lifetime = Lifetime(session)
-        self._sites = sites
+        self._names = leaves
         self._namespace = namespace
         self._leaves: dict[Hashable, tuple[Ref, NodeRecord]] = {}
         #: Execution -> the plan of gradients that it was made with. Hooks hold the token and
@@ -193,7 +193,7 @@ class Backward:
     def leaves_idle(self, leaves: Sequence[Any]) -> bool:
         """Return True if nothing is done where the gradients of these leaves are accumulated."""
         for leaf in leaves:
-            held = self._leaves.get(self._sites.parameter_key(leaf.variable)[0])
+            held = self._leaves.get(self._names.key(leaf.variable)[0])
             if held is None or held[0]() is not leaf.variable or not held[1].idle(self.session):
                 return False
         return True
@@ -301,7 +301,7 @@ class Backward:
             number: Number of the hook in whose place these hooks stand, if they come later.
         """
         leaf = node.variable
-        key_of = self._sites.parameter_key if number is None else self._sites.remembered_key
+        key_of = self._names.key if number is None else self._names.remembered_key
         key, name = key_of(leaf)
         held = self._leaves.get(key)
         record = held[1] if held is not None else None

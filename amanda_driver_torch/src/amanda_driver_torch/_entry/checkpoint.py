@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from amanda_core.errors import UnsupportedError
-from amanda_driver_torch._identity.sites import BOUNDARY
+from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE, quietly
 
 __all__ = ["Rerun", "is_foreign_rerun", "watch_first_run"]

@@ -14,11 +14,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from amanda_core import Blind
+from amanda_core.scopes import Activation, Scope
+from amanda_core.sites import Sites
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._entry.limits import LIMITS
 from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._entry.wrappers import has_override, make_transparent, transparent
-from amanda_driver_torch._identity.sites import Sites
 from amanda_driver_torch._operators.bindings import (
     is_operator,
     is_operator_name,
@@ -26,7 +27,6 @@ from amanda_driver_torch._operators.bindings import (
     type_name,
 )
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.activations import Activation, Scope
 from amanda_driver_torch._thread.modes import in_users_modes, laid_aside
 from amanda_driver_torch._thread.state import STATE, Watcher
 from amanda_driver_torch._torch.internals import (

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from amanda_core import Blind
+from amanda_core.scopes import Activation, Scope, Scopes
 from amanda_driver_torch._autograd.records import OpRecord
-from amanda_driver_torch._identity.scopes import Scopes
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.activations import Activation, Scope
 from amanda_driver_torch._thread.state import Watcher
 
 __all__ = ["Handler", "Interceptor"]

@@ -17,6 +17,8 @@ from torch import nn
 
 from amanda_core import Blind, Step
 from amanda_core.errors import annotate
+from amanda_core.scopes import Activation, Scope
+from amanda_core.sites import Sites
 from amanda_core.threads import THREAD
 from amanda_driver_torch._autograd.own_nodes import tap
 from amanda_driver_torch._autograd.records import OpRecord
@@ -25,10 +27,8 @@ from amanda_driver_torch._entry.limits import LIMITS
 from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._entry.tracing import STAND_INS
 from amanda_driver_torch._execution.execute import Execution
-from amanda_driver_torch._identity.sites import Sites
 from amanda_driver_torch._operators.bindings import is_operator, operators, type_name
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.activations import Activation, Scope
 from amanda_driver_torch._thread.modes import in_users_modes, laid_aside, overheard
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native

@@ -23,7 +23,7 @@ from amanda_driver_torch._entry import swapping
 from amanda_driver_torch._entry.checkpoint import Rerun, watch_first_run
 from amanda_driver_torch._execution.pending_hooks import hook_at_once
 from amanda_driver_torch._identity.frames import user_stacklevel
-from amanda_driver_torch._identity.sites import BOUNDARY
+from amanda_driver_torch._identity.rules import BOUNDARY
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import (

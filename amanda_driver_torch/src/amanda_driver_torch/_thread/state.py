@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from amanda_core import Session
+from amanda_core.scopes import Activation
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.activations import Activation
 from amanda_driver_torch._torch import extension
 
 __all__ = ["STATE", "Watcher", "opaquely", "quietly"]

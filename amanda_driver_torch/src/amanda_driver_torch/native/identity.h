@@ -1,6 +1,6 @@
 // Which op a call is: the process-local key of a site, and the record behind it.
 //
-// The rule is that of `sites.Sites`, which names new sites. Here only its answers are kept: a hash
+// The rule is that of `Sites` of `amanda_core.sites`, which names new sites. Here only its answers are kept: a hash
 // over the same numbers (op type, frames, operands) leads to the same record. Within a scope the
 // sequence of the last activation is expected, and each step of it is verified.
 #pragma once
@@ -213,7 +213,7 @@ struct OpType {
 
 class Identity {
   public:
-    Owned classify, look_up, resolve;        // of `sites.Sites`, `scopes.Labels`
+    Owned classify, look_up, resolve;        // of the core's `Sites` and `Labels`
     Owned is_weight;                         // where modes of the user's hear of what is read
     PyObject *parameter = nullptr, *tensor = nullptr;  // types, borrowed from torch
 
@@ -235,7 +235,7 @@ class Identity {
             return unit < offsets.size() ? offsets[unit] : -1;
         }
 
-        Owned code;  // `sites._Code`, which holds the code object
+        Owned code;  // `Code` of `amanda_core.sites`, which holds the code object
         std::vector<int> offsets;
         long kind = 0;
         uint64_t number = 0;
@@ -265,7 +265,7 @@ class Identity {
     Table<Shared<ScopeInfo>> scopes_;
 };
 
-// The rule's constants, as in `_identity.sites`.
+// The rule's constants, as in `amanda_core.sites`.
 constexpr int SITE_FRAMES = 3;
 constexpr uint32_t OCCURRENCES = 1024;
 enum CodeKind { USER, TORCH, OWN, STOP, QUIET_CODE };

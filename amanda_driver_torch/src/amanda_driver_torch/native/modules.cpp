@@ -266,7 +266,7 @@ PyMethodDef functions[] = {
 
 int add_modules(PyObject* module) {
     modules_name = PyUnicode_InternFromString(kModules);
-    dead_name = PyUnicode_InternFromString("_dead");
+    dead_name = PyUnicode_InternFromString("dead");
     return PyModule_AddFunctions(module, functions);
 }
 

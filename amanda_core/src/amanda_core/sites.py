@@ -1,37 +1,33 @@
-"""Op identity: from a call to the site that it is a passing of.
+"""Op identity: from a call of an operator to the site that it is a passing of.
 
-Owns the identity rule (scope, call site, parameter operands, occurrence) and the table from the
+Owns the identity rule (scope, call site, weight operands, occurrence) and the table from the
 process-local form of a site (numbers) to its record. The id is the same in another process: it is
-made of names and instruction offsets, never of addresses or file paths.
+made of names and instruction offsets, never of addresses or file paths. What the rule has to know
+of a framework, the driver says in `Rules`.
+
+- Inside a module, a call site is the innermost frame of the framework and up to three frames of the
+  user's, up to the call of the module. Further passings of one site in one call of the module are
+  told apart by their number.
+- Outside of any module, as in a purely functional program, only the innermost frame of the user's
+  counts, and passings are not numbered: a loop makes one op, unless its weights tell it apart.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-import torch
-from torch import nn
-
-from amanda_core import Site
+from amanda_core.driver import Site
 from amanda_core.identity import call_offsets
-from amanda_core.weak import Known
-from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
-from amanda_driver_torch._identity.scopes import Labels, Scopes
-from amanda_driver_torch._thread.activations import OUTSIDE, Scope
-from amanda_driver_torch._thread.state import STATE
-from amanda_driver_torch._torch.reading import is_weight
+from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
 
-__all__ = ["BOUNDARY", "Sites"]
+__all__ = ["FRAMEWORK", "OWN", "QUIET", "STOP", "USER", "Code", "Place", "Rules", "Sites"]
 
 R = TypeVar("R")
-
-#: Codes at which a call site ends: what lies further out may differ between a first run and a
-#: recomputation. Module calls and checkpointed functions add theirs.
-BOUNDARY: set[CodeType] = set()
 
 # Frames of the user's that make up a call site within a module activation. Helper functions that
 # several lines call are told apart by it; three also bounds the walk.
@@ -42,11 +38,51 @@ _OCCURRENCES = 1024
 # Codes made by exec() are new objects each time; the table is rebuilt when it gets this large.
 _CODES = 16384
 
-# The native interceptor has these numbers, too.
-_USER, _TORCH, _OWN, _STOP, _QUIET = range(5)
+#: Kinds of frames in a call site: the user's; the framework's; of Amanda; at which a call site
+#: ends, since what lies further out may differ from run to run; and those that do not count.
+#: Native code knows them by their numbers.
+USER, FRAMEWORK, OWN, STOP, QUIET = range(5)
+
+_CORE = os.path.dirname(__file__) + os.sep
+
+# Whether values of a type tell ops apart.
+_NEVER, _ALWAYS, _ASKED = range(3)
 
 
-class _Code:
+class Place(Protocol):
+    """Where a thread is.
+
+    Attributes:
+        activations: The calls of modules that it is inside, outermost first.
+    """
+
+    activations: list[Activation]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a driver says of its framework.
+
+    Attributes:
+        kind_of: Returns what a frame is in a call site, by the code that it runs and its globals.
+            Not asked of the core's own frames.
+        weight_types: Types of values that are always weights, with their subclasses.
+        tensor_types: Types of values that may be weights; subclasses never are.
+        is_weight: Returns True if a value of `tensor_types` is a weight. Only asked outside of any
+            module and not of the first operand, where what flows stands.
+        zone_of: Returns which part of the program runs, by the frames of its caller's callers.
+    """
+
+    kind_of: Callable[[CodeType, Mapping[str, Any]], int]
+    weight_types: tuple[type, ...]
+    tensor_types: frozenset[type]
+    is_weight: Callable[[Any], bool]
+    zone_of: Callable[[], str]
+
+
+class Code:
+    """A code object as it stands in call sites; `number` tells them apart in this process."""
+
     __slots__ = ("code", "kind", "label", "number", "offsets")
 
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
@@ -58,16 +94,20 @@ class Sites(Generic[R]):
     """The sites passed so far, as records made by `make`.
 
     Args:
+        rules: What the driver says of its framework.
+        place: Where the calling thread is.
         scopes: Scopes and their names; resume with the contexts.
-        labels: Numbers of parameters outside modules; likewise.
+        labels: Numbers of weights outside modules; likewise.
         names: Readable names given so far and how often; likewise.
         namespace: The namespace of all sites.
         make: Makes a record of a new site, given it and the name of the calling module.
-        drop: Told of a record whose parameter is gone: the op by its name is another one now.
+        drop: Told of a record whose weight is gone: the op by its name is another one now.
     """
 
     def __init__(
         self,
+        rules: Rules,
+        place: Place,
         scopes: Scopes,
         labels: Labels,
         names: dict[str, dict[Any, int]],
@@ -75,16 +115,16 @@ class Sites(Generic[R]):
         make: Callable[[Site, str], R],
         drop: Callable[[R], None],
     ) -> None:
+        self._rules, self._place, self._is_weight = rules, place, rules.is_weight
         self._scopes, self.labels, self._names = scopes, labels, names
         self._namespace, self._make, self._drop = namespace, make, drop
         self._records: dict[Any, R] = {}
         #: Key of a record -> tokens of its operands; with one of them the record goes.
         self._tokens: dict[Any, frozenset[int]] = {}
-        self._codes: dict[int, _Code] = {}
+        self._codes: dict[int, Code] = {}
         self._code_numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
-        #: Identity and readable name of leaves, as when they were last used.
-        self._leaves: Known[tuple[Any, str]] = Known()
-        self._parameter_types: dict[type, bool] = {nn.Parameter: True, torch.Tensor: False}
+        #: Type of a value -> whether such values tell ops apart.
+        self._kinds: dict[type, int] = dict.fromkeys(rules.tensor_types, _ASKED)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -100,8 +140,9 @@ class Sites(Generic[R]):
         self._tokens.clear()
 
     def locate(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
-        """The record of the op that is being called; `args` are the call's, not yet edited."""
-        activation = STATE.activations[-1] if STATE.activations else None
+        """Return the record of the op that is being called with these values, not yet edited."""
+        activations = self._place.activations
+        activation = activations[-1] if activations else None
         scope = activation.scope if activation is not None else OUTSIDE
         inside = bool(scope.root)
         # One flat tuple of numbers: this is built and hashed at every operator.
@@ -127,15 +168,15 @@ class Sites(Generic[R]):
         self,
         op_type: str,
         scope: Scope,
-        frames: list[tuple[_Code, int]],
+        frames: list[tuple[Code, int]],
         args: Sequence[Any],
         kwargs: dict[str, Any],
         occurrence: int,
     ) -> R:
-        """The record of an op whose frames and occurrence in its activation are known.
+        """Return the record of an op whose frames and occurrence in its activation are known.
 
-        For the native interceptor, which does the lookup of `locate` itself and asks here for what
-        it has not seen before.
+        For native interceptors, which do the lookup of `locate` themselves and ask here for
+        what they have not seen before.
         """
         numbers: list[Any] = [scope.number, op_type]
         for code, offset in frames:
@@ -155,8 +196,8 @@ class Sites(Generic[R]):
         key: Any,
         op_type: str,
         scope: Scope,
-        frames: list[tuple[_Code, int]],
-        operands: list[tuple[int, int, torch.Tensor]],
+        frames: list[tuple[Code, int]],
+        operands: list[tuple[int, int, Any]],
         occurrence: int,
     ) -> R:
         self._purge()
@@ -166,38 +207,19 @@ class Sites(Generic[R]):
         self._tokens[key] = frozenset(token for _, token, _ in operands)
         return record
 
-    def parameter_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
-        """Identity and readable name of a leaf that is used now, for its gradient accumulation."""
-        found = self._parameter_key(tensor)
-        if self._leaves.get(tensor) != found:
-            self._leaves.set(tensor, found)
-        return found
-
-    def remembered_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
-        """Return what a leaf was called when it was used: in a backward pass no module is open."""
-        return self._leaves.get(tensor) or self._parameter_key(tensor)
-
-    def _parameter_key(self, tensor: torch.Tensor) -> tuple[Any, str]:
-        for scope in (a.scope for a in reversed(STATE.activations)):
-            name = self._scopes.parameter_name(scope, tensor)
-            if name is not None:
-                return ("parameter", scope.root, name), name
-        _, number = self.labels.look_up(tensor)
-        return ("leaf", number), f"leaf{number}"
-
     # Call sites.
 
     def _walk(
         self, frame: FrameType | None, limit: int, numbers: list[Any]
-    ) -> list[tuple[_Code, int]]:
-        """The frames of a call site, innermost first; adds their numbers and offsets."""
-        found: list[tuple[_Code, int]] = []
+    ) -> list[tuple[Code, int]]:
+        """Return the frames of a call site, innermost first; adds their numbers and offsets."""
+        found: list[tuple[Code, int]] = []
         codes = self._codes
         innermost = True
         while frame is not None:
             code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
-            if kind == _USER:
+            if kind == USER:
                 offset = code.offsets[frame.f_lasti >> 1]
                 numbers += (code.number, offset)
                 found.append((code, offset))
@@ -205,62 +227,55 @@ class Sites(Generic[R]):
                 limit -= 1
                 if not limit:
                     break
-            elif kind == _TORCH:
-                # Of torch's frames only the innermost counts, if it is the caller: a wrapper of
-                # torch's may call several operators from one line of the user's.
+            elif kind == FRAMEWORK:
+                # Of the framework's frames only the innermost counts, if it is the caller: its
+                # wrappers may call several operators from one line of the user's.
                 if innermost:
                     offset = code.offsets[frame.f_lasti >> 1]
                     numbers += (code.number, offset)
                     found.append((code, offset))
                     innermost = False
-            elif kind == _STOP:
+            elif kind == STOP:
                 break
             frame = frame.f_back
         return found
 
-    def classify(self, code: CodeType, namespace: dict[str, Any]) -> _Code:
+    def classify(self, code: CodeType, namespace: Mapping[str, Any]) -> Code:
         """Return what a frame that runs `code` is in a call site."""
         if len(self._codes) > _CODES:
             self._codes.clear()
         module = str(namespace.get("__name__", ""))
-        kind = _USER
-        if code in BOUNDARY:
-            kind = _STOP
-        elif looks_away(code, namespace):
-            kind = _QUIET
-        elif is_torchs(namespace):
-            kind = _TORCH
-        elif is_own(code):
-            kind = _OWN
+        own = code.co_filename.startswith(_CORE)
+        kind = OWN if own else self._rules.kind_of(code, namespace)
         # The first line tells apart what exec() and lambdas leave without a name of their own;
         # only there, so that an edit above a named function changes no id.
         name = getattr(code, "co_qualname", code.co_name)
         line = code.co_firstlineno if "<" in code.co_name or not hasattr(code, "co_qualname") else 0
         label = (module, name, line)
         number = self._code_numbers.setdefault((kind, label), len(self._code_numbers) + 1)
-        known = _Code(code, kind, label, number)
+        known = Code(code, kind, label, number)
         self._codes[id(code)] = known  # `known` keeps the code alive, so its id stays its own.
         return known
 
-    # Parameter operands.
+    # Weight operands.
 
     def _operands(
         self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool, numbers: list[Any]
-    ) -> list[tuple[int, int, torch.Tensor]]:
-        """The operands that tell ops apart, as (position, token, tensor); adds the tokens."""
-        found: list[tuple[int, int, torch.Tensor]] = []
-        types = self._parameter_types
+    ) -> list[tuple[int, int, Any]]:
+        """Return the operands that tell ops apart, as (position, token, value); adds the tokens."""
+        found: list[tuple[int, int, Any]] = []
+        kinds, is_weight = self._kinds, self._is_weight
         position = 0
         for values in (args, kwargs.values()) if kwargs else (args,):
             for value in values:
-                parameter = types.get(type(value))
-                if parameter is None:
-                    kind = type(value)
-                    parameter = types[kind] = issubclass(kind, nn.Parameter)
-                if parameter or (
+                kind = kinds.get(type(value))
+                if kind is None:
+                    always = issubclass(type(value), self._rules.weight_types)
+                    kind = kinds[type(value)] = _ALWAYS if always else _NEVER
+                if kind == _ALWAYS or (
                     # Weights kept as plain tensors count only where no activation counts
                     # occurrences, and not in front: what flows stands there, and may be a leaf.
-                    not inside and position and type(value) is torch.Tensor and is_weight(value)
+                    kind and not inside and position and is_weight(value)
                 ):
                     token = self.labels.look_up(value)[0]
                     numbers.append((position, token))
@@ -268,9 +283,9 @@ class Sites(Generic[R]):
                 position += 1
         return found
 
-    def _operand_label(self, scope: Any, operand: tuple[int, int, torch.Tensor]) -> Any:
+    def _operand_label(self, scope: Any, operand: tuple[int, int, Any]) -> Any:
         position, _, tensor = operand
-        name = self._scopes.parameter_name(scope, tensor)
+        name = self._scopes.weight_name(scope, tensor)
         return (position, name if name is not None else self.labels.look_up(tensor)[1])
 
     # New sites.
@@ -279,8 +294,8 @@ class Sites(Generic[R]):
         self,
         op_type: str,
         scope: Any,
-        frames: list[tuple[_Code, int]],
-        operands: list[tuple[int, int, torch.Tensor]],
+        frames: list[tuple[Code, int]],
+        operands: list[tuple[int, int, Any]],
         occurrence: int,
     ) -> Site:
         key = (
@@ -299,7 +314,7 @@ class Sites(Generic[R]):
             name=self._name(scope, op_type, key),
             module_path=scope.path,
             source=_source(self),
-            zone=_zone(),
+            zone=self._rules.zone_of(),
         )
 
     def _name(self, scope: Any, op_type: str, key: Any) -> str:
@@ -315,9 +330,9 @@ class Sites(Generic[R]):
         if not dead:
             return
         for key in [key for key, tokens in self._tokens.items() if not tokens.isdisjoint(dead)]:
-            parameter = any(dead.get(token) for token in self._tokens.pop(key))
+            weight = any(dead.get(token) for token in self._tokens.pop(key))
             record = self._records.pop(key)
-            if parameter:
+            if weight:
                 self._drop(record)
 
 
@@ -325,28 +340,7 @@ def _source(sites: Sites[Any]) -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = sites._codes.get(id(frame.f_code)) or sites.classify(frame.f_code, frame.f_globals)
-        if code.kind == _USER:
+        if code.kind == USER:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
-
-
-def _zone() -> str:
-    """Which part of a program runs, by the frames from the call up to the user's first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in BOUNDARY:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.startswith("torch.optim."):
-            return "optimizer"
-        if module == "torch.nn.init":
-            return "init"
-        if frame.f_code.co_name in ("__init__", "step"):
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and frame.f_code.co_name == "__init__":
-                return "init"
-            if isinstance(owner, torch.optim.Optimizer):
-                return "optimizer"
-        if not (is_torchs(frame.f_globals) or is_own(frame.f_code)):
-            break  # Further out it may be an optimizer that calls the user's closure.
-        frame = frame.f_back
-    return "model"

@@ -1,0 +1,387 @@
+"""Op identity without a framework: call sites, scopes, weights and passings of toy operators."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amanda_core import Site
+from amanda_core.identity import stable_id
+from amanda_core.scopes import Activation, Labels, Scopes
+from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules, Sites
+
+
+class Tensor:
+    """A value; `trained` stands for what a framework knows of it."""
+
+    def __init__(self, trained: bool = False) -> None:
+        self.trained = trained
+
+
+class Weight(Tensor):
+    pass
+
+
+class Module:
+    """Holds modules and weights by name, and runs `body` when it is called."""
+
+    def __init__(self, body: Callable[..., object] | None = None, **held: Any) -> None:
+        self.children = {k: v for k, v in held.items() if isinstance(v, Module)}
+        self.weights = {k: v for k, v in held.items() if isinstance(v, Weight)}
+        self.body = body
+
+    def named_weights(self) -> list[tuple[str, Weight]]:
+        inner = [(f"{n}.{k}", w) for n, m in self.children.items() for k, w in m.named_weights()]
+        return [*self.weights.items(), *inner]
+
+
+#: Names of functions of this file that stand for frames of another kind.
+KINDS = {
+    "locate": OWN,
+    "library": FRAMEWORK,
+    "wrapper": FRAMEWORK,
+    "call_module": STOP,
+    "unseen": QUIET,
+}
+RULES = Rules(
+    kind_of=lambda code, _: KINDS.get(code.co_name, USER),
+    weight_types=(Weight,),
+    tensor_types=frozenset({Tensor}),
+    is_weight=lambda tensor: bool(tensor.trained),
+    zone_of=lambda: "model",
+)
+
+
+class Toy:
+    """A driver: locates each op that `op` stands for."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.place = SimpleNamespace(activations=list[Activation]())
+        self.scopes = Scopes(lambda module: module.children, Module.named_weights)
+        self.dropped: list[Site] = []
+        labels = Labels((Weight,))
+        self.sites: Sites[Site] = Sites(
+            rules, self.place, self.scopes, labels, {}, "toy/1/eager", self.make, self.drop
+        )
+        self.callers: list[str] = []
+
+    def make(self, site: Site, caller: str) -> Site:
+        self.callers.append(caller)
+        return site
+
+    def drop(self, record: Site) -> None:
+        self.dropped.append(record)
+
+    def locate(self, *args: Any, op_type: str = "mul", **kwargs: Any) -> Site:
+        return self.sites.locate(op_type, args, kwargs)
+
+    def call_module(self, module: Module, *args: Any) -> Any:
+        activations = self.place.activations
+        outer = activations[-1].scope if activations else None
+        activations.append(Activation(self.scopes.enter(module, outer, False)))
+        try:
+            assert module.body is not None
+            return module.body(*args)
+        finally:
+            activations.pop()
+
+
+def key_of(site: Site) -> Any:
+    return site.key
+
+
+@pytest.fixture
+def toy() -> Toy:
+    return Toy()
+
+
+def test_a_line_is_one_op_and_two_lines_are_two(toy: Toy) -> None:
+    def program() -> list[Site]:
+        first = toy.locate(1)
+        second = toy.locate(1)
+        return [first, second]
+
+    (a, b), (again, _) = program(), program()
+    assert a is again
+    assert a.key != b.key
+    assert [a.name, b.name] == ["mul", "mul#2"]
+    assert len(toy.sites) == 2
+
+
+def test_two_calls_on_one_line_are_two_ops(toy: Toy) -> None:
+    a, b = toy.locate(1), toy.locate(1)
+    assert a.key != b.key
+
+
+def test_keys_hold_names_and_offsets_only() -> None:
+    def run(toy: Toy) -> Site:
+        model = Module(None, part=inner)
+        model.body = lambda: toy.locate(1, weight)
+        model.weights["w"] = weight
+        site: Site = toy.call_module(model)
+        return site
+
+    inner, weight = Module(), Weight()
+    one, other = run(Toy()), run(Toy())
+    assert one.key == other.key
+    assert stable_id(one.key) == stable_id(other.key)
+    kind, root, path, op_type, frames, operands, occurrence = key_of(one)
+    assert (kind, root, path, op_type, occurrence) == ("op", "Module", "", "mul", 0)
+    assert operands == ((1, "w"),)
+    ((module, name, line, offset),) = frames
+    assert module == __name__
+    assert name.endswith("<lambda>")
+    assert line > 0  # Lambdas have no name of their own.
+    assert offset % 2 == 0
+
+
+def test_outside_of_modules_a_loop_is_one_op(toy: Toy) -> None:
+    assert len({toy.locate(1).key for _ in range(5)}) == 1
+
+
+def test_outside_of_modules_weights_tell_the_ops_of_a_loop_apart(toy: Toy) -> None:
+    weights = [Tensor(trained=True) for _ in range(3)]
+    flows = Tensor(trained=True)  # In front stands what flows, whatever it is.
+    for _ in range(2):
+        found = [toy.locate(flows, weight) for weight in weights]
+        assert len({site.key for site in found}) == 3
+    assert [key_of(site)[5] for site in found] == [((1, n),) for n in range(3)]
+    assert len(toy.sites) == 3
+
+
+def test_tensors_that_are_no_weights_tell_nothing_apart(toy: Toy) -> None:
+    values = [Tensor(), Tensor(), 3, "four"]
+    assert len({toy.locate(Tensor(), value).key for value in values}) == 1
+
+
+def test_a_weight_given_by_keyword_counts_as_well(toy: Toy) -> None:
+    found = [toy.locate(Tensor(), weight=Weight()) for _ in range(2)]
+    assert key_of(found[0])[5] == ((1, 0),)
+
+
+def test_a_subclass_of_weights_is_a_weight_and_of_tensors_is_none(toy: Toy) -> None:
+    class Special(Weight):
+        pass
+
+    class Wrapped(Tensor):
+        pass
+
+    weight, wrapped = Special(), Wrapped(trained=True)
+    assert key_of(toy.locate(wrapped, weight))[5] == ((1, 0),)
+    assert key_of(toy.locate(Tensor(), wrapped))[5] == ()
+
+
+def test_inside_a_module_passings_are_numbered(toy: Toy) -> None:
+    module = Module(lambda: [toy.locate(1) for _ in range(3)])
+    first, second = toy.call_module(module), toy.call_module(module)
+    assert [key_of(site)[6] for site in first] == [0, 1, 2]
+    assert first == second
+
+
+def test_an_endless_loop_in_a_module_makes_a_bounded_number_of_ops(toy: Toy) -> None:
+    toy.call_module(Module(lambda: [toy.locate(1) for _ in range(3000)]))
+    assert len(toy.sites) == 1025
+
+
+def test_inside_a_module_up_to_three_frames_of_the_users_count(toy: Toy) -> None:
+    def inner() -> Site:
+        return toy.locate(1)
+
+    def middle() -> Site:
+        return inner()
+
+    def body() -> list[Site]:
+        return [middle(), middle()]
+
+    def deeper() -> list[Site]:
+        def outer() -> Site:
+            return middle()
+
+        return [outer(), outer()]
+
+    found = toy.call_module(Module(body))
+    assert [len(key_of(site)[4]) for site in found] == [3, 3]
+    assert key_of(found[0])[4] != key_of(found[1])[4]
+    # Four frames away they are two passings of one site.
+    found = toy.call_module(Module(deeper))
+    assert key_of(found[0])[4] == key_of(found[1])[4]
+    assert [key_of(site)[6] for site in found] == [0, 1]
+
+
+def test_outside_of_modules_one_frame_counts(toy: Toy) -> None:
+    def helper() -> Site:
+        return toy.locate(1)
+
+    assert [helper(), helper()][0] is helper()
+
+
+def test_of_the_frameworks_frames_the_innermost_counts_if_it_calls(toy: Toy) -> None:
+    def library(first: bool) -> Site:
+        if first:
+            return toy.locate(1)
+        return toy.locate(1)
+
+    def wrapper(first: bool) -> Site:
+        return library(first)
+
+    found = [wrapper(first) for first in (True, False)]
+    labels = [[frame[1].rpartition(".")[2] for frame in key_of(site)[4]] for site in found]
+    # Comprehensions have a frame of their own up to Python 3.11.
+    assert [each[0] for each in labels] == ["library", "library"]
+    assert [len(each) for each in labels] == [2, 2]
+    assert found[0].key != found[1].key
+    assert toy.callers == [__name__, __name__]
+
+
+def test_frames_that_do_not_count_are_passed_over(toy: Toy) -> None:
+    def unseen() -> Site:
+        return toy.locate(1)
+
+    def program() -> Site:
+        return unseen()
+
+    (frame,) = key_of(program())[4]
+    assert "program" in frame[1]
+
+
+def test_a_call_site_ends_at_the_call_of_the_module(toy: Toy) -> None:
+    module = Module(lambda: toy.locate(1))
+    found = [toy.call_module(module), toy.call_module(module)]
+    assert found[0] is found[1]
+
+
+def test_a_site_says_where_in_the_source_it_is(toy: Toy) -> None:
+    site, line = toy.locate(1), sys._getframe().f_lineno
+    assert site.source == f"test_sites.py:{line}"
+
+
+def test_of_a_dead_weight_the_records_go_and_its_number_is_free(toy: Toy) -> None:
+    def program(weight: Tensor) -> Site:
+        return toy.locate(Tensor(), weight)
+
+    for _ in range(4):
+        # Each is made after the last is gone, as in a program that makes its weights anew.
+        assert key_of(program(Weight()))[5] == ((1, 0),)
+        gc.collect()
+    assert len(toy.sites) == 1
+    assert len(toy.dropped) == 3
+    # Of a plain tensor the next one takes the place.
+    toy = Toy()
+    for _ in range(3):
+        program(Tensor(trained=True))
+    assert toy.dropped == []
+    assert len(toy.sites) == 1
+
+
+def test_native_code_asks_for_what_it_has_not_seen(toy: Toy) -> None:
+    here = sys._getframe()
+    code = toy.sites.classify(here.f_code, here.f_globals)
+    assert (code.kind, code.code) == (USER, here.f_code)
+    found = toy.sites.resolve(
+        "mul", toy.scopes.enter(Module(), None, False), [(code, 8)], (), {}, 2
+    )
+    assert key_of(found)[4] == ((*code.label, 8),)
+    assert code.label[0] == __name__
+    assert key_of(found)[6] == 2
+
+
+def test_what_is_gone_is_forgotten_and_names_stay(toy: Toy) -> None:
+    def program() -> Site:
+        return toy.locate(1)
+
+    first = program()
+    toy.sites.discard(lambda site: site is first)
+    assert len(toy.sites) == 0
+    assert program().name == "mul"
+    toy.sites.clear()
+    assert program().key == first.key
+
+
+# Scopes.
+
+
+def paths(scopes: Scopes, root: Module, *modules: Module) -> list[str]:
+    outer = scopes.enter(root, None, False)
+    return [scopes.enter(module, outer, False).path for module in modules]
+
+
+@pytest.fixture
+def scopes() -> Scopes:
+    return Scopes(lambda module: module.children, Module.named_weights)
+
+
+def test_paths_are_made_of_the_names_under_the_root(scopes: Scopes) -> None:
+    leaf = Module()
+    part = Module(leaf=leaf)
+    root = Module(part=part)
+    assert paths(scopes, root, part, leaf) == ["part", "part.leaf"]
+    # By itself it is a root of its own.
+    assert scopes.enter(part, None, False).root == "Module#2"
+
+
+def test_a_module_that_none_holds_is_numbered_by_first_call(scopes: Scopes) -> None:
+    root, one, other = Module(), Module(), Module()
+    assert paths(scopes, root, one, other, one) == ["<Module>", "<Module>#2", "<Module>"]
+
+
+def test_names_are_free_again_once_a_module_is_gone(scopes: Scopes) -> None:
+    root = Module()
+    for _ in range(3):
+        assert paths(scopes, root, Module()) == ["<Module>"]
+        gc.collect()
+    roots = [scopes.enter(Module(), None, False).root for _ in range(2)]
+    gc.collect()
+    assert [label for label, path in scopes.take_dead() if path is None] == roots
+    assert scopes.dead == []
+
+
+def test_a_path_with_another_module_is_dead(scopes: Scopes) -> None:
+    old, new = Module(), Module()
+    root = Module(part=old)
+    assert paths(scopes, root, old) == ["part"]
+    root.children["part"] = new
+    assert paths(scopes, root, new) == ["part"]
+    assert scopes.take_dead() == [("Module", "part")]
+    assert paths(scopes, root, old) == ["<Module>"]
+
+
+def test_in_a_backward_pass_a_part_runs_in_the_scope_that_it_had(scopes: Scopes) -> None:
+    part = Module()
+    root = Module(part=part)
+    paths(scopes, root, part)
+    assert scopes.enter(part, None, True).path == "part"
+
+
+def test_weights_have_the_names_that_the_root_gives_them(scopes: Scopes) -> None:
+    weight, new = Weight(), Weight()
+    part = Module(w=weight)
+    root = Module(part=part)
+    scope = scopes.enter(root, None, False)
+    assert scopes.weight_name(scope, weight) == "part.w"
+    assert scopes.weight_name(scope, new) is None
+    part.weights["w"] = new
+    assert scopes.weight_name(scope, new) == "part.w"
+    assert scopes.roots() == [root]
+
+
+def test_holders_lead_outwards(scopes: Scopes) -> None:
+    leaf = Module()
+    part = Module(leaf=leaf)
+    root = Module(part=part)
+    outer = scopes.enter(root, None, False)
+    inner = scopes.enter(leaf, outer, False)
+    assert scopes.holders(leaf, inner, None) == [(part, "leaf"), (root, "part")]
+    assert scopes.holders(leaf, inner, scopes.enter(part, outer, False)) == [(part, "leaf")]
+
+
+def test_an_activation_that_is_resumed_goes_on_counting() -> None:
+    activation = Activation(Scopes(lambda _: {}, lambda _: ()).enter(Module(), None, False))
+    activation.counts["site"] = 2
+    copy = activation.copy()
+    copy.counts["site"] += 1
+    assert (activation.counts, copy.counts) == ({"site": 2}, {"site": 3})

@@ -1,0 +1,81 @@
+"""What the identity of ops has to know of PyTorch: frames, modules, weights, parts of a program.
+
+The rule itself is the core's (`amanda_core.sites`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_core.scopes import Labels, Scopes
+from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules
+from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
+from amanda_driver_torch._torch.internals import children_of
+from amanda_driver_torch._torch.reading import is_weight
+
+__all__ = ["BOUNDARY", "RULES", "new_labels", "new_scopes"]
+
+#: Codes at which a call site ends: what lies further out may differ between a first run and a
+#: recomputation. Module calls and checkpointed functions add theirs.
+BOUNDARY: set[CodeType] = set()
+
+
+def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
+    """Return what a frame that runs `code` is in a call site."""
+    if code in BOUNDARY:
+        return STOP
+    if looks_away(code, namespace):
+        return QUIET
+    if is_torchs(namespace):
+        return FRAMEWORK
+    return OWN if is_own(code) else USER
+
+
+def zone_of() -> str:
+    """Return which part of a program runs, by the frames from the call up to the user's first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in BOUNDARY:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("torch.optim."):
+            return "optimizer"
+        if module == "torch.nn.init":
+            return "init"
+        if frame.f_code.co_name in ("__init__", "step"):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and frame.f_code.co_name == "__init__":
+                return "init"
+            if isinstance(owner, torch.optim.Optimizer):
+                return "optimizer"
+        if not (is_torchs(frame.f_globals) or is_own(frame.f_code)):
+            break  # Further out it may be an optimizer that calls the user's closure.
+        frame = frame.f_back
+    return "model"
+
+
+RULES = Rules(
+    kind_of=kind_of,
+    weight_types=(nn.Parameter,),
+    tensor_types=frozenset({torch.Tensor}),
+    is_weight=is_weight,
+    zone_of=zone_of,
+)
+
+
+def new_scopes() -> Scopes:
+    """Return the scopes of modules of PyTorch, none of which has been called."""
+    return Scopes(children_of, _weights_of)
+
+
+def new_labels() -> Labels:
+    """Return labels for tensors, of which none has one."""
+    return Labels(RULES.weight_types)
+
+
+def _weights_of(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return module.named_parameters()
