@@ -4,12 +4,6 @@ Owns the identity rule (scope, call site, weight operands, occurrence) and the t
 process-local form of a site (numbers) to its record. The id is the same in another process: it is
 made of names and instruction offsets, never of addresses or file paths. What the rule has to know
 of a framework, the driver says in `Rules`.
-
-- Inside a module, a call site is the innermost frame of the framework and up to three frames of the
-  user's, up to the call of the module. Further passings of one site in one call of the module are
-  told apart by their number.
-- Outside of any module, as in a purely functional program, only the innermost frame of the user's
-  counts, and passings are not numbered: a loop makes one op, unless its weights tell it apart.
 """
 
 from __future__ import annotations
@@ -92,6 +86,12 @@ class Code:
 
 class Sites(Generic[R]):
     """The sites passed so far, as records made by `make`.
+
+    Inside a module, a call site is the innermost frame of the framework and up to three frames of
+    the user's, up to the call of the module. Passings of one site in one call of the module are
+    told apart by their number. Outside of any module, as in a purely functional program, only the
+    innermost frame of the user's counts, and passings are not numbered: a loop makes one op, unless
+    its weights tell its passings apart.
 
     Args:
         rules: What the driver says of its framework.

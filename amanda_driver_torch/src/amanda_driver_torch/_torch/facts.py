@@ -127,7 +127,7 @@ class _TorchFacts(Facts):
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
         # Whether a view is a leaf is not asked: torch rebuilds its node for that, or raises.
-        return tensor._base is None and tensor.requires_grad and tensor.is_leaf
+        return self.base(tensor) is tensor and tensor.requires_grad and tensor.is_leaf
 
 
 def _length(size: Any) -> int | None:
