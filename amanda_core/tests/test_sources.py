@@ -144,6 +144,12 @@ def test_the_engine_stays_small(tmp_path: Path) -> None:
     assert sum(lines.values()) <= 2300, lines
 
 
+def test_the_rule_of_identity_stays_small() -> None:
+    paths = [path for path in SOURCES if path.name in ("identity.py", "scopes.py", "sites.py")]
+    assert len(paths) == 3
+    assert sum(source_lines(path.read_text()) for path in paths) <= 500
+
+
 def test_the_facade_has_no_logic() -> None:
     for path in SOURCES:
         if path.parent.name == "amanda" or path.parent.parent.name == "amanda":
