@@ -34,10 +34,7 @@ AT_GRADIENTS = [
     amanda.staged(lambda t: t * 0.3),
 ]
 #: What TensorFlow does not differentiate that way.
-WITHOUT = {
-    "session, old loops": ("gradient", "recomputed", "switch"),
-    **dict.fromkeys(TWICE, ("recomputed", "gradient", "map")),
-}
+WITHOUT = dict.fromkeys(TWICE, ("recomputed", "gradient", "map"))
 #: What may be refused: one tensor that stands for several gradients, or a second derivative.
 REFUSED = "which one it means|differentiated once more|cannot follow"
 
@@ -55,8 +52,8 @@ def drawn_edits(some: random.Random, program: Drawn, way: str) -> list[Edit]:
 def _fails_plainly(program: Drawn, way: str) -> bool:
     """Whether TensorFlow fails without any tool, in one of the ways in which it is known to.
 
-    Its optimiser loses values of old branches; gradients of branches take a tensor of another
-    branch for one of their own; a recomputed block is not transposed.
+    Its optimiser loses values of branches; gradients of branches take a tensor of another branch
+    for one of their own; a recomputed block is not transposed.
     """
     try:
         {**WAYS, **IN_SESSIONS, **TWICE}[way](program, Ops(), VALUES, True)

@@ -14,7 +14,7 @@ from .making import Ops, values
 from .ways import Unchanged, check
 
 X, W = (value * 0.5 for value in values((3, 3), (3, 3)))
-SOME = ["outside", "inside", "session, old loops"]
+SOME = ["outside", "inside", "session"]
 
 
 def wave(value: Any) -> Any:

@@ -5,8 +5,7 @@ A way takes the program, its `Ops`, tensors, and whether to make functions of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,40 +107,25 @@ def gradients_twice_outside(
     return [result, *first, *outer.gradient(total, values)]
 
 
-@contextmanager
-def _old_control_flow() -> Iterator[None]:
-    v1.disable_control_flow_v2()
-    try:
-        yield
-    finally:
-        v1.enable_control_flow_v2()
-
-
-def _in_session(control_flow: Callable[[], Any]) -> Callable[..., list[Any]]:
-    def gradients_in_session(
-        program: Program, ops: Ops, values: Sequence[Any], function: bool
-    ) -> list[Any]:
-        """The program's result and its gradients, by `tf.gradients` in the graph of a session."""
-        if not function:
-            return gradients_inside(program, ops, values, False)
-        arrays = [dense(value) for value in values]
-        with control_flow(), tf.Graph().as_default():
-            fed = [v1.placeholder(value.dtype, value.shape) for value in values]
-            result = program(ops, *fed)
-            wanted = [result, *v1.gradients(result, fed)]
-            with v1.Session() as session:
-                there = [tensor for tensor in wanted if tensor is not None]
-                found = iter(session.run(there, dict(zip(fed, arrays, strict=True))))
-        return [None if tensor is None else tf.constant(next(found)) for tensor in wanted]
-
-    return gradients_in_session
+def gradients_in_session(
+    program: Program, ops: Ops, values: Sequence[Any], function: bool
+) -> list[Any]:
+    """Return the program's result and its gradients, by `tf.gradients` in a session's graph."""
+    if not function:
+        return gradients_inside(program, ops, values, False)
+    arrays = [dense(value) for value in values]
+    with tf.Graph().as_default():
+        fed = [v1.placeholder(value.dtype, value.shape) for value in values]
+        result = program(ops, *fed)
+        wanted = [result, *v1.gradients(result, fed)]
+        with v1.Session() as session:
+            there = [tensor for tensor in wanted if tensor is not None]
+            found = iter(session.run(there, dict(zip(fed, arrays, strict=True))))
+    return [None if tensor is None else tf.constant(next(found)) for tensor in wanted]
 
 
 #: Ways to differentiate a program in sessions.
-IN_SESSIONS = {
-    "session": _in_session(nullcontext),
-    "session, old loops": _in_session(_old_control_flow),
-}
+IN_SESSIONS = {"session": gradients_in_session}
 
 #: Ways to differentiate a program twice.
 TWICE = {

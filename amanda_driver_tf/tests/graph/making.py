@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from tensorflow.python.framework.indexed_slices import IndexedSlicesValue
 
 import amanda
 from amanda import OpContext, Tool
+from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Routine, editing, tool
 
 v1 = tf.compat.v1
@@ -266,6 +268,32 @@ def check(
     assert_same_graph(serialised(built.graph), shown)
     assert _differ(plain, wanted), "the edits change nothing: a test of nothing"
     return found
+
+
+def check_refused(
+    program: Program, values: Sequence[Any], edit: Edit, match: str, staging: bool = False
+) -> None:
+    """Look for the refusal of an edit, which names it and leaves the program as it was.
+
+    A routine in its place that only looks runs, and the program goes on as without it.
+    """
+    built = build(program, values, None)
+    shown = serialised(built.graph)
+    calls: list[int] = []
+    looking = Edit(edit.name, "before", lambda *values: calls.append(1), 0)
+    tools = editing(edit._replace(routine=staged(edit.routine)) if staging else edit)
+    with new_session(built.graph) as session:
+        session.run(built.init)
+        plain = results(session, built)
+        with amanda.apply(editing(looking)):
+            equal(results(session, built), plain)
+        assert calls
+        with amanda.apply(tools), pytest.raises(UnsupportedError, match=match) as caught:
+            results(session, built)
+        # Of what is differentiated as written in a function that is called there, the call.
+        assert any(f"{name}'" in str(caught.value) for name in (edit.name, "PartitionedCall"))
+        equal(results(session, built), plain)
+    assert_same_graph(serialised(built.graph), shown)
 
 
 def serialised(graph: Any) -> bytes:

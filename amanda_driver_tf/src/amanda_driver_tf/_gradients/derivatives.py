@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf._gradients.old_loops import OldLoops
 from amanda_driver_tf._graphs.analysis import is_operator
 from amanda_driver_tf._graphs.body import Node, Value
 from amanda_driver_tf._graphs.records import Record, components
@@ -59,15 +58,12 @@ class Derivatives:
     Args:
         edits: The edits of the body.
         observers: Its observers.
-        loops: Its loops and branches of TensorFlow 1.
         read: Gives what the gradient function of an op returns for a value.
     """
 
-    def __init__(
-        self, edits: BodyEdits, observers: Observers, loops: OldLoops, read: ReadReturned
-    ) -> None:
+    def __init__(self, edits: BodyEdits, observers: Observers, read: ReadReturned) -> None:
         self._edits, self._body = edits, edits.body
-        self._observers, self._loops, self._read = observers, loops, read
+        self._observers, self._read = observers, read
         #: Gradient (by identity) -> the nodes that its function made; once it is needed.
         self._made_by: dict[int, list[Node]] = {}
 
@@ -274,7 +270,7 @@ class Derivatives:
     def here(self, owner: Record, value: Value) -> Value:
         """A value of the body that the op of a gradient stands in, as one of this body."""
         if owner.forward.graph is self._body.graph:
-            return self._loops.bring(value, owner)
+            return value
         return self._edits.around.foreign.bring(value)
 
     def of_step(

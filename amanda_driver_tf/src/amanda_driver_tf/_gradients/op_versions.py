@@ -11,6 +11,7 @@ from typing import Any
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graphs.analysis import is_container
 from amanda_driver_tf._graphs.body import Value
+from amanda_driver_tf._graphs.contexts import is_led_elsewhere
 from amanda_driver_tf._graphs.records import Record
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.versions import Seen, key_of, source_of
@@ -50,7 +51,8 @@ class OpVersions:
         exact = [version for read, version in read_by if key_of(read) == key]
         # A gradient's loop is led one tensor for a value and for all identities of it.
         versions = [version for read, version in read_by if key_of(source_of(read)) == source]
-        if len({self._edits.plain(version) for version in versions}) > 1:
+        differ = len({self._edits.plain(version) for version in versions}) > 1
+        if differ and not is_led_elsewhere(owner):  # There edits are refused.
             # One tensor at several positions, edited differently: the gradient's ops do not say
             # which one they mean.
             if not is_derivable(forward):
@@ -75,12 +77,8 @@ class OpVersions:
 
     def _is_looped(self, forward: Any) -> bool:
         """Return True if what a gradient reads of an op comes from the iterations of a loop."""
-        node = self._edits.body.node_of(forward)
-        return (
-            self._edits.is_in_frame(node)
-            if node is not None
-            else self._edits.around.foreign.is_looped
-        )
+        is_here = self._edits.body.node_of(forward) is not None
+        return not is_here and self._edits.around.foreign.is_looped
 
 
 def is_derivable(op: Any) -> bool:

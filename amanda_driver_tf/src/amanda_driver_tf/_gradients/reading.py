@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._gradients.gradients import Gradients, Reader
-from amanda_driver_tf._gradients.old_loops import OldLoops
 from amanda_driver_tf._gradients.op_versions import OpVersions, is_derivable
 from amanda_driver_tf._graphs.body import Node, Value
 from amanda_driver_tf._graphs.records import Record
@@ -27,15 +26,11 @@ class Reading:
     Args:
         edits: The edits of the body.
         versions: Which versions its ops saw.
-        loops: Its loops and branches of TensorFlow 1.
         gradients: Its gradients.
     """
 
-    def __init__(
-        self, edits: BodyEdits, versions: OpVersions, loops: OldLoops, gradients: Gradients
-    ) -> None:
-        self._edits, self._versions = edits, versions
-        self._loops, self._gradients = loops, gradients
+    def __init__(self, edits: BodyEdits, versions: OpVersions, gradients: Gradients) -> None:
+        self._edits, self._versions, self._gradients = edits, versions, gradients
 
     def read(self, value: Value, reader: Node | None = None) -> Value:
         if not isinstance(value.node, Node):
@@ -82,9 +77,6 @@ class Reading:
             return gradient
         if tensor is not None:
             return self._read_foreign(value, tensor, owner)
-        led = self._loops.read(value, owner)
-        if led is not None:
-            return led
         if self._edits.owner(value.node.op) is owner:
             return self._edits.visible(value)
         made = value.node.op.outputs[value.slot]

@@ -6,6 +6,8 @@ needs there by ways of its own (stacks, invariants), on which there is one versi
 
 from __future__ import annotations
 
+from typing import Any
+
 from amanda_driver_tf._graphs.records import Record, components
 from amanda_driver_tf._tensorflow_internals.modules import control_flow_util
 from amanda_driver_tf._tensorflow_internals.objects import control_flow_context
@@ -19,8 +21,13 @@ def is_led_elsewhere(owner: Record) -> bool:
     while context is not None:
         context = context.outer_context
         around.append(context)
-    return any(
-        control_flow_util.GetOutputContext(tensor.op) not in around
+    places = (
+        control_flow_util.GetOutputContext(tensor.op)
         for gradient in (*owner.in_grads, *owner.out_grads)
         for tensor in components(gradient)
     )
+    return any(_is_loop_or_branch(place) and place not in around for place in places)
+
+
+def _is_loop_or_branch(context: Any) -> bool:
+    return context is not None and (context.IsWhileContext() or context.IsCondContext())

@@ -20,11 +20,8 @@ from amanda_driver_tf._tensorflow_internals.names import INPUT_SHAPES
 __all__ = [
     "Names",
     "Written",
-    "attr_bool",
     "attr_func",
-    "attr_int",
     "attr_shape",
-    "attr_text",
     "attr_type",
     "attr_types",
     "name_of",
@@ -51,23 +48,6 @@ def attr_shape(sizes: Sequence[int]) -> Any:
     """An attribute that is a shape."""
     value = attr_value_pb2.AttrValue()
     value.shape.CopyFrom(tf.TensorShape(sizes).as_proto())
-    return value
-
-
-def attr_int(number: int) -> Any:
-    """An attribute that is a number."""
-    return attr_value_pb2.AttrValue(i=number)
-
-
-def attr_text(text: str) -> Any:
-    """An attribute that is a string."""
-    return attr_value_pb2.AttrValue(s=text.encode())
-
-
-def attr_bool(flag: bool) -> Any:
-    """An attribute that is true or false."""
-    value = attr_value_pb2.AttrValue()
-    value.b = flag
     return value
 
 

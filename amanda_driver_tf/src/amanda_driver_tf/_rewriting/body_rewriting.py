@@ -13,7 +13,6 @@ from typing import Any
 
 from amanda_driver_tf._gradients.derivatives import Derivatives
 from amanda_driver_tf._gradients.gradients import Gradients, Reader
-from amanda_driver_tf._gradients.old_loops import OldLoops
 from amanda_driver_tf._gradients.op_versions import OpVersions
 from amanda_driver_tf._gradients.reading import Reading
 from amanda_driver_tf._gradients.second_order import refuse_second
@@ -30,6 +29,7 @@ from amanda_driver_tf._graphs.records import Record, Records, children_of
 from amanda_driver_tf._insertion.body_edits import BodyEdits, Surroundings
 from amanda_driver_tf._insertion.jacobians import no_gradient
 from amanda_driver_tf._insertion.loop_conditions import operands
+from amanda_driver_tf._insertion.loop_frames import keep_in_frames
 from amanda_driver_tf._insertion.observers import Observers
 from amanda_driver_tf._insertion.routines import (
     Layout,
@@ -52,7 +52,6 @@ class Weaver:
 
     Attributes:
         edits: What was changed in the body so far.
-        loops: Its loops and branches of TensorFlow 1.
     """
 
     def __init__(
@@ -67,10 +66,9 @@ class Weaver:
         self._done: set[int] = set()
         self._observers = Observers(edits)
         versions = OpVersions(edits)
-        self.loops = OldLoops(edits, versions)
-        derivatives = Derivatives(edits, self._observers, self.loops, self._returned)
+        derivatives = Derivatives(edits, self._observers, self._returned)
         self._gradients = Gradients(edits, self._observers, versions, derivatives, self._returned)
-        self._reading = Reading(edits, versions, self.loops, self._gradients)
+        self._reading = Reading(edits, versions, self._gradients)
         self._insertions = Insertions(edits, self._observers, self._gradients)
 
     def _returned(self, value: Value, owner: Record) -> Value:
@@ -93,7 +91,7 @@ class Weaver:
                 self.edits.changed = True
         if is_function:
             self.edits.kept.settle(self._body.running, self._body.roots())
-        self.loops.settle()
+        keep_in_frames(self.edits)
         self._gradients.refuse_unread()
 
     def refuse_second(self, body: Body) -> None:
@@ -156,7 +154,6 @@ class Weaver:
             else:
                 inputs = [self._reading.again(value, node, rerun_by) for value in node.inputs]
         self._observers.hold(node, observers)
-        self.loops.note(node, inputs)
         if not is_operator(node.op_type):
             self.edits.wire(node, inputs)
             self._call(node)

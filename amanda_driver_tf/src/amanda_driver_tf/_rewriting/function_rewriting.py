@@ -17,6 +17,7 @@ from amanda_core import Session
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graphs.analysis import Analysis, runs_functions
 from amanda_driver_tf._graphs.body import Body, Node, Value
+from amanda_driver_tf._graphs.contexts import is_led_elsewhere
 from amanda_driver_tf._graphs.records import Record, Records, differentiated_inside, graph_of
 from amanda_driver_tf._insertion.body_edits import Surroundings
 from amanda_driver_tf._insertion.definitions import (
@@ -31,6 +32,7 @@ from amanda_driver_tf._insertion.list_nodes import dummy, empty_list, pushed
 from amanda_driver_tf._insertion.nodes import Argument
 from amanda_driver_tf._insertion.versions import Foreign
 from amanda_driver_tf._rewriting.body_rewriting import Weaver
+from amanda_driver_tf._rewriting.insertions import LED_ELSEWHERE, NEW_CONTROL_FLOW
 from amanda_driver_tf._rewriting.links import Link
 from amanda_driver_tf._rewriting.woven import Woven
 from amanda_driver_tf._rewriting.xla import (
@@ -242,8 +244,10 @@ class Rewriter:
                 if place is not woven:
                     assert link is not None
                     result = link.bring(result)
-                else:
-                    result = woven.weaver.loops.bring(result, owner)
+                elif is_led_elsewhere(owner):
+                    raise UnsupportedError(
+                        LED_ELSEWHERE, where=f"the call {forward_node.name!r}", fix=NEW_CONTROL_FLOW
+                    )
                 node.inputs.append(result)
                 # All functions of one op have the same arguments, in the order of its inputs.
                 for other in inner:

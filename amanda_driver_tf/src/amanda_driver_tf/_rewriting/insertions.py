@@ -17,6 +17,7 @@ from amanda_core.plan import Step
 from amanda_driver_tf._gradients.gradients import Gradients
 from amanda_driver_tf._graphs.analysis import OpPlans, is_operator
 from amanda_driver_tf._graphs.body import Node, Value, is_ref
+from amanda_driver_tf._graphs.contexts import is_led_elsewhere
 from amanda_driver_tf._graphs.records import is_symbolic
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.nodes import Flat, New
@@ -27,7 +28,7 @@ from amanda_driver_tf._insertion.versions import Differentiated, Key, key_of
 from amanda_driver_tf._shared.signature import signature_of
 from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
-__all__ = ["Insertions"]
+__all__ = ["LED_ELSEWHERE", "NEW_CONTROL_FLOW", "Insertions"]
 
 _IMPORT_FIRST = (
     "Import amanda before the graph is built, trace the function again, and compute Jacobians "
@@ -47,6 +48,14 @@ _BESIDE = "Compute the gradient beside the op"
 _SECOND_STATE = (
     "The input of an op was edited whose kernel keeps a state (a resource, or a place in a "
     "sequence of random numbers); the edited op would have a second state"
+)
+#: Why what a gradient reads of an op in a loop or branch of TensorFlow 1 cannot be edited.
+LED_ELSEWHERE = (
+    "The gradient of an edited op is computed in a loop or branch of TensorFlow 1 that the op does "
+    "not stand in"
+)
+NEW_CONTROL_FLOW = (
+    "Build the graph with tf.compat.v1.enable_control_flow_v2(), or edit the gradient instead"
 )
 _NOT_RECORDED = (
     "they were built before Amanda was imported, read from a file, or made by pfor or a "
@@ -113,6 +122,8 @@ class Insertions:
                 and operation_number(node.op) in self._edits.around.differentiated_inside
             ):
                 flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
+            elif differentiated is not None and self._is_led_elsewhere(node):
+                flat = only_watching(flat, group[0], LED_ELSEWHERE, NEW_CONTROL_FLOW)
             if differentiated is not None and group[0].action.autodiff:
                 differentiated.append(Differentiated(flat, given, selected, group[0]))
             made = self._edits.insert(name, flat, given, dtypes, group[0], node, behind)
@@ -189,12 +200,16 @@ class Insertions:
     def refuse_unread(self, node: Node, plans: OpPlans) -> None:
         """Refuse what needs more of a gradient than its ops' names tell."""
         steps = [*plans.before.steps, *plans.after.steps]
+        derived = [step for step in steps if step.action.autodiff]
+        if plans.before.replacement is not None:
+            derived.append(plans.before.replacement)
+        if derived and self._is_led_elsewhere(node):
+            raise UnsupportedError(LED_ELSEWHERE, where=derived[0].where, fix=NEW_CONTROL_FLOW)
         needing = [
-            plans.before.replacement,
+            *derived,
             plans.aligned_before.replacement,
             *plans.aligned_before.steps,
             *plans.aligned_after.steps,
-            *(step for step in steps if step.action.autodiff),
         ]
         found = [step for step in needing if step is not None]
         if not found:
@@ -212,6 +227,10 @@ class Insertions:
                 where=step.where,
                 fix=_IMPORT_FIRST,
             )
+
+    def _is_led_elsewhere(self, node: Node) -> bool:
+        records = self._edits.records
+        return records is not None and any(map(is_led_elsewhere, records.of_op(node.op)))
 
     def shapes_wanted(self, node: Node) -> list[Any]:
         """Shapes that the outputs of a replacement must have; None for any."""

@@ -140,6 +140,11 @@ class GraphMode(Mode):
                 "CallableOptions",
                 "what Session._make_callable_from_options made runs without Python",
             ),
+            Blind(
+                "edits of ops in loops of TensorFlow 1 that are differentiated, or whose gradient "
+                "is computed in another loop or branch than the op",
+                "they are refused; routines that only look run there, and edits of gradients do",
+            ),
             Blind("control outputs of ops", "Operation._control_outputs names hidden clones, too"),
             *(Blind(what, why) for what, why in self._blind.items()),
         ]

@@ -66,18 +66,8 @@ _SYMBOLS = {
         "Operation._add_control_inputs",
         "tensor_id",
     ),
-    "tensorflow.python.ops.control_flow_ops": (
-        "CondContext.GetControlPivot",
-        "WhileContext.GetControlPivot",
-        "WhileContext.grad_state",
-    ),
-    "tensorflow.python.ops.control_flow_state": (
-        "_GradLoopState.forward_context",
-        "_GradLoopState.forward_index",
-        "_GradLoopState.grad_index",
-        "_GradLoopState.history_map",
-    ),
-    "tensorflow.python.ops.control_flow_util": ("GetOutputContext: op", "IsLoopSwitch: op"),
+    "tensorflow.python.ops.control_flow_ops": ("WhileContext.GetControlPivot",),
+    "tensorflow.python.ops.control_flow_util": ("GetOutputContext: op",),
     "tensorflow.python.ops.gradients_util": (
         "_AggregatedGrads: grads op",
         "_GradientsHelper: ys xs",
