@@ -68,7 +68,7 @@ def test_what_is_made_passes_its_own_tests(kind: str, tmp_path: Path) -> None:
         # The kit imports its framework under tools, in a process of its own.
         assert "is not installed" not in done.stdout
         marked = [path.name for path in made.rglob("*.py") if "CHANGE" in path.read_text()]
-        assert sorted(marked) == ["attachment.py", "backend.py", "plugin.py"]
+        assert sorted(marked) == ["attachment.py", "backend.py", "facts.py", "plugin.py"]
         # An underscored name of Amanda's is found by the test that came with it.
         attachment = package / "attachment.py"
         attachment.write_text(
