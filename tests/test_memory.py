@@ -17,10 +17,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import amanda
-from amanda_core.facts import Storage
 from amanda_core.results import HasResult, Result
 from amanda_tools.memory import AllocatingOp, Memory, MemoryResult
-from amanda_tools.memory.ledger import Ledger
 
 from .profiling import checked_trace
 
@@ -269,40 +267,6 @@ def test_the_peak_of_cuda() -> None:
 
 
 # The accounts.
-
-
-class Thing:
-    """Something that a weak reference can refer to."""
-
-
-def test_the_ledger() -> None:
-    ledger = Ledger(lambda when: None)
-    one, two, view = Thing(), Thing(), Thing()
-    assert ledger.meet(Storage("a", 10, one), 1, 0) == 10
-    assert ledger.meet(Storage("a", 10, view), 2, 0) == 0
-    assert ledger.meet(Storage("b", 7, two), 2, 0) == 7
-    assert (ledger.live, ledger.peak, ledger.peak_owner) == (17, 17, 2)
-    del one
-    ledger.settle()
-    assert ledger.live == 17  # The view is left.
-    del view
-    # What dies is struck out before anything else happens: another has its address.
-    other = Thing()
-    assert ledger.meet(Storage("a", 5, other), 3, 0) == 5
-    assert (ledger.live, ledger.peak) == (12, 17)
-    assert ledger.at_peak == {1: 10, 2: 7}
-    # A storage that is resized in place, and one that moves.
-    assert ledger.meet(Storage("a", 9, other), 4, 0) == 4
-    assert ledger.meet(Storage("c", 20, other), 4, 0) == 20
-    assert ledger.live == 27
-    assert ledger.by_owner[3] == 0
-    assert ledger.at_peak == {2: 7, 4: 20}
-    given = Thing()
-    assert ledger.meet(Storage("d", 3, given), None, 0) == 3
-    assert (ledger.given, ledger.live) == (3, 27)
-    del given, other, two
-    ledger.settle()
-    assert (ledger.given, ledger.given_peak, ledger.live) == (0, 3, 0)
 
 
 # Forms.

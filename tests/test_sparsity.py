@@ -17,7 +17,7 @@ from torch import nn
 import amanda
 from amanda_core.results import HasResult, Result
 from amanda_tools.sparsity import MeasuredTensor, Product, Sparsity, SparsityResult
-from amanda_tools.sparsity.zeros import NUMBERS, Order, arrays_of, count, order_of, order_of_weight
+from amanda_tools.sparsity.zeros import NUMBERS, Order, arrays_of, count, order_of_weight
 
 
 def measure(program: Any, *inputs: Any, **options: Any) -> SparsityResult:
@@ -273,17 +273,6 @@ def test_numpy_and_pytorch_count_alike(numbers: list[float], block: int, width: 
     assert results[0][2] == (x.size, len(blocks), len(groups))
 
 
-@pytest.mark.parametrize(
-    ("layout", "axes"),
-    [("OIHW", (0, 1, 2, 3)), ("HWIO", (3, 2, 0, 1)), ("OI", (0, 1)), ("IO", (1, 0))],
-)
-def test_orders_of_weights(layout: str, axes: tuple[int, ...]) -> None:
-    found = order_of_weight(layout)
-    assert found.rows + found.columns == axes
-    assert found.channels == found.rows == (layout.index("O"),)
-    assert found.group == found.inner == layout.index("I")
-
-
 def test_a_depthwise_weight_is_the_same_in_both_layouts() -> None:
     weight = sparse(6, 1, 3, 3)  # Two outputs for each of three inputs.
     other = weight.reshape(3, 2, 3, 3).permute(2, 3, 0, 1)
@@ -292,15 +281,6 @@ def test_a_depthwise_weight_is_the_same_in_both_layouts() -> None:
     two = count(arrays, other, order_of_weight("HWIM"), 2, 0)
     assert one.channels.tolist() == two.channels.tolist()
     assert one.numbers.tolist()[:4] == two.numbers.tolist()[:4]
-
-
-def test_orders_of_activations() -> None:
-    assert order_of(4, "NCHW", False) == Order((0, 2, 3), (1,), 1, (1,))
-    assert order_of(3, "NCHW", False) == Order((1, 2), (0,), 0, (0,))
-    assert order_of(4, "NHWC", True) == Order((0, 1, 2), (3,), 3, (3,))
-    assert order_of(4, None, True) == Order((0, 2, 3), (1,), 1, (1,))
-    assert order_of(3, None, False) == Order((0, 1), (2,), 2, (2,))
-    assert order_of(1, None, False) is None
 
 
 # What is measured.

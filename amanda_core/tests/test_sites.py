@@ -183,9 +183,20 @@ def test_inside_a_module_passings_are_numbered(toy: Toy) -> None:
     assert first == second
 
 
+def test_inside_a_module_only_weights_by_their_type_tell_ops_apart(toy: Toy) -> None:
+    trained, weight = Tensor(trained=True), Weight()
+    module = Module(lambda: [toy.locate(1, trained), toy.locate(1, weight)])
+    assert [key_of(site)[5] for site in toy.call_module(module)] == [(), ((1, 0),)]
+
+
 def test_an_endless_loop_in_a_module_makes_a_bounded_number_of_ops(toy: Toy) -> None:
     toy.call_module(Module(lambda: [toy.locate(1) for _ in range(3000)]))
     assert len(toy.sites) == 1025
+
+
+def test_names_say_of_which_of_two_models_an_op_is(toy: Toy) -> None:
+    models = [Module(lambda: toy.locate(1)) for _ in range(2)]
+    assert [toy.call_module(model).name for model in models] == ["mul", "Module#2:mul"]
 
 
 def test_inside_a_module_up_to_three_frames_of_the_users_count(toy: Toy) -> None:
@@ -236,6 +247,20 @@ def test_of_the_frameworks_frames_the_innermost_counts_if_it_calls(toy: Toy) -> 
     assert [len(each) for each in labels] == [2, 2]
     assert found[0].key != found[1].key
     assert toy.callers == [__name__, __name__]
+
+
+def test_a_frame_of_the_frameworks_that_calls_the_user_back_does_not_count(toy: Toy) -> None:
+    def helper() -> Site:
+        return toy.locate(1)
+
+    def library() -> Site:
+        return helper()
+
+    def body() -> Site:
+        return library()
+
+    found = toy.call_module(Module(body))
+    assert [frame[1].rpartition(".")[2] for frame in key_of(found)[4]] == ["helper", "body"]
 
 
 def test_frames_that_do_not_count_are_passed_over(toy: Toy) -> None:
@@ -340,6 +365,15 @@ def test_names_are_free_again_once_a_module_is_gone(scopes: Scopes) -> None:
     assert scopes.dead == []
 
 
+def test_the_label_of_a_dead_root_is_free_once_its_ops_are_forgotten(scopes: Scopes) -> None:
+    kept = Module()
+    scopes.enter(kept, None, False)
+    assert scopes.enter(Module(), None, False).root == "Module#2"
+    gc.collect()
+    scopes.free(label for label, _ in scopes.take_dead())
+    assert scopes.enter(Module(), None, False).root == "Module#2"
+
+
 def test_a_path_with_another_module_is_dead(scopes: Scopes) -> None:
     old, new = Module(), Module()
     root = Module(part=old)
@@ -366,6 +400,8 @@ def test_weights_have_the_names_that_the_root_gives_them(scopes: Scopes) -> None
     assert scopes.weight_name(scope, new) is None
     part.weights["w"] = new
     assert scopes.weight_name(scope, new) == "part.w"
+    # It is no weight of the model any more.
+    assert scopes.weight_name(scope, weight) is None
     assert scopes.roots() == [root]
 
 

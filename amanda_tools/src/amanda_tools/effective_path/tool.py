@@ -310,5 +310,7 @@ def _read(file: FilePath) -> dict[str, Thresholds]:
 
 def _is_gradient(context: OpContext) -> bool:
     """Return True if an op passes values on in a function of TensorFlow's for gradients."""
+    if not context.namespace.startswith("tensorflow/"):
+        return False
     name = getattr(getattr(context.get_op(), "graph", None), "name", None)
     return isinstance(name, str) and name.startswith("__backward_")

@@ -38,7 +38,9 @@ def arguments_of(context: OpContext) -> dict[str, str]:
 
 
 def program_of(context: OpContext) -> str:
-    """Name of the function or graph that an op of TensorFlow's belongs to."""
+    """Return the name of the function or graph that an op of TensorFlow's belongs to."""
+    if not context.namespace.startswith("tensorflow/"):
+        return ""
     op = context.get_backward_op() if context.is_backward() else context.get_op()
     name = getattr(getattr(op, "graph", None), "name", "")
     # The number at the end counts what was traced before.

@@ -1,0 +1,54 @@
+"""No tool finds out by itself what a value is: it asks the driver, by `context.facts`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import amanda_tools
+
+SOURCES = sorted(Path(amanda_tools.__path__[0]).rglob("*.py"))
+#: Attributes by which one framework's tensors are told from another's.
+_OF_TENSORS = frozenset(
+    [
+        *("detach", "numpy", "dtype", "shape", "device", "layout", "data_ptr", "untyped_storage"),
+        *("requires_grad", "is_leaf", "is_sparse", "is_nested", "is_quantized", "is_meta"),
+        *("_version", "_base", "nbytes", "itemsize", "__array__", "__torch_function__"),
+    ]
+)
+
+
+def guesses(source: str) -> Iterator[str]:
+    """Yield what in a source asks a value for an attribute of tensors, or for its framework."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules":
+            yield f"{node.lineno}: sys.modules"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("hasattr", "getattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and name.value in _OF_TENSORS:
+                yield f"{node.lineno}: {ast.unparse(node)}"
+        # Where the class of a value comes from.
+        if isinstance(node, ast.Attribute) and node.attr == "__mro__":
+            yield f"{node.lineno}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_tool_guesses(path: Path) -> None:
+    assert list(guesses(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("hasattr(value, 'detach')", ["1: hasattr(value, 'detach')"]),
+        ("x = getattr(v, 'device', None)", ["1: getattr(v, 'device', None)"]),
+        ("'torch' in sys.modules", ["1: sys.modules"]),
+        ("{k.__module__ for k in type(x).__mro__}", ["1: type(x).__mro__"]),
+        ("facts.device(value); getattr(op, 'graph', None)", []),
+    ],
+)
+def test_a_guess_is_found(source: str, found: list[str]) -> None:
+    assert list(guesses(source)) == found
