@@ -11,7 +11,7 @@ from amanda_tools.prune import Prune, numpy_mask
 from amanda_tools.trace import Trace
 
 from .models import DENSE, STEPS, WEIGHTS, Effect, Record, assert_same, assert_same_bits, run
-from .test_portable_tools import PRODUCTS, PROGRAMS, backends, built, instrumented
+from .test_portable_tools import PRODUCTS, PROGRAMS, backends, built_mostly_before, instrumented
 
 SPARSITY = 0.55
 
@@ -31,7 +31,7 @@ def reference(backend: str, pruned: bool, gradients: bool = True) -> Record:
 
 
 @pytest.mark.parametrize("gradients", [True, pytest.param(False, marks=pytest.mark.slow)])
-@built
+@built_mostly_before
 @backends
 def test_pruning(backend: str, inside: bool, gradients: bool) -> None:
     tool = Prune(SPARSITY, gradients)
@@ -45,7 +45,7 @@ def test_pruning(backend: str, inside: bool, gradients: bool) -> None:
     ]
 
 
-@built
+@built_mostly_before
 @backends
 def test_tracing(backend: str, inside: bool) -> None:
     trace = Trace()

@@ -56,7 +56,11 @@ SPARSITY = 0.6
 PRODUCTS = ("linear", "matmul")
 
 backends = pytest.mark.parametrize("backend", PROGRAMS)
-built = pytest.mark.parametrize("inside", [False, True], ids=["built before", "built inside"])
+BUILT = ["built before", "built inside"]
+built = pytest.mark.parametrize("inside", [False, True], ids=BUILT)
+built_mostly_before = pytest.mark.parametrize(
+    "inside", [False, pytest.param(True, marks=pytest.mark.slow)], ids=BUILT
+)
 staging = pytest.mark.parametrize("staged", [False, True], ids=["host", "staged"])
 
 
@@ -148,7 +152,7 @@ def test_tracing(backend: str, inside: bool) -> None:
 
 
 @staging
-@built
+@built_mostly_before
 @backends
 def test_pruning(backend: str, inside: bool, staged: bool) -> None:
     prune = MagnitudePrune(SPARSITY, staged=staged)
@@ -167,7 +171,7 @@ def test_pruning(backend: str, inside: bool, staged: bool) -> None:
 
 
 @pytest.mark.slow
-@built
+@built_mostly_before
 @backends
 def test_pruning_with_dense_gradients(backend: str, inside: bool) -> None:
     # Inserted code is not differentiated: the gradient goes straight through.
@@ -218,7 +222,7 @@ def test_masks_of_depthwise_weights() -> None:
 
 
 @staging
-@built
+@built_mostly_before
 @backends
 def test_scaling_gradients(backend: str, inside: bool, staged: bool) -> None:
     record = instrumented(backend, inside, ScaleGradient("relu", 0.5, staged))
@@ -227,7 +231,7 @@ def test_scaling_gradients(backend: str, inside: bool, staged: bool) -> None:
 
 
 @staging
-@built
+@built_mostly_before
 @backends
 def test_replacing_an_operator(backend: str, inside: bool, staged: bool) -> None:
     record = instrumented(backend, inside, ReplaceActivation(staged=staged))
@@ -237,7 +241,7 @@ def test_replacing_an_operator(backend: str, inside: bool, staged: bool) -> None
 
 
 @pytest.mark.slow
-@built
+@built_mostly_before
 @backends
 def test_several_tools(backend: str, inside: bool) -> None:
     count, trace = Count("conv2d"), OperatorTrace("conv2d")

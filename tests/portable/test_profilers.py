@@ -20,7 +20,7 @@ from amanda_tools.sparsity import Sparsity, SparsityResult
 
 from .models import DENSE, STEPS, WEIGHTS, assert_same_bits
 from .test_builtin_tools import reference
-from .test_portable_tools import PRODUCTS, backends, built, instrumented
+from .test_portable_tools import PRODUCTS, backends, built_mostly_before, instrumented
 
 
 def sleeping(clock: FakeClock) -> Any:
@@ -59,7 +59,7 @@ def test_a_sleep_reads_what_it_sleeps(mode: str) -> None:
     assert any("operators of graphs" in note for note in found.notes) == (mode != "eager")
 
 
-@built
+@built_mostly_before
 @backends
 def test_latency(backend: str, inside: bool, tmp_path: Path) -> None:
     tool = Latency()
@@ -126,7 +126,7 @@ def test_what_a_tape_keeps_is_alive() -> None:
     del gradient
 
 
-@built
+@built_mostly_before
 @backends
 def test_memory(backend: str, inside: bool) -> None:
     tool = Memory()
@@ -164,7 +164,7 @@ def pruned(backend: str, inside: bool) -> SparsityResult:
     return tool.result()
 
 
-@built
+@built_mostly_before
 @backends
 def test_sparsity_is_the_same_everywhere(backend: str, inside: bool) -> None:
     found = pruned(backend, inside)
