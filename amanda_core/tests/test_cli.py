@@ -249,7 +249,12 @@ def test_no_drivers_at_all(installed: Installed, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.untraced
 @pytest.mark.parametrize(
-    "damaged", [b"\xff\xfe garbage", b"[amanda.tools]\nno value\n", "[a]\nä = b".encode("latin-1")]
+    "damaged",
+    [
+        b"\xff\xfe garbage",
+        pytest.param(b"[amanda.tools]\nno value\n", marks=pytest.mark.slow),
+        pytest.param("[a]\nä = b".encode("latin-1"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_damaged_distribution_hides_no_other(tmp_path: Path, damaged: bytes) -> None:
     site = Site(tmp_path)

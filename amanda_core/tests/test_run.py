@@ -144,7 +144,7 @@ def test_a_script_runs_as_under_plain_python(site: Site, name: str, out: Path) -
     assert (out / "count.json").is_file()
 
 
-@pytest.mark.parametrize("safe", ["", "1"])
+@pytest.mark.parametrize("safe", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["script", "folder", "zip", "module", "package", "submodule"])
 def test_every_way_to_start_a_program(site: Site, out: Path, how: str, safe: str) -> None:
     site.write("facts.py", FACTS)

@@ -174,6 +174,7 @@ def test_pools_whose_gradient_runs_beside_them_alone() -> None:
         close(run(*given), wanted)
 
 
+@pytest.mark.slow
 def test_keras_layers_that_keras_compiles() -> None:
     def losses(eager: bool = False) -> Any:
         keras.utils.set_random_seed(0)

@@ -244,6 +244,7 @@ def branching(ops: Ops, flag: Any, x: Any, w: Any) -> Any:
     return ops("Sum", "loss", ops("Square", "last", taken))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [True, False])
 @pytest.mark.parametrize(
     "edit",
