@@ -150,6 +150,7 @@ def test_fit(optimizer: str, run_eagerly: bool, staged: bool) -> None:
         assert not np.array_equal(kernel[mask == 1], start[mask == 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["function", "eagerly"])
 def test_evaluate_and_predict(run_eagerly: bool) -> None:
     twin, model = (

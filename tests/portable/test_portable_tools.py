@@ -56,6 +56,15 @@ SPARSITY = 0.6
 PRODUCTS = ("linear", "matmul")
 
 backends = pytest.mark.parametrize("backend", PROGRAMS)
+few_backends = pytest.mark.parametrize(
+    "backend",
+    [
+        name
+        if name in ("pytorch", "tensorflow eager", "tensorflow function")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in PROGRAMS
+    ],
+)
 BUILT = ["built before", "built inside"]
 built = pytest.mark.parametrize("inside", [False, True], ids=BUILT)
 built_mostly_before = pytest.mark.parametrize(
@@ -153,7 +162,7 @@ def test_tracing(backend: str, inside: bool) -> None:
 
 @staging
 @built_mostly_before
-@backends
+@few_backends
 def test_pruning(backend: str, inside: bool, staged: bool) -> None:
     prune = MagnitudePrune(SPARSITY, staged=staged)
     record = instrumented(backend, inside, prune)

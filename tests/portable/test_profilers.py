@@ -20,7 +20,7 @@ from amanda_tools.sparsity import Sparsity, SparsityResult
 
 from .models import DENSE, STEPS, WEIGHTS, assert_same_bits
 from .test_builtin_tools import reference
-from .test_portable_tools import PRODUCTS, backends, built_mostly_before, instrumented
+from .test_portable_tools import PRODUCTS, backends, built_mostly_before, few_backends, instrumented
 
 
 def sleeping(clock: FakeClock) -> Any:
@@ -165,7 +165,7 @@ def pruned(backend: str, inside: bool) -> SparsityResult:
 
 
 @built_mostly_before
-@backends
+@few_backends
 def test_sparsity_is_the_same_everywhere(backend: str, inside: bool) -> None:
     found = pruned(backend, inside)
     assert weights_and_activations(found) == weights_and_activations(pruned("pytorch", False))

@@ -108,6 +108,7 @@ def test_watching_changes_no_bit_in_mixed_precision(
     equal(watched, plain)
 
 
+@pytest.mark.slow
 def test_a_model_that_ran_before() -> None:
     made, twin = model(keras.layers.Dense), model(Edited)
     made.fit(INPUTS, TARGETS, verbose=0)

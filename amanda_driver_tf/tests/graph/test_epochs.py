@@ -75,6 +75,7 @@ def test_the_same_tools_are_analysed_once() -> None:
     assert len(set(counts)) == 1
 
 
+@pytest.mark.slow
 def test_tools_of_the_same_structure_share_clones() -> None:
     chain = Chain()
     with chain.open() as session:
@@ -138,6 +139,7 @@ def test_tools_of_the_same_structure_at_the_same_time_do_not_mix() -> None:
             close(chain.run(session), expected(2.0))
 
 
+@pytest.mark.slow
 def test_staged_constants_of_other_tools_are_not_taken() -> None:
     chain = Chain()
 

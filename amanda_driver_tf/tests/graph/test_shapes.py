@@ -70,6 +70,7 @@ def test_also_behind_what_another_step_put_there() -> None:
     assert "op 'act'" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staging", [False, True], ids=["host", "staged"])
 @pytest.mark.parametrize("shape", [[None, 3], [None, None], None])
 @pytest.mark.parametrize("kind", ["before", "after", "grad_out", "grad_in"])
