@@ -16,6 +16,8 @@ from amanda_core.testing.tools import Edit, around, editing
 from .making import Ops, close, values
 from .ways import IN_SESSIONS, WAYS, check, gradients_inside, gradients_outside
 
+pytestmark = pytest.mark.slow
+
 X, W = (value * 0.5 for value in values((3, 3), (3, 3)))
 SHIFT = X.numpy()
 EVERY = [*WAYS, *IN_SESSIONS]
@@ -62,7 +64,6 @@ AT_ADDITION = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", EVERY)
 @pytest.mark.parametrize("program", [of_a_call, of_a_loop, of_a_split, of_an_unstacked])
 def test_one_gradient_for_several_outputs_of_an_op(program: Any, way: str) -> None:
@@ -122,7 +123,6 @@ def residual(o: Ops, x: Any, w: Any) -> Any:
     return tf.reduce_sum(tf.tanh(block(x)) * w)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", [*WAYS, "session"])
 @pytest.mark.parametrize("program", [doubled, shifted, residual])
 def test_gradients_that_a_recomputed_addition_hands_on(program: Any, way: str) -> None:

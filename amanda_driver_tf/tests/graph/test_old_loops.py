@@ -34,7 +34,7 @@ from .making import (
     v1,
 )
 
-pytestmark = pytest.mark.usefixtures("old_control_flow")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("old_control_flow")]
 
 
 GRADIENTS = [
@@ -99,7 +99,6 @@ def test_many_edits_together(kind: str) -> None:
     check(recurrent(), VALUES, GRADIENTS, kind)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "how"),
     [
@@ -373,7 +372,6 @@ def test_slices_as_gradients_of_an_invariant() -> None:
     check(program, VALUES, [Edit("inner", "grad_in", shifted, 1)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["foldl", "scan", "map_fn"])
 def test_loops_over_rows(how: str) -> None:
     def program(ops: Ops, x: Any, w: Any) -> Any:
@@ -409,7 +407,6 @@ def test_shapes_that_are_not_known() -> None:
     check_refused(program, VALUES, Edit("inner", "before", shifted, 1), WHY)
 
 
-@pytest.mark.slow
 def test_functions_called_in_a_loop() -> None:
     def program(ops: Ops, x: Any, w: Any) -> Any:
         def cell(h: Any) -> Any:
@@ -500,7 +497,6 @@ def test_a_loop_that_was_read_from_a_graph_def(name: str) -> None:
         close(session.run("out:0", {"x:0": VALUES[0]}), h.astype(np.float32))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [
