@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
 import amanda
-from amanda_driver_torch import interceptor
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._execution import execute
 
@@ -268,8 +267,6 @@ def test_routines_are_called_as_if_all_nodes_had_been_hooked_in_the_forward_pass
 
 
 def test_a_program_that_never_runs_backward_gets_one_hook_for_each_op() -> None:
-    if interceptor().name != "native":
-        pytest.skip("the function-mode interceptor hooks all nodes")
     with amanda.apply(tool_of([])):
         for _ in range(3):
             before = RemovableHandle.next_id
@@ -292,9 +289,6 @@ def test_the_warning_of_a_late_backward_pass_is_given_once() -> None:
 def test_a_fault_of_the_driver_at_such_a_hook_follows_the_policy(
     policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if interceptor().name != "native":
-        pytest.skip("the function-mode interceptor hooks all nodes")
-
     def broken(*_: Any) -> Any:
         raise LookupError("a fault in the driver")
 

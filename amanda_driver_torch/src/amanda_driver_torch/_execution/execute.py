@@ -24,7 +24,7 @@ from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
 from amanda_driver_torch._autograd.taps import Taps, asked
 from amanda_driver_torch._execution.native_plans import compiled
-from amanda_driver_torch._execution.pending_hooks import later_hooks
+from amanda_driver_torch._execution.pending_hooks import LaterHooks, later_hooks
 from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
@@ -164,6 +164,9 @@ class Execution:
     ) -> Any:
         """Look at the nodes of an idle op that made others than when it was found idle."""
         try:
+            later = None if self.backward.second_order else record.hooks
+            if isinstance(later, LaterHooks) and later.hook(self.session.epoch, result, start):
+                return result
             made_nodes = next_sequence() - start
             if made_nodes != record.idle_nodes and record.context is not None:
                 bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)

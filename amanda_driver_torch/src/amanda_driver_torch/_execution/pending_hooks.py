@@ -4,7 +4,7 @@ Hooks on all backward ops of an operator cost many times what the operator does,
 never run backward. Until a backward op of a forward op has been analysed, an execution gets one
 hook only: before the node of its output, which runs before the op's other nodes do. When it is
 called, that hook puts the others where they would stand if they had been registered in the forward
-pass. Used by the native interceptor.
+pass.
 """
 
 from __future__ import annotations
@@ -24,12 +24,72 @@ from amanda_driver_torch._autograd.taps import asked
 from amanda_driver_torch._execution.native_plans import node_plans
 from amanda_driver_torch._operators.signature import BoundCall
 from amanda_driver_torch._torch.extension import native
-from amanda_driver_torch._torch.internals import next_sequence
+from amanda_driver_torch._torch.internals import next_sequence, sequence_number
 from amanda_driver_torch._torch.reading import node_of
 
-__all__ = ["hook_at_once", "later_hooks"]
+__all__ = ["LaterHooks", "hook_at_once", "later_hooks"]
 
 Hook = Callable[[Sequence[Any]], Any]
+#: Takes the sequence number before the op ran, the number of the hook and the node, or None for the
+#: node that is being run; returns what the hook does from now on, None to be asked again.
+Expand = Callable[[int, int, Any], Hook | None]
+
+
+class LaterHooks:
+    """How the nodes of an op are hooked until they have been analysed, without native code.
+
+    Args:
+        epoch: The epoch in which this holds.
+        made: Number of nodes that the op made, the only one for which this holds.
+        expand: Hooks the nodes of an execution.
+        way: The way from the op's output to the node that runs first; see `route`.
+    """
+
+    def __init__(self, epoch: int, made: int, expand: Expand, way: tuple[Any, ...]) -> None:
+        self.expand = expand
+        #: Whether nodes were hooked: they may have been analysed since.
+        self.spent = False
+        self._when = epoch, made
+        self._edges, self._kinds, self._number = way
+
+    def hook(self, epoch: int, output: Any, start: int) -> bool:
+        """Hook the first node of an execution; return False if it is not like the one before."""
+        if self.spent or self._when != (epoch, next_sequence() - start):
+            return False
+        node: Any = node_of(output) if type(output) is torch.Tensor else None
+        for kind, edge in zip(self._kinds, (*self._edges, None), strict=True):
+            if type(node) is not kind:
+                return False
+            if edge is not None:
+                following = node.next_functions
+                if len(following) <= edge:
+                    return False
+                node = following[edge][0]
+        if sequence_number(node) - start != self._number:
+            return False
+        hook = _PendingHook(self, start)
+        hook.number = node.register_prehook(hook).id
+        return True
+
+
+class _PendingHook:
+    """Hook the nodes of an op when the first of them is run."""
+
+    def __init__(self, later: LaterHooks, start: int) -> None:
+        self._later, self._start, self.number = later, start, 0
+        self._hook: Hook | None = None
+
+    def expand(self, node: Any) -> None:
+        if self._hook is None:
+            self._hook = self._later.expand(self._start, self.number, node)
+            self._later.spent |= self._hook is not None
+
+    def __call__(self, grads: Sequence[Any]) -> Any:
+        self.expand(None)
+        return None if self._hook is None else self._hook(grads)
+
+
+_PENDING_HOOKS = (_PendingHook,) if native is None else (_PendingHook, native.PendingHook)
 
 
 def later_hooks(
@@ -42,7 +102,7 @@ def later_hooks(
     start: int,
     opened: bool = False,
 ) -> object:
-    """Return how C hooks the nodes of an op in executions like the one that has just been.
+    """Return how the nodes of an op are hooked in executions like the one that has just been.
 
     Args:
         backward: The backward program.
@@ -59,7 +119,7 @@ def later_hooks(
     if plans is not None and not getattr(plans, "pending", False):
         return plans
     session = backward.session
-    if native is None or watch is None or backward.second_order or not session.caching:
+    if backward.second_order or not session.caching:
         return None
     if opened or bound.signature.mutated or len(outputs) != 1:
         return None
@@ -73,17 +133,15 @@ def later_hooks(
         return None
     expand = _expansion(backward, record.nodes, context)
     made = next_sequence() - start
+    if native is None or watch is None:
+        return LaterHooks(session.epoch, made, expand, way)
     return native.NodePlans(session.epoch, made, watch, [], [], (expand, way))
 
 
-def _expansion(
-    backward: Backward, records: dict[Any, NodeRecord], forward: OpContext
-) -> Callable[[int, int, Any], Hook | None]:
+def _expansion(backward: Backward, records: dict[Any, NodeRecord], forward: OpContext) -> Expand:
     """Return a function that hooks the nodes of an execution, while the first of them is run.
 
-    It takes the sequence number before the op ran, the number of the hook before that node, and the
-    node, or None if it is being run. It returns what this hook does from now on; None if it is to
-    be asked again next time. It holds neither records nor contexts, since hooks in a graph hold it.
+    It holds neither records nor contexts, since hooks in a graph hold it.
     """
     held, lifetime, token = weakref.ref(backward), backward.lifetime, Token(backward.epoch())
     backward.pending[token] = records, forward
@@ -112,8 +170,6 @@ def hook_at_once(roots: Sequence[Any]) -> None:
     Args:
         roots: Tensors, or edges (node, number).
     """
-    if native is None:
-        return
     queue = [node_of(root) if isinstance(root, torch.Tensor) else root[0] for root in roots]
     seen: set[Any] = set()
     while queue:
@@ -123,7 +179,7 @@ def hook_at_once(roots: Sequence[Any]) -> None:
         seen.add(node)
         handle = node.register_prehook(unchanged)  # There is no other way to see the hooks.
         for hook in list(handle.hooks_dict_ref().values()):
-            if type(hook) is native.PendingHook:
+            if isinstance(hook, _PENDING_HOOKS):
                 hook.expand(node)
         handle.remove()
         queue.extend(following for following, _ in node.next_functions)
