@@ -8,6 +8,7 @@ gradients, parameters, buffers and of the random state have to be the same.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -198,9 +199,21 @@ def plain() -> Plain:
     return {}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("architecture", SAMPLED, ids=str)
+def case(architecture: Architecture, program: str, variant: str) -> Any:
+    """Return one case; slow unless it is one of the sample."""
+    name = architecture.name
+    fast = name == "bert" and program != "evaluate"
+    fast |= name in ("mixtral", "unet") and (program, variant) == ("train", "twins")
+    marks = () if fast else (pytest.mark.slow,)
+    return pytest.param(
+        architecture, program, variant, marks=marks, id=f"{name}-{program}-{variant}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "program", "variant"),
+    [case(*one) for one in itertools.product(ARCHITECTURES, PROGRAMS, VARIANTS)],
+)
 def test_identity_routines_change_no_bit(
     architecture: Architecture,
     program: str,
@@ -294,7 +307,7 @@ ADDITIONS: dict[tuple[str, str], tuple[str, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("variant", ["none", "twins"])
+@pytest.mark.parametrize("variant", [pytest.param("none", marks=pytest.mark.slow), "twins"])
 @pytest.mark.parametrize("architecture", SAMPLED, ids=str)
 def test_every_backward_op_is_seen_once(
     architecture: Architecture, variant: str, capsys: pytest.CaptureFixture[str]

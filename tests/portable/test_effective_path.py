@@ -198,7 +198,10 @@ def by_kind(result: EffectivePathResult) -> dict[str, list[tuple[str, int]]]:
     return found
 
 
-@pytest.mark.parametrize("variant", ["cumulative", "BwAB", "FwAB"])
+@pytest.mark.parametrize(
+    "variant",
+    ["FwAB", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cumulative", "BwAB"))],
+)
 @pytest.mark.parametrize("mode", list(RUNS))
 def test_the_sets_of_pytorch(mode: str, variant: Any) -> None:
     options: Any = {"variant": variant, "theta": 0.7, "term_threshold": 0.05}

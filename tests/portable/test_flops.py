@@ -185,12 +185,13 @@ def closed_form(model: Any) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "side", "published"),
     [
         ("ResNet50", 224, 3.858),
-        pytest.param("VGG19", 224, 19.632, marks=pytest.mark.slow),
-        pytest.param("InceptionV3", 299, 5.713, marks=pytest.mark.slow),
+        ("VGG19", 224, 19.632),
+        ("InceptionV3", 299, 5.713),
     ],
 )
 def test_published_figures(name: str, side: int, published: float) -> None:

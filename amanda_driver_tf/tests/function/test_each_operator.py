@@ -152,12 +152,17 @@ def is_compared(program: Program, some: random.Random, way: str) -> bool:
     return True
 
 
+def marks_of(number: int) -> list[pytest.MarkDecorator]:
+    """Return the tier of a sample: every 16th is fast, every eighth slow."""
+    if number % 8:
+        return [pytest.mark.exhaustive]
+    return [pytest.mark.slow] if number % 16 else []
+
+
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(
-            number, id=sample.op_type, marks=[pytest.mark.exhaustive] if number % 8 else []
-        )
+        pytest.param(number, id=sample.op_type, marks=marks_of(number))
         for number, sample in enumerate(SAMPLES)
     ],
 )
