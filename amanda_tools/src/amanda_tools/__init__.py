@@ -1,6 +1,6 @@
-"""The tools that come with Amanda, each an entry point of the group ``amanda.tools``.
+"""Ready-made tools for Amanda, each registered in the entry-point group ``amanda.tools``.
 
-A tool depends on the core alone; what is specific to a framework imports it where it is used.
+The tools depend on the core alone. Code that needs a framework imports it where it is used.
 """
 
 from __future__ import annotations

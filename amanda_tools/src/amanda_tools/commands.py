@@ -1,7 +1,8 @@
-"""The commands of `amanda` that read results of these tools.
+"""Subcommands of `amanda` that read the results of these tools.
 
-Owns the flags and what is shown. Imported by the program `amanda` alone, which has click, also to
-show its help: what is compared with is imported when it is asked for.
+Defines their options and prints what they find. Only the program `amanda` imports this module,
+because it needs click. The comparison itself is imported when the command runs, so that ``--help``
+stays fast.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from amanda_core.results import printable
 
 __all__ = ["diff"]
 
-#: Rows that are shown without --all.
+#: Number of rows shown without --all.
 _ROWS = 20
 
 

@@ -1,6 +1,7 @@
-"""`MappingTool`: context transformation between namespaces (paper, section 5.2 and listing 6).
+"""`MappingTool`: translate contexts between namespaces (paper, section 5.2 and listing 6).
 
-Owns the form of rules and which of them hold in a namespace. What the rules write is theirs.
+Checks the rules and decides which of them apply in a namespace. What a rule writes is up to the
+rule.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ Rule = Callable[[OpContext], Any]
 
 
 class MappingTool(Tool):
-    """Transforms raw contexts into a form that portable tools understand.
+    """Translates the contexts of a framework into a form that portable tools understand.
 
     Args:
-        rules: Each ``[namespace, before]`` or ``[namespace, before, after]``. `before` runs ahead
-            of the analysis of the tools that depend on this one, `after` behind it; either may be
-            None. The namespace is a prefix at ``/`` boundaries, such as ``pytorch``,
+        rules: Each is ``[namespace, before]`` or ``[namespace, before, after]``. `before` runs
+            before the analysis of the tools that depend on this one, `after` runs after it; either
+            may be None. The namespace is a prefix at ``/`` boundaries, such as ``pytorch``,
             ``tensorflow/2.21`` or ``*/*/eager``.
 
     Raises:
         MappingRuleError: A rule has another form.
-        NamespaceError: A namespace has another form.
+        NamespaceError: A namespace pattern is malformed.
 
     >>> def torch_type(context):
     ...     context["op_name"] = context.get_op().__name__
@@ -43,7 +44,7 @@ class MappingTool(Tool):
         self.add_context_rule(before=self._before, after=self._after)
 
     def add_rule(self, namespace: str, before: Rule | None, after: Rule | None = None) -> None:
-        """Add a rule behind the others."""
+        """Add a rule after the existing ones."""
         namespace, before, after = _checked((namespace, before, after))
         self._rules.append((namespace, before, after))
         self.invalidate()
@@ -54,7 +55,7 @@ class MappingTool(Tool):
                 before(context)
 
     def _after(self, context: OpContext) -> None:
-        # Outermost last, so that the rules nest like the tools do.
+        # In reverse order, so that the rules nest as the tools do.
         for namespace, _, after in reversed(self._rules):
             if after is not None and matches(namespace, context.namespace):
                 after(context)
@@ -72,5 +73,5 @@ def _checked(rule: Sequence[Any]) -> tuple[str, Rule | None, Rule | None]:
             raise MappingRuleError(
                 f"{function!r} cannot be called", where=f"rule {rule!r}", fix=fix
             )
-    matches(namespace, "any/any/any")  # Raises for a malformed pattern now and not at the first op.
+    matches(namespace, "any/any/any")  # Reject a malformed pattern now, not at the first op.
     return namespace, before, after

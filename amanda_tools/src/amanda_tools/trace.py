@@ -1,7 +1,7 @@
-"""`Trace`: which operators a program runs, in which order, with their places and shapes.
+"""`Trace`: record which operators a program runs, in which order, with their places and shapes.
 
-Owns the record and its two forms, a table and JSON. Changes nothing. Imports no framework: of a
-value it reads `shape` and `dtype`, which all of them have.
+Defines the record and its two forms, a table and JSON. Changes nothing in the program and imports
+no framework.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class TracedOp(OpFacts):
     """One operator, as it was at its first execution.
 
     Attributes:
-        inputs: Shape and dtype of each input, such as ``float32[8,3,32,32]``; None for what is no
-            tensor. A dimension that is not known yet is ``?``.
-        outputs: The same of each output.
-        calls: How often it ran.
+        inputs: Dtype and shape of each input, such as ``float32[8,3,32,32]``; None for an input
+            that is not a tensor. An unknown dimension is ``?``.
+        outputs: Dtype and shape of each output, in the same form.
+        calls: Number of executions.
     """
 
     inputs: list[str | None]
@@ -40,14 +40,14 @@ class TracedOp(OpFacts):
 
 @dataclass
 class TraceResult:
-    """What was traced.
+    """Result of a trace.
 
     Attributes:
         ops: The operators in the order of their first execution.
         sequence: Indices into `ops`, one for each execution.
-        left_out: Executions that came after the limit of the sequence; `calls` counts them.
-        tool_seconds: Time that the tracing itself took.
-        wall_seconds: Time from its first work to its last.
+        left_out: Number of executions after the limit of `sequence`. They are included in `calls`.
+        tool_seconds: Time spent in the tool itself.
+        wall_seconds: Time from the tool's first work to its last.
     """
 
     ops: list[TracedOp] = field(default_factory=list)
@@ -57,7 +57,7 @@ class TraceResult:
     wall_seconds: float = 0.0
 
     def table(self) -> Table:
-        """One row for each operator."""
+        """Return a table with one row for each operator."""
         columns = ("op", "type", "inputs", "outputs", "calls", "source")
         rows = [
             (
@@ -78,11 +78,11 @@ class TraceResult:
         return Table("; ".join(told), columns, rows)
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole result as JSON."""
         return json.dumps({"format": "amanda.trace/1", **asdict(self)}, indent=1)
 
     def to_dataframe(self) -> Any:
-        """One row for each operator, as a `pandas.DataFrame`; needs pandas."""
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas."""
         return dataframe(TracedOp, self.ops)
 
     def _repr_html_(self) -> str:
@@ -93,9 +93,9 @@ class Trace(Tool):
     """Records which operators run, in order, with module, source line, shapes and dtypes.
 
     Args:
-        limit: Executions whose order is kept; later ones are only counted.
-        everything: Whether to record what is not the model's as well, such as the operators of an
-            optimizer and of a model's initialisation.
+        limit: Number of executions whose order is recorded; later ones are only counted.
+        everything: Record operators outside the model as well, such as those of an optimizer or of
+            a model's initialization.
 
     Raises:
         ValueError: `limit` is negative.
@@ -113,13 +113,13 @@ class Trace(Tool):
         self._known: dict[tuple[str, int], int] = {}
         self._sequence: list[int] = []
         self._left_out = 0
-        # Graphs run routines on threads of the framework's.
+        # In graphs, routines run on the framework's threads.
         self._lock = threading.Lock()
         self._clock = Clock()
         self.add_inst_for_op(self.analyse, require_outputs=True)
 
     def analyse(self, context: OpContext) -> None:
-        """Note the facts of an op and have its executions recorded."""
+        """Record the operator and insert a routine that counts its executions."""
         if context.zone != "model" and not self.everything:
             return
         key = (context.namespace, context.get_op_id())
@@ -136,7 +136,7 @@ class Trace(Tool):
         context.insert_after_op(self.record, observe=True, outputs=[], index=index)
 
     def record(self, index: int) -> None:
-        """Note one execution."""
+        """Record one execution."""
         with self._lock, self._clock:
             self._ops[index].calls += 1
             if len(self._sequence) < self.limit:

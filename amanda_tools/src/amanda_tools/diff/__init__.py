@@ -1,4 +1,4 @@
-"""Where two runs differ: dumps compared operator by operator, also across frameworks."""
+"""Comparison of two dumps operator by operator, also across frameworks."""
 
 from amanda_tools.diff.comparison import Compared, DiffResult, compare
 from amanda_tools.diff.numbers import Tolerance

@@ -1,8 +1,8 @@
-"""Which operator of one dump is which of another.
+"""Alignment of two dumps: which operator of one corresponds to which of the other.
 
-Owns the alignment. Within one framework and mode ids and names tell. Across them there is what both
-have: common words, paths of modules, shapes, and the values themselves, which agree as long as
-nothing has gone wrong.
+Within one framework and mode, ids and names decide. Across frameworks the alignment uses what both
+have: common operator types, module paths, shapes, and the values themselves, which agree up to the
+first error.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["Outline", "align", "alike", "is_movement", "is_one_framework"]
 
-#: What only moves or makes values; frameworks do it in different places.
+#: Types that only move or create values. Frameworks do so in different places.
 _MOVES = REARRANGING | {
     *("cast", "bitcast", "pad", "assign", "assign_slice", "constant", "full", "empty", "range"),
     *("eye", "meshgrid", "random"),
 }
-#: One word for operators that compute the same of other positions.
+#: One class for types that compute the same thing from other positions.
 _SAME = {"linear": "product", "matmul": "product", "grouped_matmul": "product", "outer": "product"}
-#: Words that stand in many places and say little.
+#: Types that occur in many places, so that an equal type says little.
 _COMMON = {
     *("add", "sub", "mul", "div", "neg", "square", "pow", "sqrt", "rsqrt", "mean", "sum", "max"),
     *("maximum", "minimum", "min", "var", "std", "abs", "where", "reciprocal", "exp", "log"),
 }
-#: What one framework has as one operator and another may have as several -> the last of these.
+#: Type that another framework may split into several operators -> the last of those.
 _SEVERAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(["linear", "conv1d", "conv2d", "conv3d"], ("add",)),
     **dict.fromkeys(["layer_norm", "group_norm", "instance_norm"], ("add", "mul", "batch_norm")),
@@ -44,20 +44,20 @@ _SEVERAL: dict[str, tuple[str, ...]] = {
     "attention": ("matmul", "einsum"),
     **dict.fromkeys(["cross_entropy", "mse_loss", "l1_loss"], ("mean", "sum", "neg")),
 }
-#: Most pairs that are looked at; of longer programs, words in sequence decide alone.
+#: Limit on the pairs that are scored. For longer programs only the sequence of types decides.
 _MOST = 4_000_000
-#: What values that agree say for two operators being the same.
+#: Score for two operators whose values agree.
 _AGREE = 8.0
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What is looked at of an operator to find its counterpart.
+    """What is known of an operator for finding its counterpart.
 
     Attributes:
         op: The operator.
-        output: Its first output, of its first execution.
-        figures: Gives the figures of that.
+        output: Its first output in its first execution.
+        figures: Returns the statistics of that output.
     """
 
     op: DumpedOp
@@ -66,7 +66,9 @@ class Outline:
 
 
 def is_one_framework(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> bool:
-    """Return True if two lists of operators are of the same framework and mode, of any version."""
+    """Return True if two lists of operators are of the same framework and mode, whatever the
+    version.
+    """
 
     def modes(ops: Sequence[DumpedOp]) -> set[tuple[str, str]]:
         parts = (op.namespace.split("/") for op in ops)
@@ -76,12 +78,14 @@ def is_one_framework(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> b
 
 
 def is_movement(op: DumpedOp) -> bool:
-    """Return True if an operator only moves or makes values; frameworks differ in these."""
+    """Return True if an operator only moves or creates values, which each framework does
+    differently.
+    """
     return op.word in _MOVES
 
 
 def alike(one: DumpedOp, other: DumpedOp) -> bool:
-    """Return True if two operators compute the same of the same first input."""
+    """Return True if two operators compute the same thing from the same first input."""
     return one.word is not None and _class(one.word) == _class(other.word)
 
 
@@ -90,20 +94,21 @@ def align(
     second: Sequence[DumpedOp],
     outlines: Callable[[], tuple[dict[int, Outline], dict[int, Outline]]],
 ) -> dict[int, int]:
-    """The counterpart of each operator that has one.
+    """Map the operators of one dump to their counterparts in another.
 
     Args:
         first: Operators of the first dump.
-        second: Those of the second.
-        outlines: Gives what is known of them, by their numbers; asked only across frameworks.
+        second: Operators of the second dump.
+        outlines: Returns the outlines of both dumps by operator number; called only across
+            frameworks.
 
     Returns:
-        Number of an operator of the first -> number of one of the second.
+        Number of an operator in the first dump -> number of its counterpart in the second.
     """
     if is_one_framework(first, second):
         return _by_name(first, second)
     ones, others = outlines()
-    # In the order in which they were met: graphs may run theirs in any order.
+    # In the order of the dump: a graph may run its operators in any order.
     numbers, theirs = (
         sorted(number for number, outline in known.items() if not is_movement(outline.op))
         for known in (ones, others)
@@ -131,7 +136,7 @@ def _by_name(first: Sequence[DumpedOp], second: Sequence[DumpedOp]) -> dict[int,
 
 
 def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple[int, int]]:
-    """The pairs, in order, that together say most for belonging together."""
+    """Return the sequence of pairs, in order, with the highest total score."""
     if len(ones) * len(others) > _MOST:
         mine, theirs = ([o.op.word or o.op.type for o in listed] for listed in (ones, others))
         blocks = difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_matching_blocks()
@@ -150,7 +155,7 @@ def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple
             row[j] = best
     pairs, i, j = [], 0, 0
     while i < len(ones) and j < len(others):
-        # Of equal ones the later: it is the last of several that computes the result.
+        # Among equal scores prefer the later operator: the last of several computes the result.
         if rows[i][j] == rows[i][j + 1]:
             j += 1
         elif rows[i][j] == rows[i + 1][j]:
@@ -164,9 +169,9 @@ def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple
 def _mended(
     pairs: list[tuple[int, int]], ones: Sequence[Outline], others: Sequence[Outline]
 ) -> list[tuple[int, int]]:
-    """The pairs, those whose values do not agree replaced where there are some that do.
+    """Replace pairs whose values disagree by pairs whose values agree, where there are some.
 
-    Branches may stand in another order.
+    The two programs may run their branches in another order.
     """
     sure = {i: j for i, j in pairs if _agree(ones[i], others[j])}
     free = set(range(len(others))) - set(sure.values())
@@ -185,9 +190,9 @@ def _mended(
 def _credible(
     pairs: list[tuple[int, int]], ones: Sequence[Outline], others: Sequence[Outline]
 ) -> list[tuple[int, int]]:
-    """The pairs without those that a word alone put together, and values speak against.
+    """Drop pairs that were matched by type alone and whose values disagree.
 
-    If values had gone wrong at a common operator, those behind it would be wrong as well.
+    If values had gone wrong at such an operator, the values after it would be wrong as well.
     """
     agree = [_agree(ones[i], others[j]) for i, j in pairs]
     last = max((number for number, agrees in enumerate(agree) if agrees), default=-1)
@@ -199,7 +204,7 @@ def _credible(
 
 
 def _score(one: Outline, other: Outline, following: Sequence[Outline]) -> float:
-    """Return how much speaks for two operators being the same, 0 if it cannot be."""
+    """Return a score for two operators being the same; 0 if they cannot be."""
     if sorted(one.output.shape) != sorted(other.output.shape):
         return 0.0
     word, theirs = one.op.word, other.op.word
@@ -207,7 +212,7 @@ def _score(one: Outline, other: Outline, following: Sequence[Outline]) -> float:
     score = 0.0
     if alike(one.op, other.op):
         score = 2.0 if word in _COMMON else 4.0
-        # A product with its bias is what another framework adds the bias to.
+        # Another framework may add the bias in an operator of its own.
         if "bias" in _roles(one.op) and "bias" not in _roles(other.op) and following:
             same = following[0].output.shape == other.output.shape
             score = 1.0 if same and following[0].op.word == "add" else score
@@ -223,12 +228,12 @@ def _class(word: str | None) -> str | None:
 
 
 def _roles(op: DumpedOp) -> set[str]:
-    """Roles of the inputs that there are."""
+    """Return the roles of the inputs that are present."""
     return {role for role, value in zip(op.input_roles, op.inputs, strict=False) if value}
 
 
 def _agree(one: Outline, other: Outline) -> bool:
-    """Return True if the figures are about the same, whatever the order of axes."""
+    """Return True if the statistics are about the same, whatever the order of axes."""
     first, second = one.figures(), other.figures()
     if first is None or second is None or (first.nan, first.inf) != (second.nan, second.inf):
         return False
@@ -242,7 +247,7 @@ def _agree(one: Outline, other: Outline) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _likeness(one: str, other: str) -> float:
-    """Return how much two paths of modules have in common, from 0 to 1."""
+    """Return how much two module paths have in common, from 0 to 1."""
     parts = [set(re.findall(r"[a-z]+|\d+", path.lower())) for path in (one, other)]
     together = parts[0] | parts[1]
     return len(parts[0] & parts[1]) / len(together) if together else 0.0

@@ -1,7 +1,7 @@
-"""Two runs side by side: the first operator at which their dumps differ.
+"""Comparison of two dumps: find the first operator at which they differ.
 
-Owns the comparison. Which operators belong together is in `align`, how far tensors are apart
-in `numbers`. `amanda diff` is this on the command line.
+`align` decides which operators correspond, and `numbers` measures how far tensors are apart.
+`amanda diff` is the command-line interface.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["Compared", "DiffResult", "compare"]
 
 @dataclass
 class Compared:
-    """One tensor in both dumps.
+    """One tensor that is in both dumps.
 
     Attributes:
-        a: Its operator in the first.
-        b: Its operator in the second.
+        a: Its operator in the first dump.
+        b: Its operator in the second dump.
         what: ``input``, ``weight``, ``output``, ``grad_output`` or ``grad_input``.
-        position: Position in the signature of the first.
-        step: Step in the first.
-        execution: Execution in the first.
-        difference: How far they are apart; None where their shapes do not fit.
-        shapes: The shapes.
-        inputs_agree: Of an output, whether what its execution read was within the tolerance, as
-            far as it is in both dumps; None where nothing of it is.
+        position: Position in the signature of the first operator.
+        step: Step in the first dump.
+        execution: Execution in the first dump.
+        difference: How far the tensors are apart; None if their shapes do not fit.
+        shapes: Both shapes.
+        inputs_agree: For an output, whether the inputs and weights of its execution that are in
+            both dumps were within the tolerance; None if none of them is.
     """
 
     a: OpFacts
@@ -56,11 +56,11 @@ class Compared:
 
     @property
     def same(self) -> bool:
-        """Whether they are within the tolerance."""
+        """Return True if the tensors are within the tolerance."""
         return self.difference is not None and self.difference.within
 
     def __str__(self) -> str:
-        """The tensor and its difference in words."""
+        """Describe the tensor and its difference."""
         place = f"{self.what} {self.position} of op {self.a.name!r}"
         if self.b.name != self.a.name:
             place += f" (there {self.b.name!r})"
@@ -83,14 +83,14 @@ class Compared:
 
 @dataclass
 class DiffResult:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
-        compared: The tensors that are in both, in the order of the first.
-        unmatched_a: Operators of the first dump without counterpart. Across frameworks those that
-            only move or make values are not looked for and not listed.
-        unmatched_b: Those of the second.
-        alone: Tensors of matched operators that only one dump has.
+        compared: The tensors that are in both dumps, in the order of the first.
+        unmatched_a: Operators of the first dump without a counterpart. Across frameworks this
+            leaves out operators that only move or create values.
+        unmatched_b: Operators of the second dump without a counterpart.
+        alone: Number of tensors of matched operators that only one dump has.
         across: Whether the dumps are of two frameworks or modes.
     """
 
@@ -102,17 +102,17 @@ class DiffResult:
 
     @property
     def first(self) -> Compared | None:
-        """The first tensor beyond the tolerance, or None."""
+        """Return the first tensor beyond the tolerance, or None."""
         return next((one for one in self.compared if not one.same), None)
 
     @property
     def same(self) -> bool:
-        """Whether all that is in both is within the tolerance."""
+        """Return True if all tensors that are in both dumps are within the tolerance."""
         return self.first is None
 
     @property
     def title(self) -> str:
-        """The result in one line."""
+        """Return a summary in one line."""
         beyond = sum(not one.same for one in self.compared)
         equal = sum(one.difference is not None and one.difference.equal for one in self.compared)
         text = f"{beyond} of {len(self.compared)} tensors differ, {equal} are equal bit for bit"
@@ -124,10 +124,10 @@ class DiffResult:
         return text
 
     def table(self, everything: bool = False) -> Table:
-        """One row for each tensor that differs.
+        """Return a table with one row for each tensor that differs.
 
         Args:
-            everything: Whether to have those that agree as well.
+            everything: Include the tensors that agree.
         """
         columns = ("op", "tensor", "step", "max abs", "max rel", "cosine", "ulp", "beyond")
         rows = [
@@ -143,7 +143,7 @@ class DiffResult:
         return Table(self.title, columns, rows)
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole result as JSON."""
         found = self.first
         return json.dumps(
             {
@@ -156,7 +156,7 @@ class DiffResult:
         )
 
     def to_dataframe(self) -> Any:
-        """One row for each tensor, as a `pandas.DataFrame`; needs pandas."""
+        """Return a `pandas.DataFrame` with one row for each tensor; needs pandas."""
         return dataframe(Compared, self.compared)
 
     def _repr_html_(self) -> str:
@@ -172,15 +172,16 @@ def compare(
     """Compare two dumps.
 
     Args:
-        a: The first, or where it is.
-        b: The second.
-        rtol: Relative tolerance; that of the coarser dtype if left out, as PyTorch's tests have it.
-        atol: Absolute tolerance; the same.
+        a: The first dump, or its path.
+        b: The second dump, or its path.
+        rtol: Relative tolerance. By default that of PyTorch's tests for the coarser of the two
+            dtypes.
+        atol: Absolute tolerance, with the same default.
 
     Raises:
-        ResultError: A dump cannot be read, or they have no tensor in common.
+        ResultError: A dump cannot be read, or the dumps have no tensor in common.
         ValueError: A tolerance is negative.
-        ImportError: NumPy is not installed, or safetensors where a dump is in that form.
+        ImportError: NumPy is not installed, or a dump needs safetensors, which is not installed.
     """
     need_numpy()
     for name, number in (("rtol", rtol), ("atol", atol)):
@@ -211,8 +212,6 @@ def compare(
 
 
 class _Comparison:
-    """Two dumps, as they are compared."""
-
     def __init__(self, first: Dumped, second: Dumped, tolerance: Tolerance) -> None:
         self.first = first
         self.second = second
@@ -224,11 +223,11 @@ class _Comparison:
         self.alone = 0
 
     def tensors(self) -> Iterator[Compared]:
-        """The tensors that are in both, compared."""
+        """Yield a comparison of each tensor that is in both dumps."""
         theirs = self._keys(self.second)
         mine = self._keys(self.first)
         backwards = {number: tensor for tensor, number in mine.items()}
-        #: Operator and execution -> whether what it read agreed.
+        #: Operator and execution -> whether its inputs and weights agreed.
         read: dict[tuple[int, int, int], bool] = {}
         used = 0
         for number, tensor in enumerate(self.first.index.tensors):
@@ -257,16 +256,17 @@ class _Comparison:
             self.alone += sum(t.op in matched for t in self.second.index.tensors) - used
 
     def _is_comparable(self, tensor: DumpedTensor) -> bool:
-        """Return True if a tensor is the same thing in another framework's operator."""
+        """Return True if a tensor means the same thing in the other framework's operator."""
         if tensor.position != "0" or tensor.what not in ("input", "output"):
             return False
         one, other = self.first.index.ops, self.second.index.ops
         return tensor.what == "output" or alike(one[tensor.op], other[self.pairs[tensor.op]])
 
     def _keys(self, dumped: Dumped) -> dict[tuple[Any, ...], int]:
-        """Return what tells a tensor from the others of a dump -> its number.
+        """Map a key that identifies each tensor of a dump to its number.
 
-        Within one framework steps and executions are the same; across them the order is.
+        Within one framework steps and executions are comparable. Across frameworks only the order
+        is.
         """
         keys: dict[tuple[Any, ...], int] = {}
         seen: dict[tuple[Any, ...], int] = {}
@@ -310,7 +310,7 @@ class _Comparison:
 
 
 def _outlines(dumped: Dumped) -> dict[int, Outline]:
-    """The operators that have an output, by number, in the order of their first execution."""
+    """Return the operators with an output, by number, in the order of their first execution."""
     found: dict[int, Outline] = {}
     for tensor in dumped.index.tensors:
         if tensor.what == "output" and tensor.position == "0" and tensor.op not in found:
@@ -328,7 +328,7 @@ def _known_figures(dumped: Dumped, tensor: DumpedTensor) -> Statistics | None:
 def _figures(dumped: Dumped, tensor: DumpedTensor) -> Statistics:
     if tensor.statistics is None:
         return statistics_of(dumped.read(tensor))
-    # Histograms may have other bins.
+    # The bins of two histograms may differ.
     return Statistics(**{**vars(tensor.statistics), "histogram": []})
 
 

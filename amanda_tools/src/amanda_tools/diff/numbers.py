@@ -1,7 +1,4 @@
-"""How far two tensors are apart: in figures, modulo the order of their axes and their dtypes.
-
-Owns the measures and the tolerances.
-"""
+"""Distance between two tensors, which may differ in dtype and in the order of their axes."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from amanda_tools.tensors.values import HostTensor, numbers
 
 __all__ = ["Difference", "Tolerance", "compare_statistics", "compare_tensors", "orders"]
 
-#: Floating-point dtype -> bits of the mantissa, exponent of the smallest normal number, and the
-#: tolerances, relative and absolute, that PyTorch's own tests have for it.
+#: Floating-point dtype -> number of mantissa bits, exponent of the smallest normal number, and the
+#: relative and absolute tolerance that PyTorch's own tests use for it.
 _DTYPES = {
     "float64": (52, -1022, 1e-7, 1e-7),
     "float32": (23, -126, 1.3e-6, 1e-5),
@@ -31,18 +28,18 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far numbers may be apart: ``|a - b| <= absolute + relative * |b|``.
+    """Tolerance for two numbers: ``|a - b| <= absolute + relative * |b|``.
 
     Attributes:
-        relative: None for that of the coarser of the two dtypes.
-        absolute: The same.
+        relative: Relative tolerance; None for the default of the coarser of the two dtypes.
+        absolute: Absolute tolerance; None for the same default.
     """
 
     relative: float | None = None
     absolute: float | None = None
 
     def of(self, *dtypes: str) -> tuple[float, float]:
-        """Relative and absolute tolerance of tensors of these dtypes; 0 for whole numbers."""
+        """Return relative and absolute tolerance for tensors of these dtypes; 0 for integers."""
         known = [_DTYPES[d] for d in (_PARTS.get(dtype, dtype) for dtype in dtypes) if d in _DTYPES]
         if not known:
             return 0.0, 0.0
@@ -59,18 +56,19 @@ class Difference:
 
     Attributes:
         within: Whether all elements are within the tolerance.
-        equal: Whether they are the same bit for bit.
-        max_abs: Largest absolute difference of elements that are finite in both.
-        max_rel: Largest difference relative to the second.
-        cosine: Cosine of the angle between them, None if one is zero.
-        ulp: Largest difference in units in the last place of the coarser dtype, None for whole
-            numbers and where there are only figures.
-        beyond: Elements beyond the tolerance.
-        count: Elements.
-        first: Index of the first element beyond it, in the first tensor's order of axes.
-        values: The two elements there, as text; of figures, their names and values.
-        order: How the second's axes were brought into the first's order, such as ``(0, 3, 1, 2)``;
-            None where they were left.
+        equal: Whether the tensors are equal bit for bit.
+        max_abs: Largest absolute difference between elements that are finite in both.
+        max_rel: Largest difference relative to the second tensor.
+        cosine: Cosine of the angle between the tensors; None if one is zero.
+        ulp: Largest difference in units in the last place of the coarser dtype; None for integers,
+            and if only statistics were compared.
+        beyond: Number of elements beyond the tolerance.
+        count: Number of elements.
+        first: Index of the first element beyond the tolerance, in the first tensor's order of axes.
+        values: The two elements at that index, as text. For statistics, the names and values that
+            differ.
+        order: Permutation that brought the second tensor's axes into the first's order, such as
+            ``(0, 3, 1, 2)``; None if they were not permuted.
     """
 
     within: bool
@@ -86,7 +84,7 @@ class Difference:
     order: list[int] | None = None
 
     def __str__(self) -> str:
-        """The difference in words."""
+        """Describe the difference."""
         if self.equal:
             return "the same bit for bit"
         parts = [
@@ -107,13 +105,13 @@ class Difference:
 
 
 def orders(first: Sequence[int], second: Sequence[int], layouts: Sequence[str | None]) -> Any:
-    """The ways in which the axes of a second tensor may be those of a first.
+    """Yield the permutations by which a second tensor's axes may correspond to a first's.
 
     Args:
-        first: Shape of the first.
-        second: Shape of the second.
-        layouts: Their layouts, such as ``NCHW`` and ``NHWC``, as far as known; where they are not,
-            channels may be first in the one and last in the other. Square matrices are not turned.
+        first: Shape of the first tensor.
+        second: Shape of the second tensor.
+        layouts: Both layouts, such as ``NCHW`` and ``NHWC``; None if unknown. Channels may then be
+            first in one tensor and last in the other. Square matrices are not transposed.
     """
     rank = len(first)
     if len(second) != rank:
@@ -123,7 +121,7 @@ def orders(first: Sequence[int], second: Sequence[int], layouts: Sequence[str | 
     if one and other and len(one) == len(other) == rank and sorted(one) == sorted(other):
         found.insert(0, tuple(other.index(axis) for axis in one))
     elif rank >= 3:
-        # Channels last for data, and for filters (HWIO).
+        # Channels last, for data and for filters (HWIO).
         found.append((0, rank - 1, *range(1, rank - 1)))
         found.append((0, *range(2, rank), 1))
         found.append((rank - 1, rank - 2, *range(rank - 2)))
@@ -142,11 +140,11 @@ def compare_tensors(
     layouts: Sequence[str | None] = (None, None),
     across: bool = False,
 ) -> Difference | None:
-    """Return how far two tensors are apart, None if their shapes do not fit.
+    """Return how far two tensors are apart, or None if their shapes do not fit.
 
     Args:
-        first: The first.
-        second: The second.
+        first: The first tensor.
+        second: The second tensor.
         tolerance: The tolerance.
         layouts: Their layouts, as far as known.
         across: Whether the axes may be in another order.
@@ -154,7 +152,7 @@ def compare_tensors(
     shapes = first.array.shape, second.array.shape
     found = orders(*shapes, layouts) if across else [None] * (shapes[0] == shapes[1])
     best: Difference | None = None
-    # Where several orders fit, it is the one in which they are closest.
+    # If several orders fit, use the one in which the tensors are closest.
     for order in found:
         moved = second.array if order is None else second.array.transpose(order)
         difference = _compare(first, HostTensor(moved, second.dtype), tolerance)
@@ -170,10 +168,12 @@ def compare_tensors(
 def compare_statistics(
     first: Statistics, second: Statistics, dtypes: Sequence[str], tolerance: Tolerance
 ) -> Difference:
-    """Return how far two tensors' figures are apart; the order of axes does not matter to them."""
+    """Return how far the statistics of two tensors are apart, which does not depend on the order of
+    axes.
+    """
     relative, absolute = tolerance.of(*dtypes)
     limits = [abs(v) for f in (first, second) for v in (f.min, f.max) if v is not None]
-    # Means may cancel: what counts is how large the elements are.
+    # Elements may cancel in a mean, so the tolerance is relative to the largest element.
     allowed = absolute + relative * max(limits, default=0.0)
     beyond, largest = [], 0.0
     for name in ("count", "nan", "inf"):
@@ -186,7 +186,7 @@ def compare_statistics(
             continue
         apart = abs(one - other)
         largest = max(largest, apart)
-        # The norm grows with the number of elements, and so does its error.
+        # The norm grows with the number of elements, and its error with it.
         if apart > allowed * (max(first.count, 1) ** 0.5 if name == "norm" else 1):
             beyond.append(f"{name} {one:.6g} and {other:.6g}")
     return Difference(
@@ -212,7 +212,7 @@ def _compare(first: HostTensor, second: HostTensor, tolerance: Tolerance) -> Dif
         apart = numpy.abs(x - y)
         size = numpy.abs(y)
         near = (one == other) | (numpy.isnan(x) & numpy.isnan(y))
-        if relative or absolute:  # Whole numbers may be larger than float64 tells apart.
+        if relative or absolute:  # Large integers may be equal in float64 and still differ.
             near |= finite & (apart <= absolute + relative * size)
         known = apart[finite]
         ratios = known[known > 0] / size[finite][known > 0]
@@ -250,7 +250,7 @@ def _cosine(x: Any, y: Any) -> float | None:
     largest = float(numpy.abs(x).max()), float(numpy.abs(y).max())
     if not all(largest):
         return None
-    x, y = x.ravel() / largest[0], y.ravel() / largest[1]  # Squares do not overflow.
+    x, y = x.ravel() / largest[0], y.ravel() / largest[1]  # So that squares do not overflow.
     product = abs(numpy.vdot(x, y)) if x.dtype.kind == "c" else numpy.dot(x, y)
     return float(product / (numpy.linalg.norm(x) * numpy.linalg.norm(y)))
 

@@ -1,4 +1,4 @@
-"""Values of operators in files: inputs, weights, outputs and gradients."""
+"""Dump: write the inputs, weights, outputs and gradients of operators to files."""
 
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor, DumpIndex, LeftOut, read_index

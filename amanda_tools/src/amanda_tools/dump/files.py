@@ -1,7 +1,7 @@
-"""The files of a dump: many tensors in each, written as they come, and read one by one.
+"""Files of a dump: written many tensors at a time, read one by one.
 
-Owns names of files and keys, the two formats, and the limits. Names are made here: what a program
-calls its operators never names a file.
+Defines the names of files and keys, the two formats and the limits. The name that a program gives
+an operator never becomes the name of a file.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from amanda_tools.tensors.values import HostTensor
 __all__ = ["Dumped", "Form", "Writer", "key_of_tensor", "load_dump", "need_safetensors"]
 
 Form = Literal["npz", "safetensors"]
-#: Bytes of tensors after which a file is written.
+#: Number of bytes of tensors after which a file is written.
 _PART = 1 << 26
-#: What zipfile, zlib, struct and numpy raise on bytes that nobody has written.
+#: Exceptions that zipfile, zlib, struct and numpy raise for arbitrary bytes.
 _MALFORMED = (
     ArithmeticError,
     EOFError,
@@ -40,7 +40,7 @@ _MALFORMED = (
 
 
 def key_of_tensor(tensor: DumpedTensor, name: str) -> str:
-    """A tensor's name in its file: of letters that every system takes, and its own.
+    """Return a unique key for a tensor in its file, with characters that every system accepts.
 
     >>> tensor = DumpedTensor(3, 0, 1, "output", "0", "", "float32", [2])
     >>> key_of_tensor(tensor, "../a b")
@@ -51,10 +51,10 @@ def key_of_tensor(tensor: DumpedTensor, name: str) -> str:
 
 
 def need_safetensors() -> Any:
-    """The module `safetensors.numpy`.
+    """Return the module `safetensors.numpy`.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: safetensors is not installed.
     """
     try:
         import safetensors.numpy
@@ -66,35 +66,35 @@ def need_safetensors() -> Any:
 
 
 class Writer:
-    """Writes tensors into files of a folder, some megabytes in each.
+    """Writes tensors into the files of a folder, some megabytes in each.
 
     Args:
         folder: The folder.
         form: Format of the files.
-        files: Most files that are written.
+        files: Maximum number of files.
     """
 
     def __init__(self, folder: Path, form: Form, files: int) -> None:
         self.folder = folder
         self.form = form
         self.files = files
-        #: Names of the files that are written.
+        #: Names of the files written so far.
         self.written: list[str] = []
         self._arrays: dict[str, Any] = {}
         self._bytes = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether no more can be written."""
+        """Return True if the maximum number of files is reached."""
         return len(self.written) >= self.files
 
     def add(self, tensor: DumpedTensor, values: HostTensor, name: str) -> None:
-        """Write a tensor, now or with what follows, and note in it where.
+        """Write a tensor now or with the next file, and record the place in `tensor`.
 
         Args:
-            tensor: What the index says of it.
-            values: Its values.
-            name: Name of its operator.
+            tensor: Entry of the tensor in the index.
+            values: The values.
+            name: Name of the operator.
         """
         array = values.array
         if self.form == "safetensors" and array.dtype.name == "complex128":
@@ -108,13 +108,13 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is not written yet."""
+        """Write the tensors that are still in memory."""
         if not self._arrays:
             return
         name = f"{len(self.written):05d}.{self.form}"
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / name
-        with path.open("xb") as file:  # Nothing is replaced.
+        with path.open("xb") as file:  # "x": never replace a file.
             if self.form == "npz":
                 import numpy
 
@@ -126,16 +126,16 @@ class Writer:
 
 
 class Dumped:
-    """A dump that is read.
+    """A dump that can be read.
 
     Args:
-        index: What is in it.
-        folder: The folder of its files.
-        owner: Whose folder it is, if it goes with somebody.
+        index: The index.
+        folder: Folder of the files.
+        owner: Object to keep alive while the files are needed, if they are deleted with it.
 
     Attributes:
-        index: What is in it.
-        folder: The folder of its files.
+        index: The index.
+        folder: Folder of the files.
     """
 
     def __init__(self, index: DumpIndex, folder: Path, owner: object = None) -> None:
@@ -145,11 +145,11 @@ class Dumped:
         self._archive: zipfile.ZipFile | None = None
 
     def read(self, tensor: DumpedTensor) -> HostTensor:
-        """The values of a tensor.
+        """Read the values of a tensor.
 
         Raises:
-            ResultError: They are not in the dump, or not what the index says.
-            ImportError: safetensors is not installed.
+            ResultError: The values are not in the dump, or do not match the index.
+            ImportError: The dump needs safetensors, which is not installed.
         """
         if tensor.file is None or tensor.key is None:
             raise self._error(tensor, "only its figures are in the dump")
@@ -171,11 +171,11 @@ class Dumped:
         import numpy
 
         try:
-            # Tensors are read in the order of the files as a rule.
+            # Keep the archive open: tensors are usually read in the order of the files.
             if self._archive is None or self._archive.filename != str(path):
                 self._archive = zipfile.ZipFile(path)
             with self._archive.open(f"{tensor.key}.npy") as member:
-                # The size is known before there is memory for it; nothing is compressed.
+                # Check the size before memory is allocated; nothing is compressed.
                 version = numpy.lib.format.read_magic(member)
                 if version != (1, 0):
                     raise ValueError(f"version {version} of its format is not known")
@@ -222,11 +222,11 @@ def load_dump(path: Path) -> Dumped:
     """Read a dump.
 
     Args:
-        path: Its folder, its index, the file that `amanda run` wrote beside its folder, or the
-            folder of that run's results, where the tool has its own name.
+        path: Folder of the dump, its index, the file that `amanda run` wrote next to its folder, or
+            the folder of that run's results if the tool has its default name.
 
     Raises:
-        ResultError: There is none, or it is malformed.
+        ResultError: There is no dump, or it is malformed.
     """
     if path.is_dir():
         inside = path / "dump"

@@ -1,7 +1,7 @@
-"""What a dump says of itself: its operators, its tensors, and what is not in it.
+"""Index of a dump: its operators, its tensors, and what is missing.
 
-Owns the index and its form as JSON. An index may come from anybody: what is read is checked, and
-names of files are names alone.
+Defines the index and its JSON form. An index may come from an untrusted source, so everything is
+checked when it is read, and a file name must not contain a path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["INDEX", "WHAT", "DumpIndex", "DumpedOp", "DumpedTensor", "LeftOut", 
 FORMAT = "amanda.dump/1"
 #: Name of the index in the folder of a dump.
 INDEX = "index.json"
-#: What of an operator a tensor is.
+#: The kinds of tensors that an operator has.
 WHAT = ("input", "weight", "output", "grad_output", "grad_input")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 @dataclass
 class DumpedOp(OpFacts):
-    """One operator that ran while it was dumped, or was about to.
+    """One operator that ran, or was about to run, while the dump was taken.
 
     Attributes:
-        inputs: Dtype and shape of each input of the first execution, such as ``float32[8,3]``; None
-            for what is no tensor.
-        input_roles: Roles of its leading inputs, such as ``weight``, as far as known.
-        layout: Order of the axes of its data, such as ``NHWC``, where it is known.
-        weight_layout: The same of its weight, such as ``OIHW``.
-        calls: How often it ran while it was dumped.
+        inputs: Dtype and shape of each input in the first execution, such as ``float32[8,3]``; None
+            for an input that is not a tensor.
+        input_roles: Roles of the leading inputs, such as ``weight``, as far as known.
+        layout: Order of the axes of the data, such as ``NHWC``, if known.
+        weight_layout: Order of the axes of the weight, such as ``OIHW``, if known.
+        calls: Number of executions while the dump was taken.
     """
 
     inputs: list[str | None]
@@ -53,24 +53,24 @@ class DumpedOp(OpFacts):
 
 @dataclass
 class DumpedTensor:
-    """One tensor.
+    """One tensor of a dump.
 
     Attributes:
         op: Number of its operator in the index.
-        step: Step in which it was.
-        execution: How often the operator had run before; of gradients, how many of this kind had
-            arrived before.
+        step: The step.
+        execution: Number of earlier executions of the operator; for a gradient, the number of
+            gradients of this kind that arrived earlier.
         what: One of `WHAT`.
-        position: Position in the operator's signature; ``2.0`` is the first of a list at 2.
-        name: Name of that position, or empty.
-        dtype: Name of its dtype.
-        shape: Its shape.
-        file: Name of the file that its values are in; None where there are only figures.
-        key: Its name there.
-        stored: The dtype there. Of ``bfloat16`` and of 8-bit floating point it is the unsigned
-            integer of the same bits; of ``complex128`` in safetensors it is ``float64`` with a last
-            axis of 2.
-        statistics: Its figures, if asked for.
+        position: Position in the operator's signature; ``2.0`` is the first element of a list at 2.
+        name: Name of that position, or an empty string.
+        dtype: Name of the dtype.
+        shape: The shape.
+        file: Name of the file with the values; None if there are only statistics.
+        key: Key of the tensor in that file.
+        stored: Dtype in the file. ``bfloat16`` and 8-bit floating point are stored as unsigned
+            integers with the same bits. ``complex128`` in safetensors is stored as ``float64`` with
+            a last axis of 2.
+        statistics: The statistics, if requested.
     """
 
     op: int
@@ -89,14 +89,14 @@ class DumpedTensor:
 
 @dataclass
 class LeftOut:
-    """Tensors that are not in the dump.
+    """Tensors that are missing from the dump.
 
     Attributes:
-        reason: Why.
-        tensors: How many.
-        bytes: How large they are together, as far as known.
-        first: Name of the operator of the first.
-        step: Step of the first.
+        reason: Why they are missing.
+        tensors: How many there are.
+        bytes: Their total size, as far as known.
+        first: Name of the operator of the first one.
+        step: Step of the first one.
     """
 
     reason: str
@@ -108,13 +108,13 @@ class LeftOut:
 
 @dataclass
 class DumpIndex:
-    """What is in a dump.
+    """Contents of a dump.
 
     Attributes:
         ops: The operators in the order of their first execution.
-        tensors: The tensors in the order in which they were met.
-        left_out: What is not in it.
-        tool_seconds: Time that dumping took.
+        tensors: The tensors in the order in which they were written.
+        left_out: What is missing.
+        tool_seconds: Time spent in the tool.
         wall_seconds: Time from the first operator to the last.
     """
 
@@ -125,8 +125,8 @@ class DumpIndex:
     wall_seconds: float = 0.0
 
     def to_json(self) -> str:
-        """All of it."""
-        # Operators and tensors in a line each: an index is long.
+        """Return the whole index as JSON."""
+        # One line for each operator and tensor, because an index is long.
         parts = asdict(self)
         lists = {
             name: "[" + ",".join("\n  " + json.dumps(item) for item in value) + "\n ]"
@@ -143,7 +143,7 @@ def read_index(file: Path) -> DumpIndex:
     """Read an index.
 
     Raises:
-        ResultError: It cannot be read, or is none.
+        ResultError: The file cannot be read, or is not an index.
     """
     read = results.load(file)
     try:
@@ -155,7 +155,7 @@ def read_index(file: Path) -> DumpIndex:
 
 
 class _Malformed(Exception):
-    """What is wrong with an index."""
+    """Raised if an index is malformed."""
 
 
 def _index(read: Any) -> DumpIndex:

@@ -1,7 +1,6 @@
-"""`Dump`: what goes into and comes out of operators, written to files.
+"""`Dump`: write what goes into and comes out of operators to files.
 
-Owns which tensors are taken and when. Files are in `files`, what is said of them in
-`index`. A little over 400 lines: one class.
+Decides which tensors are taken and when. `files` writes them and `index` describes them.
 """
 
 from __future__ import annotations
@@ -42,28 +41,28 @@ _VALUES = ("inputs", "weights", "outputs", "gradients")
 
 @dataclass
 class DumpResult:
-    """A dump.
+    """Result of a dump.
 
     Attributes:
-        index: What is in it.
-        folder: The folder that its files are in; a temporary one, which goes with the tool, unless
-            the tool was given one.
-        files: The names of the files there.
+        index: Description of the contents.
+        folder: Folder of the files. Unless the tool was given one, it is temporary and is removed
+            with the tool.
+        files: Names of the files in that folder.
     """
 
     index: DumpIndex
     folder: Path
     files: list[str] = field(default_factory=list)
     _keeps: bool = field(default=True, repr=False)
-    #: Whose temporary folder it is.
+    #: The tool, kept alive as long as its temporary folder is needed.
     _owner: Any = field(default=None, repr=False)
 
     def open(self) -> Dumped:
-        """The dump, to read tensors from."""
+        """Return the dump, to read tensors from."""
         return Dumped(self.index, self.folder, self._owner)
 
     def table(self) -> Table:
-        """One row for each operator and kind of tensor."""
+        """Return a table with one row for each operator and kind of tensor."""
         rows: dict[tuple[int, str, str], list[Any]] = {}
         for tensor in self.index.tensors:
             op = self.index.ops[tensor.op]
@@ -78,7 +77,7 @@ class DumpResult:
 
     @property
     def title(self) -> str:
-        """The dump in one line."""
+        """Return a summary in one line."""
         index = self.index
         ops = counted(len(index.ops), "operator")
         text = f"{counted(len(index.tensors), 'tensor')} of {ops}"
@@ -88,23 +87,23 @@ class DumpResult:
         return "; ".join([text, *shares("dumping", index.tool_seconds, index.wall_seconds)])
 
     def to_json(self) -> str:
-        """The index."""
+        """Return the index as JSON."""
         return self.index.to_json()
 
     def to_dataframe(self) -> Any:
-        """One row for each tensor, as a `pandas.DataFrame`; needs pandas."""
+        """Return a `pandas.DataFrame` with one row for each tensor; needs pandas."""
         return dataframe(DumpedTensor, self.index.tensors)
 
     def _repr_html_(self) -> str:
         return html_of([self.table()])
 
     def write(self, folder: Path | str) -> list[Path]:
-        """Write the index, and bring the files, into a folder.
+        """Write the index and copy the files into a folder.
 
-        Where the tool was given a folder of its own, all is there already.
+        Does nothing if the tool was given another folder, which has everything already.
 
         Returns:
-            The files.
+            The files in `folder`.
         """
         folder = Path(folder)
         if self._keeps and folder != self.folder:
@@ -121,22 +120,23 @@ class Dump(OperatorTool["_Op"]):
     """Writes inputs, weights, outputs and gradients of operators to files.
 
     Args:
-        values: Which of ``inputs``, ``weights``, ``outputs`` and ``gradients``; ``outputs`` if left
-            out. Weights are inputs that the model learns, and not in ``inputs``.
-        form: Format of the files: ``npz``, or ``safetensors``.
-        stats: Figures in the index instead of files.
-        bins: Bins of the figures' histograms.
-        steps: Numbers of the steps; all if left out.
-        first: Only the first so many executions of each operator; all if left out.
-        last: Keep the last so many steps in memory, and write these alone at the end. 0 writes
-            all as they come.
-        folder: Folder to write to; a temporary one if left out, from which the result is written.
-        max_bytes: Most bytes that are written, or kept.
-        max_files: Most files.
-        everything: Whether to dump what is not the model's as well, such as an optimizer.
+        values: Any of ``inputs``, ``weights``, ``outputs`` and ``gradients``; the default is
+            ``outputs``. Weights are the inputs that the model learns; ``inputs`` does not include
+            them.
+        form: Format of the files: ``npz`` or ``safetensors``.
+        stats: Write statistics into the index instead of values into files.
+        bins: Number of bins of the histograms in the statistics.
+        steps: Numbers of the steps to dump; the default is all.
+        first: Dump only this many executions of each operator; the default is all.
+        last: Keep this many last steps in memory, and write only these at the end. 0 writes
+            everything at once.
+        folder: Folder to write to. By default a temporary one, from which the result is written.
+        max_bytes: Maximum number of bytes to write or keep.
+        max_files: Maximum number of files.
+        everything: Include operators outside the model, such as those of an optimizer.
 
     Raises:
-        ValueError: An option has none of its values, or the folder has a dump already.
+        ValueError: An option has an invalid value, or the folder contains a dump already.
         ImportError: NumPy or safetensors is not installed.
 
     >>> tool = Dump(values=["inputs", "outputs"], first=1)
@@ -186,12 +186,12 @@ class Dump(OperatorTool["_Op"]):
         self._keeps = folder is not None
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
-            # A result, and what reads it, refers to the tool.
+            # The folder lives as long as the tool, which results keep alive.
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self._writer = Writer(folder, form, max_files)
         self._tensors: list[DumpedTensor] = []
         self._left_out: dict[str, LeftOut] = {}
-        #: What is kept of the last steps, the newest last.
+        #: Tensors of the last steps, the newest step last.
         self._kept: deque[list[_Kept]] | None = deque(maxlen=last) if last else None
         self._bytes = 0
         self._step = 0
@@ -199,11 +199,11 @@ class Dump(OperatorTool["_Op"]):
         self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
         self.add_inst_for_step(self.begin)
         if self._keeps:
-            # The index is written also after an exception that ends the program.
+            # Write the index even if an exception ends the program.
             weakref.finalize(self, _write_at_end, weakref.ref(self))
 
     def analyse(self, context: OpContext) -> None:
-        """Dump what goes into an op, and the gradients that come out of it."""
+        """Insert routines that dump the inputs of an operator and their gradients."""
         if not self.is_wanted(context):
             return
         op = self.account_of(context, lambda: _Op(context, len(self._ops)))
@@ -213,7 +213,7 @@ class Dump(OperatorTool["_Op"]):
             if f"{what}s" in self.values:
                 wanted.append((position, what))
             if "gradients" in self.values and is_floating(op.tensors, value):
-                # One by one: asked for together, all of them would be computed.
+                # One by one: requested together, all of them would be computed.
                 context.insert_after_backward_op(
                     self.take,
                     observe=True,
@@ -226,7 +226,7 @@ class Dump(OperatorTool["_Op"]):
         )
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Dump what comes out of an op, and the gradients that arrive there."""
+        """Insert routines that dump the outputs of an operator and the gradients arriving there."""
         op = self.known(context)
         if op is None:
             return
@@ -246,23 +246,23 @@ class Dump(OperatorTool["_Op"]):
                     )
 
     def begin(self, step: int) -> None:
-        """Note the step."""
+        """Record the number of the step."""
         with self._lock:
             self._step = step
 
     def enter(self, *inputs: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
-        """Take the inputs of one execution, and count it."""
+        """Dump the inputs of one execution and count it."""
         with self._clock, self._lock:
             op.facts.calls += 1
             self._take(inputs, op, wanted, op.facts.calls - 1)
 
     def leave(self, *outputs: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
-        """Take the outputs of one execution."""
+        """Dump the outputs of one execution."""
         with self._clock, self._lock:
             self._take(outputs, op, wanted, op.facts.calls - 1)
 
     def take(self, gradient: Any, op: _Op, wanted: Sequence[tuple[int, str]]) -> None:
-        """Take a gradient."""
+        """Dump a gradient."""
         with self._clock, self._lock:
             (kind,) = wanted
             number = op.gradients.get(kind, 0)
@@ -270,7 +270,7 @@ class Dump(OperatorTool["_Op"]):
             self._take([gradient], op, wanted, number)
 
     def result(self) -> DumpResult:
-        """Return what was dumped so far."""
+        """Return what has been dumped so far."""
         with self._lock:
             for step in self._kept or ():
                 for tensor, values, name in step:
@@ -337,7 +337,7 @@ class Dump(OperatorTool["_Op"]):
             self._write(entry, values, op.facts.name)
 
     def _room(self) -> list[_Kept] | None:
-        """Where tensors of this step are kept; None where none are."""
+        """Return the list that keeps tensors of this step, or None if they are written at once."""
         kept = self._kept
         if kept is None:
             return None
@@ -363,8 +363,6 @@ class Dump(OperatorTool["_Op"]):
 
 
 class _Op:
-    """One operator, as it is dumped."""
-
     def __init__(self, context: OpContext, number: int) -> None:
         self.number = number
         self.tensors = facts_of(context)
@@ -376,14 +374,14 @@ class _Op:
             layout=context.get("layout"),
             weight_layout=context.get("weight_layout"),
         )
-        #: Position and kind of a gradient -> how many arrived.
+        #: Position and kind of a gradient -> number that arrived.
         self.gradients: dict[tuple[int, str], int] = {}
 
 
 def _is_learned(context: OpContext, position: int) -> bool:
     roles = context.get("input_roles", ())
     role = roles[position] if position < len(roles) else ""
-    if role == "right":  # Of a product that may be a dense layer's.
+    if role == "right":  # The product may be a dense layer.
         return bool(context.get("weight_layout")) and context.value(position) is not None
     return role in ("weight", "bias")
 

@@ -1,4 +1,4 @@
-"""Which neurons, synapses and weights bring a prediction about."""
+"""Effective paths: which neurons, synapses and weights determine a prediction."""
 
 from amanda_tools.effective_path.result import EffectivePathResult, LayerSum, PathSets, Thresholds
 from amanda_tools.effective_path.tool import EffectivePath

@@ -1,7 +1,6 @@
-"""Calls of functions from TensorFlow's graphs: which values are the same on both sides.
+"""Calls of functions in TensorFlow's graphs: which values are the same inside and outside.
 
-Owns the calls and branches that the tool has met, and what of a run is known on their other side.
-What it cannot look into, such as a loop, it names. Imports no framework.
+Reports calls that cannot be followed, such as loops. Imports no framework.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ class _Call:
     outputs: Sequence[Port]
     inputs: Sequence[Port] = ()
     bodies: list[_Body] = field(default_factory=list)
-    #: Why it is not followed.
+    #: Why it is not followed, or None.
     reason: str | None = None
 
 
 class Calls:
-    """What has been met in graphs and is no operator.
+    """Graph nodes that tools do not see as operators: calls, branches, loops and constants.
 
     Args:
-        port_of: Gives where a symbolic tensor comes from, and calls `meet` where no operator made
+        port_of: Returns the origin of a symbolic tensor, and calls `meet` if no operator produced
             it.
     """
 
@@ -67,13 +66,13 @@ class Calls:
         self._numbers = itertools.count()
 
     def program_of(self, graph: Any) -> int:
-        """Number of a graph or of the body of a function."""
+        """Return the number of a graph or function body."""
         if graph not in self._programs:
             self._programs[graph] = next(self._numbers)
         return self._programs[graph]
 
     def meet(self, symbol: Any) -> None:
-        """Note an op of a graph that is no operator, as far as the tool has seen."""
+        """Record a graph node that is not an operator for the tool."""
         outputs = [self._port_of(one) for one in symbol.outputs]
         if symbol.type in SILENT:
             if SILENT[symbol.type] == "constant":
@@ -85,9 +84,9 @@ class Calls:
         self._by_output.update((output, call) for output in outputs)
 
     def link(self, run: Run) -> None:
-        """Give values on both sides of the calls of a run one port, and order its executions.
+        """Unify the values on both sides of the calls in a run, and sort its executions.
 
-        What ran several times in it is left out, and so is what runs in loops.
+        Operators that ran several times, or inside loops, are left out.
         """
         counts = Counter(execution.order for execution in run.executions)
         links: dict[Port, Port] = {}
@@ -121,6 +120,7 @@ class Calls:
     # Inside.
 
     def _look_into(self, call: _Call, symbol: Any) -> str | None:
+        """Record the bodies and inputs of a call; return why it cannot be followed, or None."""
         kind = call.type
         attributes = (_FUNCTIONS | _BRANCHES | _LOOPS).get(kind)
         if attributes is None:
@@ -138,12 +138,12 @@ class Calls:
             call.bodies.append(_Body(program, list(arguments), list(results)))
         if kind in _LOOPS:
             return "loops are not followed"
-        # The first input of a branch chooses.
+        # The first input of a branch is the condition.
         call.inputs = [self._port_of(one) for one in symbol.inputs[kind in _BRANCHES :]]
         return None
 
     def _follow(self, run: Run, links: dict[Port, Port]) -> set[int]:
-        """Find the links of a run, and the programs that are not followed in it."""
+        """Find the links of a run, and return the programs that are not followed."""
         left = [port for execution in run.executions for port in execution.ports()]
         met: dict[_Call, _Body | str] = {}
         while left:
@@ -168,7 +168,7 @@ class Calls:
         return self._with_inner(hidden)
 
     def _with_inner(self, programs: set[int]) -> set[int]:
-        """Programs, and those that are called from them."""
+        """Return the programs and all programs that they call."""
         found, size = set(programs), -1
         while size != len(found):
             size = len(found)
@@ -186,7 +186,7 @@ def _body_that_ran(call: _Call, run: Run) -> _Body | str:
 
 
 def _ordered(executions: Iterable[Execution]) -> list[Execution]:
-    """Executions, each after those whose values it takes, else as they are numbered."""
+    """Sort executions so that each comes after those whose values it takes, otherwise by number."""
     numbered = {execution.order: execution for execution in executions}
     makers = {port: number for number, one in numbered.items() for port in one.outputs}
     sorter = TopologicalSorter(

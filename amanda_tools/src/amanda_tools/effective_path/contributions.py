@@ -1,7 +1,7 @@
-"""Which contributions to an output are kept: the selection of effective paths.
+"""Selection of the contributions to an output, for effective paths.
 
-Owns the choice among the terms of a sum and the elements that a window covers. Works on NumPy
-arrays, many outputs at once; NumPy is imported when it is used.
+Selects among the terms of a sum and the elements that a window covers. Works on NumPy arrays, many
+outputs at once. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 __all__ = ["Covered", "Kept", "Windows", "chunks", "cumulative", "keep_terms", "maximal"]
 
-#: Terms that are looked at together, which bounds the memory: a few arrays of 8 bytes a term.
+#: Number of terms per chunk, which bounds the memory: a few arrays of 8 bytes per term.
 _TERMS = 1 << 21
 
 
 def chunks(rows: int, terms: int) -> Iterator[slice]:
-    """Parts of so many rows of so many terms that fit into memory together."""
+    """Split this many rows of this many terms into parts that fit into memory."""
     size = max(1, _TERMS // max(1, terms))
     for start in range(0, rows, size):
         yield slice(start, min(rows, start + size))
@@ -27,17 +27,17 @@ def chunks(rows: int, terms: int) -> Iterator[slice]:
 def cumulative(terms: Any, valid: Any, theta: float) -> Any:
     """Keep the largest terms of each row that make up a share of its sum.
 
-    The shortest prefix of the terms in descending order whose sum is at least `theta` of the whole;
-    of equal terms the first. The largest term alone where the sum is not positive, or one term is
-    a share of at least `theta` by its number.
+    Kept is the shortest prefix of the terms in descending order whose sum is at least `theta` of
+    the whole; among equal terms the first. If the sum is not positive, or a single term is already
+    a share of at least `theta` by count, only the largest term is kept.
 
     Args:
-        terms: Of shape (rows, terms).
+        terms: Terms of shape (rows, terms).
         valid: Which of them exist, of the same shape; None for all.
         theta: The share, above 0 and at most 1.
 
     Returns:
-        Truth values of the shape of `terms`.
+        Booleans of the shape of `terms`.
     """
     import numpy as np
 
@@ -48,10 +48,10 @@ def cumulative(terms: Any, valid: Any, theta: float) -> Any:
         ordered[np.isneginf(ordered)] = 0.0
     sums = ordered.cumsum(axis=1)
     total = terms.sum(axis=1) if valid is None else np.where(valid, terms, 0.0).sum(axis=1)
-    # The sums rise to a peak and then fall, never below the whole: the first that is large enough
-    # comes behind all that are too small.
+    # The sums rise to a peak and then fall, never below the whole, so the first that is large
+    # enough comes after all that are too small.
     count = (sums < (theta * total)[:, None]).sum(axis=1) + 1
-    # By rounding, no sum may be large enough.
+    # Because of rounding, possibly no sum is large enough.
     count = np.where(count > terms.shape[1], (shown > 0).sum(axis=1), count)
     number = terms.shape[1] if valid is None else valid.sum(axis=1)
     with np.errstate(divide="ignore"):
@@ -62,7 +62,9 @@ def cumulative(terms: Any, valid: Any, theta: float) -> Any:
 
 
 def maximal(terms: Any, valid: Any, positive: bool) -> Any:
-    """Keep the terms of each row that are its maximum; with `positive`, only if it is above 0."""
+    """Keep the terms of each row that equal its maximum, with `positive` only if that is
+    positive.
+    """
     import numpy as np
 
     shown = terms if valid is None else np.where(valid, terms, -np.inf)
@@ -74,11 +76,11 @@ def maximal(terms: Any, valid: Any, positive: bool) -> Any:
 
 @dataclass
 class Kept:
-    """What is kept of the terms of some outputs.
+    """Terms that are kept for some outputs.
 
     Attributes:
-        mask: Truth values, of shape (outputs, terms).
-        signs: For each output, -1 where its inputs' signs are to be flipped, else 1.
+        mask: Booleans of shape (outputs, terms).
+        signs: For each output, -1 if the signs of its inputs are to be flipped, otherwise 1.
         threshold: For each output, the least term that is kept; NaN if there is none.
     """
 
@@ -90,17 +92,17 @@ class Kept:
 def keep_terms(
     terms: Any, valid: Any, outputs: Any, signs: Any, theta: float, phi: float | None
 ) -> Kept:
-    """Keep the terms that bring an output about.
+    """Keep the terms that determine each output.
 
-    Of an output that is negative, or positive and to be flipped, these are the negative terms.
+    For a negative output, or a positive one that is to be flipped, these are the negative terms.
 
     Args:
-        terms: Of shape (outputs, terms). Changed in place.
+        terms: Terms of shape (outputs, terms). Modified in place.
         valid: Which of them exist, of the same shape; None for all.
-        outputs: The values of the outputs.
-        signs: For each, -1 where its sign is to be flipped, else 1.
-        theta: Share of the sum that is kept.
-        phi: Keep the terms of at least this instead; None for a share.
+        outputs: Values of the outputs.
+        signs: For each output, -1 if its sign is to be flipped, otherwise 1.
+        theta: Share of the sum to keep.
+        phi: Keep terms of at least this value instead; None to keep a share.
     """
     import numpy as np
 
@@ -114,11 +116,11 @@ def keep_terms(
 
 @dataclass
 class Covered:
-    """What the windows of some outputs cover.
+    """Elements that the windows of some outputs cover.
 
     Attributes:
         values: Values of the elements, of shape (outputs, elements); 0 for padding.
-        indices: Flat indices of the elements in the tensor as it is laid out; -1 for padding.
+        indices: Flat indices of the elements in the tensor's memory layout; -1 for padding.
     """
 
     values: Any
@@ -126,18 +128,18 @@ class Covered:
 
 
 class Windows:
-    """The elements that each output of a convolution or pooling covers.
+    """Elements that each output of a convolution or pooling covers.
 
     Args:
-        x: The input, of axes N, C and space.
-        indices: Flat index of each element of `x` in the tensor as it is laid out.
-        extent: Sizes of the output's space.
+        x: The input, with axes N, C and space.
+        indices: Flat index of each element of `x` in the tensor's memory layout.
+        extent: Spatial sizes of the output.
         kernel: Sizes of the window.
         stride: Steps between windows.
-        before: Padding in front of each axis; what is needed behind follows from the sizes.
+        before: Padding before each axis; the padding after it follows from the sizes.
         dilation: Steps between the elements of a window.
-        adaptive: Whether the windows divide the space evenly, as adaptive pooling has them; the
-            kernel is the largest of them.
+        adaptive: Whether the windows divide the space evenly, as in adaptive pooling; `kernel` is
+            then the largest window.
     """
 
     def __init__(
@@ -179,10 +181,10 @@ class Windows:
         """Return what the windows at these places cover.
 
         Args:
-            samples: Number of the sample of each output.
-            channels: The first input channel that it covers.
-            places: Its place in the output's space, axis by axis.
-            depth: Input channels that a window covers.
+            samples: Sample of each output.
+            channels: First input channel that each output covers.
+            places: Spatial position of each output, axis by axis.
+            depth: Number of input channels that a window covers.
         """
         import numpy as np
 

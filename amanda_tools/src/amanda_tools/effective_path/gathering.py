@@ -1,6 +1,6 @@
-"""The paths of all runs so far, and what is known of the operators in them.
+"""Paths of all runs so far, and the statistics of the operators in them.
 
-Owns the way from a run's masks to the sets of its samples. NumPy is imported when it is used.
+Converts the masks of a run to sets of indices for each sample. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ __all__ = ["Gathered"]
 
 
 class Gathered:
-    """The paths of all runs so far."""
+    """Paths of all runs so far."""
 
     def __init__(self) -> None:
         self.paths: list[PathSets] = []
         self.left_out = 0
-        #: Name and reason -> where paths end.
+        #: Name and reason -> the value at which paths end.
         self.ends: dict[tuple[str, str], PathEnd] = {}
         self.empty = 0
-        #: Name -> kind, elements of a value, possible edges, elements of the weight.
+        #: Name -> kind, number of elements, of possible edges, and of elements of the weight.
         self.sizes: dict[str, tuple[str, int, int, int]] = {}
         #: Name -> thresholds of the samples.
         self.thresholds: dict[str, list[tuple[float, float]]] = {}
 
     def add(self, network: Network, path: Path, edges: bool, limit: int) -> None:
-        """Add the paths of one run, up to `limit` in all."""
+        """Add the paths of one run, up to `limit` in total."""
         import numpy as np
 
         assert network.logits is not None
@@ -86,7 +86,7 @@ class Gathered:
             self.paths.append(sets)
 
     def result(self, how: Extraction, clock: Clock, notes: list[str]) -> EffectivePathResult:
-        """The result so far."""
+        """Return the result so far."""
         import numpy as np
 
         return EffectivePathResult(
@@ -129,7 +129,7 @@ class Gathered:
 
 
 def _edges_of(layer: Layer, sample: int, inputs: Sequence[Any], output: Any) -> Any:
-    """The edges of one sample, each as one number."""
+    """Return the edges of one sample, each as one number."""
     import numpy as np
 
     size = output[0].size

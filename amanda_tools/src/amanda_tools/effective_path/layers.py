@@ -1,7 +1,7 @@
-"""How frameworks' operators look to the extraction of effective paths.
+"""Layer rules: how paths go through the operators of each framework.
 
-Owns mapping rules that write a `LayerRule` into contexts. Imports no framework; NumPy is imported
-when it is used.
+Defines the mapping rules that write a `LayerRule` into contexts. Imports no framework; NumPy is
+imported only when needed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from amanda_tools.mapping import MappingTool
 
 __all__ = ["LAYER", "rules"]
 
-#: Key of a context: the `LayerRule` of an operator that paths go through.
+#: Key of a context: the `LayerRule` of an operator through which paths go.
 LAYER = "effective_path.layer"
 
 
 def rules() -> MappingTool:
-    """The rules for the frameworks that there are drivers for."""
+    """Return the mapping rules for PyTorch and TensorFlow."""
     return MappingTool([["pytorch", _by(_TORCH)], ["tensorflow", _by(_TENSORFLOW)]])
 
 
@@ -38,7 +38,7 @@ def _by(known: Mapping[str, Callable[[OpContext], LayerRule | None]]) -> Callabl
     return note
 
 
-#: Elementwise functions of one input, and what leaves values as they are.
+#: Elementwise functions of one input, including those that do not change values.
 _PASSING = words(
     "relu relu6 leaky_relu prelu rrelu threshold elu celu selu gelu silu mish hardtanh hardswish "
     "hardsigmoid hardshrink softshrink sigmoid log_sigmoid softplus tanh clip dropout identity "
@@ -51,7 +51,7 @@ _SCALING = words("mul div")
 
 
 def _common(word: str, context: OpContext) -> LayerRule | None:
-    """Return what is the same for every framework."""
+    """Return the rule for an operator that is the same in every framework."""
     if word in _PASSING:
         return LayerRule("reshape", arguments=_same_shape)
     if word in _RESHAPING:
@@ -174,7 +174,7 @@ def _reduced(axes: Any, x: Any) -> dict[str, Any]:
 
 
 def _concat(types: frozenset[str], name: str) -> Callable[[OpContext], LayerRule | None]:
-    """Of operators of these types, whose axis has this name."""
+    """Return the rule for concatenations of these types whose axis has this name."""
 
     def arguments(given: Mapping[str, Any], operands: Sequence[Any], output: Any) -> dict[str, Any]:
         axis = int(given[name]) % output.ndim
@@ -231,7 +231,7 @@ def _rank_of(x: Any, layout: str) -> int:
 
 
 def _each(value: Any, rank: int) -> list[int]:
-    """One number for each axis, of one for all or a list."""
+    """Return one number for each axis, from a single number or a list."""
     given = [value] * rank if isinstance(value, int) else list(value)
     return [int(item) for item in (given * rank if len(given) == 1 else given)]
 

@@ -1,7 +1,4 @@
-"""What effective paths are extracted of, how, and what is found of each operator.
-
-Owns the data between the tool, the walk and the rules.
-"""
+"""Data model of effective paths: nodes, layer rules, extraction options, and results per layer."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ __all__ = [
 ]
 
 Variant = Literal["cumulative", "BwCU", "BwAB", "FwAB"]
-#: Kinds of nodes that have a weight.
+#: Kinds of nodes with a weight.
 WEIGHTED = frozenset({"linear", "conv"})
 
 
@@ -30,11 +27,11 @@ class Node:
     """One operator, as the extraction sees it.
 
     Attributes:
-        name: Readable name, which is its own.
-        kind: What `rules` has a rule for, such as ``conv``.
-        inputs: Numbers of the values that it is computed from.
+        name: Readable, unique name.
+        kind: Key of its rule in `rules`, such as ``conv``.
+        inputs: Numbers of the values from which it is computed.
         output: Number of the value that it computes.
-        arguments: What its rule needs besides the values.
+        arguments: What its rule needs in addition to the values.
     """
 
     name: str
@@ -45,7 +42,7 @@ class Node:
 
 
 class Unsuited(Exception):
-    """Paths do not go through an operator that is called like this; the message says why."""
+    """Raised if paths do not go through an operator called like this; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,12 @@ class LayerRule:
     """How paths go through an operator.
 
     Attributes:
-        kind: A kind of `Node`; ``shift`` and ``scale`` for what adds or multiplies by
-            what does not depend on the input of the network.
-        operands: Positions of the inputs that paths go on to.
-        arguments: Gives what the kind's rule needs, of the inputs by name, the attributes among
-            them, the arrays of the operands, and the array of the output.
-        weight: Position of the weight, which is no operand.
+        kind: Kind of the `Node`; also ``shift`` and ``scale`` for an operator that adds or
+            multiplies by a value that does not depend on the network's input.
+        operands: Positions of the inputs through which paths continue.
+        arguments: Returns what the rule of the kind needs, given the inputs and attributes by name,
+            the arrays of the operands, and the array of the output.
+        weight: Position of the weight, which is not an operand.
     """
 
     kind: str
@@ -71,15 +68,15 @@ class LayerRule:
 
 @dataclass
 class PathEnd:
-    """A value that paths come to and that they do not go on from.
+    """A value at which paths end.
 
     Attributes:
-        name: Readable name of what made it.
-        type: Its word, or the backend's name for it.
+        name: Readable name of its producer.
+        type: Common type of the producer, or the framework's.
         reason: Why paths end there.
-        lost: Whether something in front of it may belong to the paths: a layer, or what cannot be
-            looked into. Else the value counts as the network's input.
-        runs: In how many runs a path came to it.
+        lost: Whether something before it may belong to the paths: a layer, or a call that cannot be
+            followed. Otherwise the value counts as the network's input.
+        runs: Number of runs in which a path reached it.
     """
 
     name: str
@@ -90,7 +87,7 @@ class PathEnd:
 
     @property
     def consequence(self) -> str:
-        """What that means for the paths."""
+        """Return what this means for the paths."""
         if self.lost:
             return "what is inside of it and in front of it is missing in the paths"
         return "its value counts as the input; no layer is in front of it"
@@ -98,18 +95,18 @@ class PathEnd:
 
 @dataclass
 class Extraction:
-    """How a path is extracted.
+    """Options of the extraction.
 
     Attributes:
-        variant: ``cumulative`` begins at the predicted class and keeps of each sum the largest
-            terms that make up `theta` of it. ``BwCU`` begins at all outputs of an absolute value
-            above the last layer's threshold. ``BwAB`` begins there, too, and keeps of a layer's
-            sums the terms of at least a threshold. ``FwAB`` does that in each layer for itself, at
-            all outputs of an absolute value above its threshold.
+        variant: ``cumulative`` starts at the predicted class and keeps the largest terms of each
+            sum that make up `theta` of it. ``BwCU`` starts at all outputs with an absolute value
+            above the last layer's threshold. ``BwAB`` starts there, too, and keeps the terms of
+            each sum that reach a threshold. ``FwAB`` does the same in each layer separately, for
+            all outputs with an absolute value above its threshold.
         theta: Share of a sum that is kept.
         output_threshold: Name of a layer -> threshold of its outputs.
         term_threshold: Name of a layer -> threshold of the terms of its sums.
-        zeros: Whether an output of a maximum pooling that is not positive has inputs.
+        zeros: Whether a maximum pooling's output that is not positive has inputs.
     """
 
     variant: Variant = "cumulative"
@@ -128,19 +125,19 @@ class Extraction:
 
 @dataclass
 class Layer:
-    """What a path takes of one operator, in all samples of a batch.
+    """Part of one operator that belongs to the paths of a batch.
 
-    Indices are those of the flattened arrays, as they are laid out.
+    Indices refer to the flattened arrays in their memory layout.
 
     Attributes:
-        points: Value -> truth values, which of its elements the operator takes.
+        points: Value -> booleans for the elements that the operator takes.
         edges: For each edge, the number of the input, the index in it, and the index in the output.
-        weights: For each edge that has one, the number of the sample and the index of the weight,
-            each pair once; of shape (pairs, 2).
-        output_threshold: For each sample, the least absolute value of as many largest outputs as
-            are in the path.
-        term_threshold: For each sample, the mean of the least term that is kept of each output.
-        possible: Number of edges that the operator has in one sample, those of padding included.
+        weights: Pairs of a sample and the index of a weight, without duplicates; of shape (pairs,
+            2).
+        output_threshold: For each sample, the threshold of absolute values that selects as many
+            outputs as are in the path.
+        term_threshold: For each sample, the mean over the outputs of the least term that is kept.
+        possible: Number of edges of the operator in one sample, including those of padding.
     """
 
     points: dict[int, Any]

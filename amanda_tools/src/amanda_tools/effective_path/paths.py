@@ -1,8 +1,8 @@
-"""Extraction of effective paths: the neurons, synapses and weights that bring a prediction about.
+"""Extraction of effective paths: the neurons, synapses and weights that determine a prediction.
 
-Owns the walk from the prediction back to the input (Qiu et al., 2019) and the variants (Gan et al.,
-2020). What an operator takes of its inputs is `rules`'. Works on NumPy arrays alone, for all
-samples of a batch at once; NumPy is imported when it is used.
+Walks from the prediction back to the input (Qiu et al., 2019), or follows a variant (Gan et al.,
+2020). The module `rules` decides what an operator takes of its inputs. Works on NumPy arrays, for
+all samples of a batch at once. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Path", "extract", "seeds_of"]
 
 @dataclass
 class Path:
-    """The paths of the samples of a batch.
+    """Paths of the samples of a batch.
 
     Attributes:
-        points: Value -> truth values, which of its elements are in the path.
-        layers: Name of a node -> what the path takes of it.
+        points: Value -> booleans for the elements that are in the path.
+        layers: Name of a node -> the part of it in the path.
     """
 
     points: dict[int, Any]
@@ -31,12 +31,12 @@ class Path:
 
 
 def seeds_of(logits: Any, threshold: float | None) -> Any:
-    """Where a path begins: the largest output of each sample, or those above a threshold.
+    """Return where paths start: the largest output of each sample, or all above a threshold.
 
     Args:
-        logits: Of the samples, along the first axis.
-        threshold: For absolute values; None for the largest alone. Where none is above it, the
-            largest is taken.
+        logits: Outputs, with the samples along the first axis.
+        threshold: Threshold of absolute values; None for the largest output only. If no output is
+            above it, the largest is used.
     """
     import numpy as np
 
@@ -54,8 +54,8 @@ def extract(nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: 
     Args:
         nodes: The operators in the order in which they ran.
         values: Number -> value, with the samples along the first axis.
-        logits: Number of the value where the paths begin.
-        how: How they are extracted.
+        logits: Number of the value at which the paths start.
+        how: Options of the extraction.
     """
     import numpy as np
 
@@ -86,7 +86,9 @@ def extract(nodes: Sequence[Node], values: Mapping[int, Any], logits: int, how: 
 
 
 def _leading_to(logits: int, nodes: Sequence[Node]) -> list[Node]:
-    """The nodes that the logits depend on, in order: no others, such as those of gradients."""
+    """Return the nodes that the logits depend on, in order, without others such as those of
+    gradients.
+    """
     needed, found = {logits}, []
     for node in reversed(nodes):
         if node.output in needed:
@@ -115,7 +117,7 @@ def _forward(nodes: Sequence[Node], values: Mapping[int, Any], how: Extraction) 
 
 
 def _merged(mask: Any, signs: Any, more: Any, more_signs: Any) -> Any:
-    """Signs of what two operators take of a value; 1 where they disagree."""
+    """Merge the signs that two operators give a value; use 1 where they disagree."""
     import numpy as np
 
     both = np.where(signs == more_signs, signs, 1)

@@ -1,7 +1,4 @@
-"""What effective paths are made of, sample by sample and class by class, and how alike they are.
-
-Owns the sets, their unions and similarities, and the forms of the result.
-"""
+"""Result of effective paths: the sets of each sample and class, and their similarity."""
 
 from __future__ import annotations
 
@@ -24,18 +21,18 @@ By = Literal["op", "end"]
 
 @dataclass
 class PathSets:
-    """A path, of one sample or the union of several.
+    """A path of one sample, or the union of several paths.
 
-    The sets are ascending arrays of indices into what is flattened, as it is laid out, without the
-    axis of samples. The index of an edge is that of its input times the number of outputs, plus
-    that of its output.
+    The sets are ascending arrays of indices into flattened arrays in their memory layout, without
+    the axis of samples. The index of an edge is the index of its input times the number of outputs,
+    plus the index of its output.
 
     Attributes:
-        points: Name of a value (that of the operator that made it) -> elements.
+        points: Name of a value (that of its producer) -> elements.
         edges: Name of an operator -> pairs of an input and an output.
         weights: Name of an operator -> elements of its weight.
-        predicted: The class that was predicted; None for a union, or where there are no classes.
-        samples: How many samples it is the union of.
+        predicted: The predicted class; None for a union, or if there are no classes.
+        samples: Number of samples in the union.
     """
 
     points: dict[str, Any]
@@ -46,7 +43,7 @@ class PathSets:
 
     @classmethod
     def union(cls, paths: Iterable[PathSets]) -> PathSets:
-        """The union of paths."""
+        """Return the union of paths."""
         import numpy as np
 
         gathered: dict[str, dict[str, list[Any]]] = {"points": {}, "edges": {}, "weights": {}}
@@ -63,7 +60,9 @@ class PathSets:
         return cls(**sets, samples=samples)
 
     def similarities(self, other: PathSets, part: Part = "points") -> dict[str, float]:
-        """Which share of this path is in the other, by value or operator; empty ones left out."""
+        """Return the share of this path that is in the other, by value or operator, without empty
+        ones.
+        """
         return {
             name: _common(indices, getattr(other, part).get(name)) / len(indices)
             for name, indices in getattr(self, part).items()
@@ -71,7 +70,7 @@ class PathSets:
         }
 
     def similarity(self, other: PathSets, part: Part = "points") -> float:
-        """Which share of this path is in the other, in all; 1 for an empty path."""
+        """Return the share of this path that is in the other, in total; 1 for an empty path."""
         own = getattr(self, part)
         size = sum(map(len, own.values()))
         found = (_common(own[name], getattr(other, part).get(name)) for name in own)
@@ -86,19 +85,19 @@ def _common(indices: Any, others: Any) -> int:
 
 @dataclass
 class LayerSum:
-    """One operator or value, over all samples.
+    """One operator or value, averaged over the samples.
 
     Attributes:
         name: Readable name.
-        kind: What its rule is called; ``input`` for a value that no operator made, ``end`` for one
-            whose maker paths do not go through.
-        elements: Elements of the value in one sample.
-        points: Elements of the value in the path, the mean of the samples.
+        kind: Kind of its rule; ``input`` for a value that no operator produced, ``end`` for one
+            whose producer paths do not go through.
+        elements: Number of elements of the value in one sample.
+        points: Mean number of elements of the value in the path.
         density: Their share of the elements.
-        edges: Edges of the operator in the path, the mean of the samples; None where it has none.
-        edge_density: Their share of all of its edges, those of padding included.
-        weights: Elements of its weight in the path, the mean of the samples.
-        weight_density: Their share of all of its weight.
+        edges: Mean number of edges of the operator in the path; None if it has none.
+        edge_density: Their share of all its edges, including those of padding.
+        weights: Mean number of elements of its weight in the path.
+        weight_density: Their share of the whole weight.
     """
 
     name: str
@@ -114,11 +113,11 @@ class LayerSum:
 
 @dataclass
 class Thresholds:
-    """The thresholds of one layer, for the variants that have some.
+    """Thresholds of one layer, for the variants that use them.
 
     Attributes:
-        output: For absolute values of its outputs.
-        term: For the terms of its sums.
+        output: Threshold of the absolute values of its outputs.
+        term: Threshold of the terms of its sums.
     """
 
     output: float
@@ -127,21 +126,21 @@ class Thresholds:
 
 @dataclass
 class EffectivePathResult:
-    """The effective paths that were extracted.
+    """Result of the extraction of effective paths.
 
     Attributes:
-        variant: How, see `amanda_tools.effective_path.model.Extraction`.
+        variant: The variant; see `amanda_tools.effective_path.model.Extraction`.
         theta: Share of a sum that is kept.
         paths: One path for each sample, in the order of the samples.
         layers: Operators and values in the order of execution.
-        thresholds: Name of an operator with a weight -> what its thresholds would have to be for
-            paths of this size, the means of the samples.
-        ends: Where paths end before the network's input, and why.
-        empty: Runs without a path, since what one could begin at is not followed.
-        left_out: Samples beyond the limit, of which no path is kept.
-        tool_seconds: Time that the tool itself took, of `wall_seconds`.
-        wall_seconds: Time from the first to the last operator that was looked at.
-        notes: What was not looked at, and why.
+        thresholds: Name of an operator with a weight -> the thresholds that would select paths of
+            this size, averaged over the samples.
+        ends: Values before the network's input at which paths end, and why.
+        empty: Number of runs without a path, because none of the possible starts can be followed.
+        left_out: Number of samples beyond the limit, for which no path is kept.
+        tool_seconds: The part of `wall_seconds` spent in the tool.
+        wall_seconds: Time from the first operator that the tool looked at to the last.
+        notes: What was not observed, and why.
     """
 
     variant: str
@@ -158,19 +157,19 @@ class EffectivePathResult:
 
     @property
     def density(self) -> float:
-        """Share of all elements of all values that is in a path, the mean of the samples."""
+        """Return the mean share of all elements of all values that is in a path."""
         elements = sum(layer.elements for layer in self.layers)
         return sum(layer.points for layer in self.layers) / elements if elements else 0.0
 
     def class_paths(self, labels: Sequence[int] | None = None) -> dict[int, PathSets]:
-        """Class -> union of the paths of its samples.
+        """Return the union of the paths of each class's samples.
 
         Args:
-            labels: The right class of each sample: only those that were predicted right count.
-                None takes the predictions for right.
+            labels: The correct class of each sample; only samples that were predicted correctly
+                count. None treats all predictions as correct.
 
         Raises:
-            ValueError: There are not as many labels as samples.
+            ValueError: The number of labels differs from the number of samples.
         """
         if labels is not None and len(labels) != len(self.paths):
             raise ValueError(f"there are {len(self.paths)} samples and {len(labels)} labels")
@@ -184,15 +183,15 @@ class EffectivePathResult:
     def similarities(
         self, class_paths: Mapping[int, PathSets], part: Part = "points"
     ) -> list[dict[str, float]]:
-        """Of each sample, the share of its path that is in the path of the class it is taken for.
+        """Return for each sample the share of its path that is in the path of its predicted class.
 
         Args:
-            class_paths: Class -> path, as `class_paths` gives them.
+            class_paths: Class -> path, as returned by `class_paths`.
             part: ``points``, ``edges`` or ``weights``.
 
         Returns:
-            Of each sample by value or operator, and by ``""`` for the whole. All are 0 where its
-            class has no path.
+            For each sample the shares by value or operator, and by ``""`` in total. All are 0 if
+            its class has no path.
         """
         nothing = PathSets({})
         found = []
@@ -203,13 +202,13 @@ class EffectivePathResult:
         return found
 
     def table(self, by: By = "op") -> Table:
-        """A table for people.
+        """Return a table.
 
         Args:
             by: One row for each operator or value (``op``), or for each ``end`` of paths.
 
         Raises:
-            ValueError: `by` is something else.
+            ValueError: `by` has another value.
         """
         if by == "end":
             heads = ("op", "type", "runs", "why", "consequence")
@@ -237,7 +236,7 @@ class EffectivePathResult:
         return Table(self._title(), columns, rows)
 
     def to_json(self) -> str:
-        """All but the sets, which `write` writes."""
+        """Return the result as JSON, without the sets, which `write` writes."""
         return json.dumps(
             {
                 "format": "amanda.effective_path/1",
@@ -266,7 +265,7 @@ class EffectivePathResult:
         )
 
     def to_dataframe(self) -> Any:
-        """One row for each operator or value, as a `pandas.DataFrame`; needs pandas.
+        """Return a `pandas.DataFrame` with one row for each operator or value; needs pandas.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -274,9 +273,10 @@ class EffectivePathResult:
         return dataframe(LayerSum, self.layers)
 
     def write(self, folder: FilePath | str) -> list[FilePath]:
-        """Write the sets of all samples to ``paths.npz``; the folder is made if it is not there.
+        """Write the sets of all samples to ``paths.npz`` in a folder, which is created if
+        necessary.
 
-        Its arrays are called ``<sample>/<part>/<name>``. No pickle is in it.
+        The arrays are called ``<sample>/<part>/<name>``. The file contains no pickles.
         """
         import numpy as np
 

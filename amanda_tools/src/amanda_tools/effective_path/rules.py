@@ -1,8 +1,6 @@
-"""The rules of effective paths: what an operator takes of its inputs for what is wanted of it.
+"""Rules of effective paths: what each kind of operator takes of its inputs (Qiu et al., 2019).
 
-Owns one rule for each kind of operator (Qiu et al., 2019), and what a rule is given and gives.
-Works on NumPy arrays, for all samples of a batch at once; NumPy is imported when it is used.
-Over 400 lines: a list of rules.
+Works on NumPy arrays, for all samples of a batch at once. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ __all__ = ["Result", "apply"]
 
 @dataclass
 class Result:
-    """What a rule gives.
+    """Result of a rule.
 
     Attributes:
-        masks: Of each input, which of its elements are in the path.
-        signs: Of each input, -1 where the sign of an element is to be flipped, else 1.
-        layer: What is taken, of operators that choose.
+        masks: For each input, which of its elements are in the path.
+        signs: For each input, -1 where the sign of an element is to be flipped, otherwise 1.
+        layer: The part of the operator in the path, for operators that select.
     """
 
     masks: list[Any]
@@ -57,9 +55,9 @@ def apply(
         node: The node.
         values: Number -> value.
         mask: Which elements of its output are in the path.
-        signs: -1 where the sign of an output is to be flipped, else 1.
-        how: How paths are extracted.
-        phi: Keep the terms of at least this; None for a share of their sum.
+        signs: -1 where the sign of an output is to be flipped, otherwise 1.
+        how: Options of the extraction.
+        phi: Keep terms of at least this value; None to keep a share of their sum.
     """
     inputs = [values[number] for number in node.inputs]
     given = Given(node, inputs, values[node.output], mask, signs, how, phi)
@@ -67,7 +65,7 @@ def apply(
 
 
 class _Taken:
-    """Gathers what an operator takes, output by output, in ascending order."""
+    """Collects what an operator takes, output by output, in ascending order."""
 
     def __init__(self, given: Given) -> None:
         self.given = given
@@ -89,13 +87,13 @@ class _Taken:
         """Add some outputs with their terms.
 
         Args:
-            number: Which input the terms are of; one number, or one for each term.
-            indices: Indices in it, of shape (outputs, terms).
+            number: Number of the input of the terms: one for all, or one for each term.
+            indices: Indices in that input, of shape (outputs, terms).
             outputs: Index of each output.
             mask: Which terms are kept.
-            signs: Sign that the kept terms of each output hand on.
+            signs: Sign that each output passes on to its kept terms.
             weights: Index of the weight of each term.
-            threshold: The least term that is kept of each output.
+            threshold: Least term that is kept for each output.
         """
         import numpy as np
 
@@ -112,7 +110,7 @@ class _Taken:
             self.thresholds.append(np.stack([outputs, threshold], axis=1))
 
     def result(self, terms: int) -> Result:
-        """All that was taken, where each output has so many terms."""
+        """Return everything that was added; each output has this many terms."""
         import numpy as np
 
         given = self.given
@@ -121,7 +119,7 @@ class _Taken:
         masks, flips = [], []
         for number, value in enumerate(given.inputs):
             own = edges[:, 0] == number
-            # Of several outputs that take one input, the first says its sign.
+            # If several outputs take one input, the first determines its sign.
             indices, first = np.unique(edges[own, 1], return_index=True)
             mask, sign = np.zeros(value.size, bool), np.ones(value.size, np.int8)
             mask[indices], sign[indices] = True, signs[own][first]
@@ -159,7 +157,9 @@ def _indices(value: Any) -> Any:
 
 
 def _linear(given: Given) -> Result:
-    """A product with ``weight`` over the last axis; its axes are O and I as ``layout`` says."""
+    """Apply the rule of a product with ``weight`` over the last axis; ``layout`` orders its axes I,
+    O.
+    """
     import numpy as np
 
     (x,), weight = given.inputs, given.node.arguments["weight"]
@@ -187,10 +187,12 @@ def _linear(given: Given) -> Result:
 
 
 def _conv(given: Given) -> Result:
-    """A convolution; arguments as for `_windows`, and ``weight`` and ``weight_layout``."""
+    """Apply the rule of a convolution; arguments are those of `_windows`, ``weight`` and its
+    layout.
+    """
     arguments, taken = given.node.arguments, _Taken(given)
     weight, axes = arguments["weight"], arguments["weight_layout"]
-    # A depthwise weight has a multiplier M, whose channels follow on one another.
+    # A depthwise weight has a multiplier M, whose channels are consecutive.
     order = [axes.index(axis) for axis in _first(axes, "IM" if "M" in axes else "OI")]
     depth = 1 if "M" in axes else weight.shape[order[1]]
     kernel = [weight.shape[axis] for axis in order[2:]]
@@ -241,10 +243,11 @@ def _pool(given: Given) -> Result:
 
 
 class _Chosen:
-    """The outputs in the path of an operator on images, in the order of their axes N, C, space.
+    """The outputs of an operator on images that are in the path, ordered by the axes N, C and
+    space.
 
-    A flipped sign that outputs hand on to one input depends on their order; so that it is the same
-    in every layout.
+    The order is the same in every layout, because the sign that several outputs pass on to one
+    input depends on it.
     """
 
     def __init__(self, given: Given) -> None:
@@ -254,19 +257,21 @@ class _Chosen:
         order = [layout.index(axis) for axis in _first(layout, "NC")]
         mask = given.mask.transpose(order)
         self._places = np.nonzero(mask)
-        #: Index of each in the output as it is laid out.
+        #: Index of each in the output's memory layout.
         self.outputs = _indices(given.output).transpose(order)[self._places]
         self.values = given.output.transpose(order)[self._places]
         self.signs = given.signs.transpose(order)[self._places]
 
     def of(self, part: slice) -> tuple[Any, Any, list[Any]]:
-        """Samples, channels and places of some of them."""
+        """Return the samples, channels and places of a part of them."""
         samples, channels, *places = (axis[part] for axis in self._places)
         return samples, channels, places
 
 
 def _windows(given: Given, kernel: Sequence[int]) -> Windows:
-    """Of ``layout`` and, axis by axis, ``stride``, ``before`` (padding), ``dilation``."""
+    """Return the windows; arguments are ``layout`` and, per axis, ``stride``, ``before``,
+    ``dilation``.
+    """
     (x,), arguments = given.inputs, given.node.arguments
     layout = arguments["layout"]
     order = [layout.index(axis) for axis in _first(layout, "NC")]
@@ -295,7 +300,7 @@ def _size(kernel: Sequence[int]) -> int:
 
 
 def _mean(given: Given) -> Result:
-    """A mean or sum over ``axes``."""
+    """Apply the rule of a mean or sum over ``axes``."""
     import numpy as np
 
     (x,) = given.inputs
@@ -314,7 +319,7 @@ def _mean(given: Given) -> Result:
 
 
 def _add(given: Given) -> Result:
-    """A sum of values, each times its factor of ``factors``; they are broadcast."""
+    """Apply the rule of a broadcasting sum of values, each times its factor in ``factors``."""
     import numpy as np
 
     factors = given.node.arguments.get("factors") or [1.0] * len(given.inputs)
@@ -360,7 +365,7 @@ def _concat(given: Given) -> Result:
 
 
 def _pad(given: Given) -> Result:
-    """``before`` has the padding in front of each axis."""
+    """Apply the rule of padding; ``before`` has the padding before each axis."""
     (x,) = given.inputs
     before = given.node.arguments["before"]
     inside = tuple(slice(start, start + size) for start, size in zip(before, x.shape, strict=True))
@@ -372,7 +377,7 @@ def _reshape(given: Given) -> Result:
 
 
 def _slice(given: Given) -> Result:
-    """``places`` has the index in the flattened input of each element of the output."""
+    """Apply the rule of a slice; ``places`` has the flat input index of each output element."""
     import numpy as np
 
     (x,), taken = given.inputs, given.node.arguments["places"][given.mask]
@@ -389,7 +394,7 @@ def _transpose(given: Given) -> Result:
 
 
 def _batch_norm(given: Given) -> Result:
-    """Passes on what is in the path, with the sign of input times output."""
+    """Pass on what is in the path, with the sign of input times output."""
     import numpy as np
 
     turned = np.sign(given.inputs[0]) * np.sign(given.output) < 0

@@ -1,7 +1,7 @@
-"""One run of a network, as effective paths need it: its operators in order, with their values.
+"""Conversion of one run to a network: its operators in order, with their values.
 
-Owns how executions become the nodes of `paths`: what depends on the input, which operators are
-one layer together, where paths begin. NumPy is imported when it is used.
+Decides which values depend on the input, which operators together are one layer, and where paths
+start. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ __all__ = ["Execution", "Network", "Run", "array_of"]
 
 
 def array_of(facts: Facts, value: Any) -> Any:
-    """Return a copy of a tensor's values as a NumPy array; anything else as it is.
+    """Return a copy of a tensor's values as a NumPy array, and anything else unchanged.
 
-    As it is stays what has no values in one array, too, which is no operand of a rule.
+    A tensor without a plain array of values is returned unchanged as well; no rule uses it as an
+    operand.
     """
     if not facts.is_tensor(value) or facts.layout(value) != DENSE:
         return value
@@ -39,17 +40,16 @@ class Execution:
 
     Attributes:
         name: Readable name of the operator.
-        type: Its word, or the backend's name for it.
-        rule: How paths go through it, None if they do not.
-        inputs: Where the tensors at each input position come from.
-        constant: Input positions with what does not change from run to run.
-        given: Inputs by name, and attributes; tensors that are no operands as arrays.
-        outputs: Where its outputs are.
-        output: Where its first output is; None if that is no tensor.
-        weight: Its weight, as an array.
-        order: Its place among the executions of the run; that of its operator in a graph.
-        program: Number of the graph, or body of a function, that it belongs to; None in eager
-            modes.
+        type: Common type of the operator, or the framework's.
+        rule: How paths go through it; None if they do not.
+        inputs: Origins of the tensors at each input position.
+        constant: Input positions whose value does not change between runs.
+        given: Inputs and attributes by name; tensors that are not operands are arrays.
+        outputs: Ports of its outputs.
+        output: Port of its first output; None if that is not a tensor.
+        weight: Its weight as an array.
+        order: Its number among the executions of the run; in a graph, the number of its operator.
+        program: Number of the graph or function body that contains it; None in eager modes.
     """
 
     name: str
@@ -65,22 +65,22 @@ class Execution:
     program: int | None = None
 
     def ports(self, positions: Sequence[int] | None = None) -> list[Port]:
-        """Where the tensors at input positions come from, or at all of them."""
+        """Return the origins of the tensors at these input positions, or at all of them."""
         chosen = range(len(self.inputs)) if positions is None else positions
         return [port for at in chosen if at < len(self.inputs) for port in self.inputs[at]]
 
 
 @dataclass
 class Run:
-    """What ran since the last run ended.
+    """Executions since the end of the previous run.
 
     Attributes:
         executions: The executions, each after those whose values it takes.
         arrays: Values of operands and outputs.
-        made: Values that operators made.
-        fixed: Values that no operator made and that are none of the network's input.
-        unseen: Values whose making was not seen, or not followed.
-        writes: Number of an execution -> that it wrote an input in place.
+        made: Values that operators produced.
+        fixed: Values that no operator produced and that are not an input of the network.
+        unseen: Values whose producer was not seen or not followed.
+        writes: Number of an execution that wrote an input in place -> the end of paths there.
     """
 
     executions: list[Execution] = field(default_factory=list)
@@ -92,19 +92,19 @@ class Run:
 
 
 class Network:
-    """A run as nodes that paths can be extracted of.
+    """A run as nodes from which paths can be extracted.
 
     Args:
         run: The run.
-        output: Pattern of the name of the operator where paths begin; None for the last one whose
-            output has two axes.
+        output: Pattern of the name of the operator at which paths start; None for the last one with
+            a two-dimensional output.
 
     Attributes:
         nodes: The nodes in order.
         values: Number -> array.
-        names: Number of a value -> name of the operator that made it, or ``input``.
-        ended: Number of a value -> why paths end at what made it.
-        logits: Number of the value where paths begin; None if there is none.
+        names: Number of a value -> name of the operator that produced it, or ``input``.
+        ended: Number of a value -> why paths end at its producer.
+        logits: Number of the value at which paths start; None if there is none.
     """
 
     def __init__(self, run: Run, output: str | None) -> None:
@@ -115,13 +115,13 @@ class Network:
         self.logits: int | None = None
         self._run = run
         self._numbers: dict[Port, int] = {}
-        #: What does not depend on the network's input.
+        #: Values that do not depend on the network's input.
         self._fixed = set(run.fixed)
-        #: What depends on a layer with a weight, or may do.
+        #: Values that depend, or may depend, on a layer with a weight.
         self._behind: set[Port] = set(run.unseen)
         self._makers: dict[int, Node] = {}
         self._takers: dict[Port, int] = {}
-        #: Nodes that a shift belongs to already, and normalisations made of shifts and scales.
+        #: Nodes that already include a shift, and normalizations made of shifts and scales.
         self._shifted: set[str] = set()
         self._scaled: set[str] = set()
         for execution in run.executions:
@@ -145,19 +145,19 @@ class Network:
         self._name_inputs()
 
     def kind_of(self, number: int) -> str:
-        """Return what a value is that paths do not go on from."""
+        """Return the kind of a value at which paths end: ``end`` or ``input``."""
         return "end" if number in self.ended and self.ended[number].lost else "input"
 
     def _add(self, execution: Execution) -> None:
         ports = execution.ports()
         known = set(execution.ports(sorted(execution.constant)))
         is_layer = execution.rule is not None and execution.rule.kind in WEIGHTED
-        # What a layer takes is the network's, also if gradients for it are asked for.
+        # The operand of a layer is an input of the network, even if its gradient is requested.
         if ports and not is_layer and all(port in self._fixed | known for port in ports):
             self._fixed.update(execution.outputs)
             return
         self._fixed |= known - self._numbers.keys()
-        # What comes before the first layer, such as a normalisation, makes the input.
+        # Operators before the first layer, such as a normalization, produce the input.
         is_behind = not self._behind.isdisjoint(ports)
         try:
             self._node(execution)
@@ -165,7 +165,7 @@ class Network:
             reason = "only its first output is followed"
         except Unsuited as error:
             others, reason = execution.outputs, str(error)
-        # What takes no tensor makes the input.
+        # An operator without a tensor input produces an input.
         for port in others if ports else ():
             end = PathEnd(execution.name, execution.type, reason, is_behind or is_layer)
             self.ended[self._number(port)] = end
@@ -234,7 +234,7 @@ class Network:
             self._scaled.add(node.name)
 
     def _is_of_all(self, port: Port, output: Port) -> bool:
-        """Return True if a value before any layer is the same for all samples, as noise is."""
+        """Return True if a value before any layer is the same for all samples, such as noise."""
         value, result = self._run.arrays.get(port), self._run.arrays.get(output)
         if port in self._behind or value is None or result is None:
             return False
@@ -244,9 +244,9 @@ class Network:
         return self._numbers.get(port) in self._makers
 
     def _joins(self, before: Node, kind: str) -> bool:
-        """Return True if a shift or scale is part of the layer that it comes behind.
+        """Return True if a shift or scale is part of the layer before it.
 
-        A bias belongs to its layer, and shifts and scales in a row are one normalisation.
+        A bias belongs to its layer, and consecutive shifts and scales are one normalization.
         """
         if before.name in self._scaled:
             return True
@@ -259,7 +259,7 @@ class Network:
         return self._numbers.setdefault(port, len(self._numbers))
 
     def _named(self, number: int, name: str) -> str:
-        """Give a value a name, with a number if there is one of this name already."""
+        """Give a value a name, with a number if the name is taken."""
         taken, count, unique = set(self.names.values()), 1, name
         while unique in taken:
             count += 1
@@ -268,7 +268,7 @@ class Network:
         return unique
 
     def _name_inputs(self) -> None:
-        """Name the values that no layer made and that the path may come to."""
+        """Name the values that no layer produced and that the path may reach."""
         reached = {self.logits}
         for node in reversed(self.nodes):
             if node.output in reached:
@@ -280,5 +280,5 @@ class Network:
 
 
 def elements(values: Mapping[int, Any], number: int) -> int:
-    """Elements of a value in one sample."""
+    """Return the number of elements of a value in one sample."""
     return int(values[number][0].size) if len(values[number]) else 0

@@ -1,7 +1,7 @@
-"""Slices: the ways in which frameworks write what they take, as indices of NumPy.
+"""Slices: the frameworks' ways of slicing, converted to NumPy indices.
 
-Owns the rules for them, which `layers` lists. Picking by lists, tensors and masks is none of it.
-NumPy is imported when it is used.
+Defines the layer rules of slices, which `layers` lists. Indexing by lists, tensors and masks is not
+supported. NumPy is imported only when needed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["tensorflow_slice", "torch_slice"]
 
 
 def torch_slice(context: OpContext) -> LayerRule | None:
-    """The rule for an operator of PyTorch."""
+    """Return the layer rule for a PyTorch operator."""
     return _rule(context.op_type, _TORCH)
 
 
 def tensorflow_slice(context: OpContext) -> LayerRule | None:
-    """The rule for an operator of TensorFlow."""
+    """Return the layer rule for a TensorFlow operator."""
     return _rule(context.op_type, _TENSORFLOW)
 
 
@@ -36,7 +36,7 @@ def _rule(name: str, known: Mapping[str, Callable[[Mapping[str, Any]], Any]]) ->
     return LayerRule("slice", (0,), arguments)
 
 
-# Indices, of the inputs by name.
+# Functions from the inputs by name to a NumPy index.
 
 
 def _getitem(given: Mapping[str, Any]) -> Any:
@@ -53,7 +53,7 @@ def _select(given: Mapping[str, Any]) -> Any:
 
 def _narrow(given: Mapping[str, Any]) -> Any:
     start, length = int(given["start"]), int(given["length"])
-    # A range from -1 of length 1 ends at the end.
+    # A range that starts at -1 with length 1 ends at the end, not at 0.
     return _along(given["dim"], slice(start, start + length or None))
 
 
@@ -92,7 +92,7 @@ _TENSORFLOW = {"Slice": _begin_and_size, "StridedSlice": _strided}
 
 
 def _places(index: Any, x: Any, output: Any) -> Any:
-    """Where the elements of an output are in its flattened input."""
+    """Return the indices of the output's elements in the flattened input."""
     import numpy as np
 
     found = np.arange(x.size).reshape(x.shape)[index]

@@ -1,8 +1,8 @@
-"""`EffectivePath`: the neurons, synapses and weights that bring a prediction about.
+"""`EffectivePath`: extract the neurons, synapses and weights that determine a prediction.
 
-Owns what is noted while a program runs, and when a run is over. What an operator is to a path is in
-`layers`, how runs become networks in `runs`, the extraction in `paths`, the result in
-`result`. NumPy is imported when it is used.
+Decides what is recorded while a program runs, and when a run ends. `layers` has the layer rules,
+`runs` converts runs to networks, `paths` extracts, and `result` has the result. NumPy is imported
+only when needed.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ class EffectivePath(OperatorTool["_Op"]):
 
     Args:
         theta: Share of each sum that is kept, above 0 and at most 1.
-        variant: ``cumulative`` (Qiu et al.), or ``BwCU``, ``BwAB``, ``FwAB`` (Gan et al.), which
-            work with thresholds; see `amanda_tools.effective_path.model.Extraction`.
-        output_threshold: For the absolute values of outputs, where `thresholds` has none.
-        term_threshold: For the terms of sums, where `thresholds` has none.
-        thresholds: File of an earlier result, whose thresholds are taken.
-        zeros: Whether an output of a maximum pooling that is not positive has inputs.
-        edges: Whether to keep the edges and weights of paths as well.
-        output: Pattern of the name of the operator where paths begin, such as ``*head/linear``;
-            None for the last one whose output has two axes.
-        until: What a run ends with: that the outermost ``module`` is left, or a ``step`` (an
-            optimizer's, or `amanda.step`). In graphs each execution is one.
-        limit: Samples whose paths are kept.
+        variant: ``cumulative`` (Qiu et al.), or one of the variants with thresholds ``BwCU``,
+            ``BwAB`` and ``FwAB`` (Gan et al.); see `amanda_tools.effective_path.model.Extraction`.
+        output_threshold: Threshold of the absolute values of outputs, for layers not in
+            `thresholds`.
+        term_threshold: Threshold of the terms of sums, for layers not in `thresholds`.
+        thresholds: File of an earlier result whose thresholds are used.
+        zeros: Whether a maximum pooling's output that is not positive has inputs.
+        edges: Keep the edges and weights of paths as well.
+        output: Pattern of the name of the operator at which paths start, such as ``*head/linear``;
+            None for the last one with a two-dimensional output.
+        until: What ends a run: leaving the outermost ``module``, or a ``step`` (of an optimizer, or
+            `amanda.step`). In graphs each execution is a run.
+        limit: Number of samples whose paths are kept.
 
     Raises:
-        ValueError: An option has none of its values.
+        ValueError: An option has an invalid value.
 
     >>> tool = EffectivePath(theta=0.5)
     """
@@ -98,7 +99,7 @@ class EffectivePath(OperatorTool["_Op"]):
         self.add_inst_for_step(end=self._end_step)
 
     def analyse(self, context: OpContext) -> None:
-        """Note the inputs of an op."""
+        """Insert a routine that records the inputs of an operator."""
         if not self.is_wanted(context) or _is_gradient(context):
             return
         with self._clock, self._lock:
@@ -116,7 +117,7 @@ class EffectivePath(OperatorTool["_Op"]):
             context.insert_before_op(self.enter, observe=True, op=op)
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Note the outputs of an op."""
+        """Insert a routine that records the outputs of an operator."""
         op = self.known(context)
         if op is None:
             return
@@ -129,7 +130,7 @@ class EffectivePath(OperatorTool["_Op"]):
             context.insert_after_op(self.leave, observe=True, op=op)
 
     def enter(self, *inputs: Any, op: _Op) -> None:
-        """Note what one execution takes."""
+        """Record the inputs of one execution."""
         with self._clock, self._lock:
             ports = op.inputs
             if op.is_eager:
@@ -149,7 +150,7 @@ class EffectivePath(OperatorTool["_Op"]):
             op.entered[threading.get_ident() if op.is_eager else 0] = execution, versions
 
     def leave(self, *outputs: Any, op: _Op) -> None:
-        """Note what one execution gives."""
+        """Record the outputs of one execution."""
         with self._clock, self._lock:
             entered = op.entered.pop(threading.get_ident() if op.is_eager else 0, None)
             if entered is None:
@@ -173,7 +174,7 @@ class EffectivePath(OperatorTool["_Op"]):
             self._run.executions.append(execution)
 
     def result(self) -> EffectivePathResult:
-        """The paths so far; what has run since the last run ended counts as one."""
+        """Return the paths so far; executions since the end of the last run count as a run."""
         with self._lock:
             self._end_run()
             return self._gathered.result(self.how, self._clock, list(self._notes))
@@ -181,7 +182,9 @@ class EffectivePath(OperatorTool["_Op"]):
     # Inside.
 
     def why_unsupported(self, context: OpContext) -> str | None:
-        """Return why paths are not followed in the namespace of a context, None if they are."""
+        """Return why paths cannot be followed in the namespace of this context, or None if they
+        can.
+        """
         known = is_eager(context.namespace) or context.namespace.startswith("tensorflow/")
         return super().why_unsupported(context) if known else "its graphs cannot be read"
 
@@ -200,22 +203,22 @@ class EffectivePath(OperatorTool["_Op"]):
 
     def _keep(self, op: _Op, port: Port, value: Any) -> None:
         if port not in self._run.arrays and "float" in dtype_of(op.tensors, value):
-            # Copied: the next operator may work in place.
+            # Copy, because the next operator may work in place.
             self._run.arrays[port] = array_of(op.tensors, value)
 
     def _note_write(self, op: _Op, value: Any, number: int) -> None:
-        """Note that an execution has written an input. If it returns it, it comes from there."""
+        """Record that an execution wrote an input; if it also returns it, it becomes its origin."""
         reason = "it wrote into memory that others share, which is not followed"
         self._run.writes[number] = PathEnd(op.name, op.type, reason)
         op.values.set_written(value, Origin(Port(number, None)))
 
     def _tensor(self, op: _Op, value: Any) -> Port:
         origin, written = op.values.find(value), op.values.find_write(value)
-        # One that was written, but not by the operator that returned it, is a new value.
+        # A tensor that was written by another operator than the one that returned it is new.
         if origin is None or written is not None:
             origin = Origin(Port(next(self._serials), 0))
             op.values.set(value, origin)
-            # What an earlier run has written is there when this one begins.
+            # Only a write in this run ends paths; an earlier one happened before the input.
             if written is not None and written.port.node in self._run.writes:
                 self._run.unseen[origin.port] = self._run.writes[written.port.node]
         return origin.port
@@ -249,7 +252,7 @@ class EffectivePath(OperatorTool["_Op"]):
         run, self._run = self._run, Run()
         for op in self._ops.values():
             if op.is_eager:
-                op.entered.clear()  # What an exception has left holds its tensors.
+                op.entered.clear()  # Executions left by an exception keep tensors alive.
         if not run.executions:
             return
         with self._clock:
@@ -263,8 +266,6 @@ class EffectivePath(OperatorTool["_Op"]):
 
 
 class _Op:
-    """One operator, as its executions are noted."""
-
     def __init__(self, context: OpContext, number: int) -> None:
         word = context["type"]
         self.number = number
@@ -276,15 +277,15 @@ class _Op:
         self.names = context.input_names
         self.attrs: Mapping[str, Any] = dict(context.attrs)
         self.constant: frozenset[int] = frozenset()
-        #: In a graph: which it is, and where the inputs come from.
+        #: In a graph: its number, and the origins of the inputs.
         self.program: int | None = None
         self.inputs: list[list[Port]] = []
-        #: Thread -> the execution that it is in, and the tensors that it takes with their versions.
+        #: Thread -> its current execution, and the input tensors with their versions.
         self.entered: dict[int, tuple[Execution, list[tuple[Any, int | None]]]] = {}
 
     def is_tensor(self, value: Any) -> bool:
-        """Return True for what has one value at each place and may come from an operator."""
-        # What is made of an array, or of numbers, comes from nowhere.
+        """Return True for a dense or symbolic tensor, which may come from an operator."""
+        # NumPy arrays never come from an operator.
         return (
             self.tensors.is_tensor(value)
             and self.tensors.layout(value) in (DENSE, SYMBOLIC)
@@ -297,7 +298,9 @@ class _Op:
         return [item for item in listed if self.is_tensor(item)]
 
     def is_fixed(self, tensor: Any) -> bool:
-        """Return True if a tensor that no operator made is no input: a variable, or a number."""
+        """Return True if a tensor that no operator produced is not an input: a variable or a
+        number.
+        """
         return "resource" in self.tensors.dtype(tensor) or self.tensors.shape(tensor) == ()
 
 
@@ -309,7 +312,7 @@ def _read(file: FilePath) -> dict[str, Thresholds]:
 
 
 def _is_gradient(context: OpContext) -> bool:
-    """Return True if an op passes values on in a function of TensorFlow's for gradients."""
+    """Return True if the op passes values on in a TensorFlow function that computes gradients."""
     if not context.namespace.startswith("tensorflow/"):
         return False
     name = getattr(getattr(context.get_op(), "graph", None), "name", None)

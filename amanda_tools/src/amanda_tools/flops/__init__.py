@@ -1,4 +1,4 @@
-"""How many multiply-accumulates a program computes."""
+"""FLOPs profiler: count the multiply-accumulates of a program."""
 
 from amanda_tools.flops.result import CountedOp, FlopsResult, Sum
 from amanda_tools.flops.tool import Flops

@@ -1,7 +1,7 @@
-"""What operators cost, by common word: multiply-accumulates and single operations.
+"""Cost of operators by common type: multiply-accumulates and single operations.
 
-Owns the conventions of counting; `docs/tools/flops.md` states them. Imports no framework: sizes go
-in, numbers come out. What words leave open is in `operators`.
+Defines the conventions of counting, which `docs/tools/flops.md` explains. Imports no framework:
+sizes go in, numbers come out. Operators without a common type are in `operators`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ Count = Callable[[Sequence[Any], Sequence[Any]], int]
 
 @dataclass(frozen=True)
 class Formula:
-    """What one execution of an operator costs.
+    """Cost of one execution of an operator.
 
     Attributes:
         kind: ``matmul``, ``norm`` or ``elementwise``.
-        inputs: Positions of the inputs whose sizes it needs.
-        count: ``(sizes of these inputs, sizes of the outputs) -> number``: multiply-accumulates,
-            or single operations where the kind is ``elementwise``.
-        operands: Positions whose gradients cost something each; None for all.
-        backward: ``(sizes of the inputs, of the outputs, gradients) -> number``; a gradient is
-            None where it was not computed. Without it each costs what the operator does.
-        each: What a single backward operator costs, in executions of the operator, where a
-            framework has one for each gradient.
+        inputs: Positions of the inputs whose sizes the formula needs.
+        count: ``(sizes of these inputs, sizes of the outputs) -> number``. The number is of
+            multiply-accumulates, or of single operations if the kind is ``elementwise``.
+        operands: Positions whose gradients have a cost; None for all.
+        backward: ``(sizes of the inputs, of the outputs, gradients) -> number``. A gradient that
+            was not computed is None. Without this function each gradient costs as much as the
+            operator.
+        each: Cost of a single backward operator in executions of the operator, for frameworks that
+            have one backward operator for each gradient.
     """
 
     kind: str
@@ -56,20 +57,20 @@ class Formula:
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Split a text into a set of words."""
     return frozenset(text.split())
 
 
-# Words by what becomes of them. Each word of the vocabulary is in one of these or is elementwise.
+# Common types by how they are counted. A type in none of these sets is elementwise.
 
-#: Words that are counted in multiply-accumulates of a product.
+#: Counted as the multiply-accumulates of a product.
 MATMUL = words(
     "linear matmul grouped_matmul outer bilinear einsum conv1d conv2d conv3d conv_transpose1d "
     "conv_transpose2d conv_transpose3d rnn lstm gru attention cdist"
 )
 #: One multiply-accumulate for each element: times a scale, plus a shift.
 NORM = words("batch_norm layer_norm group_norm instance_norm rms_norm weight_norm")
-#: One operation for each element of the input instead of the output.
+#: One operation for each element of the input rather than of the output.
 REDUCTIONS = words(
     "sum mean prod var std max min argmax argmin any all logsumexp norm count_nonzero "
     "segment_reduce embedding_bag cross_entropy nll_loss binary_cross_entropy "
@@ -78,7 +79,7 @@ REDUCTIONS = words(
     "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
     "adaptive_max_pool2d adaptive_max_pool3d"
 )
-#: No arithmetic on values: they are moved, picked, ordered, made of nothing or typed anew.
+#: No arithmetic: values are moved, selected, sorted, created or converted.
 FREE = words(
     "embedding unfold reshape transpose concat stack split slice assign_slice assign gather "
     "scatter expand tile repeat squeeze unsqueeze flip roll tril triu diag pad cast bitcast "
@@ -87,23 +88,24 @@ FREE = words(
     "random topk sort argsort nonzero unique histogram where masked_fill real imag complex conj "
     "accumulate_grad"
 )
-#: Arithmetic for which there is no formula here: listed as not counted.
+#: Arithmetic without a formula here: reported as not counted.
 UNCOUNTED = words("inverse solve det cholesky qr svd eigh fft ctc_loss")
 
 
 def formula_of(word: str, context: OpContext) -> Formula | str | None:
-    """The formula for a word, None for what costs nothing, or why there is none.
+    """Return the formula for a common type, None if it costs nothing, or the reason why there is
+    none.
 
     Args:
-        word: A word of the common vocabulary.
-        context: The op's context, with its inputs.
+        word: A common operator type.
+        context: Context of the operator, with its inputs.
     """
     if word in FREE:
         return None
     if word in UNCOUNTED:
         return f"no formula for {word}"
     if word in NORM:
-        # A backward operator gives the gradients of input, scale and shift.
+        # A backward operator computes the gradients of input, scale and shift.
         return Formula("norm", (_role(context, "input", 0),), _of_input, None, each=3)
     if word not in MATMUL:
         if word in REDUCTIONS:
@@ -117,7 +119,7 @@ def formula_of(word: str, context: OpContext) -> Formula | str | None:
 
 
 def elementwise() -> Formula:
-    """One operation for each element of the output."""
+    """Return the formula that counts one operation for each element of the output."""
     return Formula("elementwise", (), _of_output, None)
 
 
@@ -166,8 +168,8 @@ def _matmul(context: OpContext) -> Formula | str:
         if right.stored is not None:
             return int(right.stored * (left[-2] if len(left) > 1 else 1))
         if len(left) == len(right) == 2 and len(outputs[0]) == 3:
-            return int(left.elements * right[-1])  # Grouped by what is summed over.
-        # How long the sums are; one for each element of the output.
+            return int(left.elements * right[-1])  # Grouped along the summed axis.
+        # Length of the sum that each element of the output takes.
         length = left[-2] if turned and len(left) > 1 else left[-1]
         if len(left) == len(right) == 3 and len(outputs[0]) == 2:
             length *= left[0]  # Summed over the batch as well.
@@ -182,7 +184,7 @@ def _outer(context: OpContext) -> Formula:
 
 def _bilinear(context: OpContext) -> Formula:
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        # First the left input by the weight, then each row of it by the right one.
+        # First the left input times the weight, then each row of the product times the right input.
         out, left, right = inputs[1]
         rows = inputs[0].elements // left
         return int(rows * out * right * (left + 1))
@@ -209,7 +211,7 @@ def _convolution(context: OpContext, transposed: bool) -> Formula | str:
         return "the layout of the weight is not known"
     positions = (_role(context, "input", 0), _role(context, "weight", 1))
 
-    # Of a depthwise weight two axes make the channels.
+    # Two axes of a depthwise weight make up the channels.
     depthwise = "M" in layout
     if transposed:
         channels = "OM" if depthwise else "I"
@@ -217,8 +219,8 @@ def _convolution(context: OpContext, transposed: bool) -> Formula | str:
         channels = "IM" if depthwise else "O"
 
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        # Each element of the output takes what the filter of its channel has; transposed, each
-        # element of the input gives as much.
+        # Each element of the output (transposed: of the input) costs one multiply-accumulate for
+        # each element of its channel's filter.
         axes = zip(inputs[1], layout, strict=True)
         each = math.prod(length for length, axis in axes if axis not in channels)
         return int((inputs[0] if transposed else outputs[0]).elements * each)
@@ -244,7 +246,7 @@ def _einsum(context: OpContext) -> Formula | str:
 
     def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
         wanted = [gradient is not None for gradient in _listed(gradients[0])]
-        # A product has a gradient for each of its two sides, if somebody needs it.
+        # A product has a gradient for each of its two operands, if it is needed.
         return sum(
             cost * (wanted[index] + any(wanted[:index]))
             for index, cost in enumerate(contraction(text, _listed(inputs[0])), 1)
@@ -259,11 +261,11 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def contraction(equation: str, sizes: Sequence[Size]) -> list[int]:
-    """Multiply-accumulates of the products of an einsum, taken from left to right.
+    """Return the multiply-accumulates of each product of an einsum, from left to right.
 
     Args:
-        equation: Such as ``bij,bjk->bik``; may hold ellipses.
-        sizes: Those of the operands.
+        equation: The equation, such as ``bij,bjk->bik``; may contain ellipses.
+        sizes: Sizes of the operands.
 
     >>> contraction("ij,jk,kl->il", [Size((2, 3)), Size((3, 4)), Size((4, 5))])
     [24, 40]
@@ -274,7 +276,7 @@ def contraction(equation: str, sizes: Sequence[Size]) -> list[int]:
     for term, size in zip(left.split(","), sizes, strict=True):
         head, dots, tail = term.partition("...")
         free = len(size) - len(head) - len(tail)
-        # Axes of an ellipsis are aligned at the right.
+        # The axes of an ellipsis are aligned on the right.
         names = [*head, *(f".{free - i}" for i in range(free) if dots), *tail]
         terms.append(names)
         for name, length in zip(names, size, strict=True):
@@ -288,7 +290,7 @@ def contraction(equation: str, sizes: Sequence[Size]) -> list[int]:
     costs, done = [], set(terms[0])
     for index, names in enumerate(terms[1:], 1):
         later = kept.union(*terms[index + 1 :])
-        # An axis of one operand alone that nobody needs is summed before.
+        # An axis that only one operand has, and that is not needed later, is summed beforehand.
         axes = (done & set(names)) | ((done | set(names)) & later)
         costs.append(math.prod(lengths[axis] for axis in axes))
         done = axes & later
@@ -325,7 +327,7 @@ def _recurrent(context: OpContext) -> Formula | str:
         whole = count(inputs, outputs)
         by_weights = any(_present(gradient) for gradient in gradients[1:])
         by_states = whole
-        if gradients[0] is None:  # The gradient of the first layer's input is left out.
+        if gradients[0] is None:  # The gradient of the first layer's input is not computed.
             width = inputs[0][-1]
             first = matrices(inputs)[0]
             by_states -= steps(inputs) * first[0] * width * directions
@@ -347,7 +349,7 @@ def _attention(context: OpContext) -> Formula:
 
     def parts(inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
         query, key, value = inputs
-        # Heads are those of the query, also where several share a key.
+        # The number of heads is the query's, even if several share a key.
         pairs = math.prod(outputs[0][:-1]) * key[-2]
         return pairs * query[-1], pairs * value[-1]
 
@@ -357,7 +359,7 @@ def _attention(context: OpContext) -> Formula:
     def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> int:
         scores, values = parts(inputs, outputs)
         query, key, value = (gradient is not None for gradient in gradients)
-        # Query and key share the gradient of the weights, which is a product with the values.
+        # Query and key share the gradient of the attention weights, a product with the values.
         return scores * (query + key) + values * (value + (query or key))
 
     return Formula("matmul", positions, count, positions, backward)

@@ -1,6 +1,6 @@
-"""Operators without a common word that the FLOPs profiler knows, by framework.
+"""Formulas for operators without a common type, by framework.
 
-Owns mapping rules that write `FORMULA` into contexts. Imports no framework.
+Defines the mapping rules that write `FORMULA` into contexts. Imports no framework.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from amanda_tools.mapping import MappingTool
 
 __all__ = ["APART", "FORMULA", "rules"]
 
-#: Key of a context: the `Formula` of an operator, or None where it costs nothing.
+#: Key of a context: the `Formula` of an operator, or None if it costs nothing.
 FORMULA = "flops.formula"
-#: Key of a context: whether each gradient has a backward operator of its own, so that these can be
-#: counted. In a graph, asking for a gradient would have it computed.
+#: Key of a context: whether each gradient has a backward operator of its own, which is counted
+#: instead. In a graph, requesting a gradient would cause it to be computed.
 APART = "flops.apart"
 
 
 def rules() -> MappingTool:
-    """The rules for the frameworks that there are drivers for."""
+    """Return the mapping rules for PyTorch and TensorFlow."""
     return MappingTool([["pytorch", _torch], ["tensorflow", _tensorflow]])
 
 
@@ -54,7 +54,7 @@ def _tensorflow(context: OpContext) -> None:
 
 # PyTorch.
 
-# Views of a tensor, what hangs on it, and how its elements are stored.
+# Views of a tensor, its attributes, and how its elements are stored.
 _TORCH_FREE = words(
     "data grad requires_grad_ retain_grad as_strided as_strided_scatter select_scatter "
     "slice_scatter diagonal_scatter resolve_conj resolve_neg rot90 rename set_ resize_ resize_as_ "
@@ -96,7 +96,7 @@ def _encoder_layer(context: OpContext) -> Formula:
 
 
 def _attention(query: Any, key: Any, value: Any) -> int:
-    # Of all heads together: each has its part of the width.
+    # For all heads together: each has a part of the width.
     pairs = math.prod(query[:-1]) * key[-2]
     return int(pairs * (query[-1] + value[-1]))
 
@@ -109,7 +109,7 @@ def _projections(query: Any, key: Any, value: Any, into: Any, out: Any) -> int:
 
 def _tensordot(context: OpContext) -> Formula:
     def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        # Each axis that is summed over is in both inputs, each other one in one and the output.
+        # Each summed axis is in both inputs, each other axis in one input and the output.
         return math.isqrt(inputs[0].elements * inputs[1].elements * outputs[0].elements)
 
     return Formula("matmul", (0, 1), count, (0, 1))
@@ -140,7 +140,7 @@ _TORCH: Mapping[str, Callable[[OpContext], Formula]] = {
 
 # TensorFlow.
 
-# Variables, arguments, and control flow: the operators of its bodies are operators themselves.
+# Variables, arguments, and control flow, whose bodies consist of operators that are counted.
 _TENSORFLOW_FREE = words(
     "ReadVariableOp Variable VariableV2 TemporaryVariable Placeholder PlaceholderV2 _Arg _Retval "
     "Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit NextIteration RefNextIteration "
@@ -158,7 +158,9 @@ _TENSORFLOW_ELEMENTWISE = words(
 
 
 def _recurrent_block(*positions: int) -> Callable[[OpContext], Formula]:
-    """A recurrent layer whose first position is its input, the others its weights."""
+    """Return the formula factory for a recurrent layer, given the positions of its input and
+    weights.
+    """
 
     def formula(context: OpContext) -> Formula:
         def count(inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -168,7 +170,7 @@ def _recurrent_block(*positions: int) -> Callable[[OpContext], Formula]:
         def backward(
             inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]
         ) -> int:
-            # One operator computes the gradients of states and input, and with these the weights'.
+            # One operator computes the gradients of states and input; the weights' follow from it.
             return 2 * count(inputs, outputs) * any(gradient is not None for gradient in gradients)
 
         return Formula("matmul", positions, count, positions, backward, each=2)

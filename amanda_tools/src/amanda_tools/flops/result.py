@@ -1,7 +1,4 @@
-"""What the FLOPs profiler found: by operator, by type, and by module with what is inside of it.
-
-Owns the sums and their forms.
-"""
+"""Result of the FLOPs profiler: by operator, by type and by module."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ By = Literal["module", "type", "op", "unknown"]
 
 @dataclass
 class CountedOp(OpFacts):
-    """One operator: the facts, and what it cost.
+    """One operator and its cost.
 
     Attributes:
         problem: Why some or all of its executions are not counted, or None.
-        calls: How often it ran.
+        calls: Number of executions.
         macs: Multiply-accumulates of all executions.
         flops: Floating-point operations of all executions: twice the multiply-accumulates, plus
             single operations.
-        backward_calls: How often gradients of it were computed.
+        backward_calls: Number of times that its gradients were computed.
         backward_macs: Multiply-accumulates of its gradients.
         backward_flops: Floating-point operations of its gradients.
     """
@@ -45,13 +42,13 @@ class CountedOp(OpFacts):
 
     @property
     def kind(self) -> str:
-        """Common word, or the backend's name where there is none."""
+        """Return the common type, or the framework's if there is none."""
         return self.word or self.type
 
 
 @dataclass
 class Sum:
-    """What several operators cost together; the numbers are those of `CountedOp`."""
+    """Cost of several operators together; the fields are those of `CountedOp`."""
 
     calls: int = 0
     macs: int = 0
@@ -72,17 +69,17 @@ class Sum:
 
 @dataclass
 class FlopsResult(Summed[Sum]):
-    """What was counted.
+    """Result of the FLOPs profiler.
 
     Attributes:
         include: The kinds that are counted: ``matmul``, ``norm``, ``elementwise``.
-        causal: Whether a causal attention counts in ``full`` or ``half``.
+        causal: Whether causal attention counts in ``full`` or by ``half``.
         ops: The operators that are counted or have a problem, in the order of their first
             execution.
-        tool_seconds: Time that the counting itself took, of `wall_seconds`. What the driver adds
-            to reach the operators is not in it.
-        wall_seconds: Time from the first to the last operator that was looked at.
-        notes: What was not looked at, and why.
+        tool_seconds: The part of `wall_seconds` spent in the tool, without what the driver adds to
+            call it.
+        wall_seconds: Time from the first operator that the tool looked at to the last.
+        notes: What was not observed, and why.
     """
 
     include: list[str]
@@ -99,26 +96,26 @@ class FlopsResult(Summed[Sum]):
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates, forward."""
+        """Return the multiply-accumulates of the forward pass."""
         return self.total.macs
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, forward."""
+        """Return the floating-point operations of the forward pass."""
         return self.total.flops
 
     @property
     def backward_macs(self) -> int:
-        """Multiply-accumulates of the gradients."""
+        """Return the multiply-accumulates of the gradients."""
         return self.total.backward_macs
 
     @property
     def unknown(self) -> list[CountedOp]:
-        """Operators of which some or all executions are not counted, and why: `problem`."""
+        """Return the operators with executions that are not counted; `problem` says why."""
         return [op for op in self.ops if op.problem is not None]
 
     def op_figures(self) -> Iterator[OpFigures]:
-        """Multiply-accumulates of each operator, for the results of other tools."""
+        """Yield the multiply-accumulates of each operator in the form in which tools share them."""
         for op in self.ops:
             values: dict[str, int | float | str] = {
                 "macs": op.macs,
@@ -129,14 +126,14 @@ class FlopsResult(Summed[Sum]):
             yield op.figures(values)
 
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
-        """A table for people.
+        """Return a table.
 
         Args:
             by: One row for each ``module``, ``type``, ``op``, or ``unknown`` operator.
-            depth: Of modules: how deep, counted in parts of the path; None for all.
+            depth: For modules, the maximum number of parts of a path; None for all.
 
         Raises:
-            ValueError: `by` is something else.
+            ValueError: `by` has another value.
         """
         if by == "unknown":
             problems = [
@@ -153,7 +150,7 @@ class FlopsResult(Summed[Sum]):
         return Table(self._title(), (by, *_HEADINGS), named)
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole result as JSON."""
         return json.dumps(
             {
                 "format": "amanda.flops/1",
@@ -166,7 +163,7 @@ class FlopsResult(Summed[Sum]):
         )
 
     def to_dataframe(self) -> Any:
-        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -200,7 +197,7 @@ class FlopsResult(Summed[Sum]):
 
 
 _HEADINGS = ("calls", "MACs", "FLOPs", "backward MACs", "backward FLOPs", "not counted")
-#: Types of operators that a title names.
+#: Number of operator types that a title lists.
 _TYPES = 8
 
 

@@ -1,7 +1,7 @@
-"""`Flops`: how many multiply-accumulates a program computes, forward and backward.
+"""`Flops`: count the multiply-accumulates of a program, forward and backward.
 
-Owns what is counted when. What an operator costs is in `formulas` and `operators`, the result in
-`result`.
+Decides what is counted when. The costs of operators are in `formulas` and `operators`, the result
+is in `result`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ Kind = Literal["matmul", "norm", "elementwise"]
 class Flops(OperatorTool["_Op"]):
     """Counts multiply-accumulates (MACs) and floating-point operations, forward and backward.
 
-    One MAC is two FLOPs. What is counted is what is executed: with the shapes of each execution,
-    and backward only the gradients that are computed. What has no formula is listed.
+    One MAC is two FLOPs. Only what is executed counts: with the shapes of each execution, and
+    backward only the gradients that are computed. Operators without a formula are listed.
 
     Args:
-        include: What is counted: ``matmul`` for matrix products, convolutions, attention and
-            recurrent layers, ``norm`` for normalisation, ``elementwise`` for the rest. ``matmul``
-            alone if left out.
-        causal: ``full`` counts an attention that is causal like any other, ``half`` half of it.
-        backward: Whether to count the gradients as well.
-        everything: Whether to count what is not the model's as well, such as an optimizer.
+        include: What to count: ``matmul`` for matrix products, convolutions, attention and
+            recurrent layers, ``norm`` for normalization, ``elementwise`` for the rest. The default
+            is ``matmul``.
+        causal: ``full`` counts causal attention like any other attention, ``half`` counts half of
+            it.
+        backward: Count the gradients as well.
+        everything: Include operators outside the model, such as those of an optimizer.
 
     Raises:
-        ValueError: An option has none of its values.
+        ValueError: An option has an invalid value.
 
     >>> tool = Flops(include=["matmul", "norm"])
     """
@@ -70,7 +71,7 @@ class Flops(OperatorTool["_Op"]):
             self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: OpContext) -> None:
-        """Find the formula of an op and have the sizes of its inputs noted."""
+        """Find the formula of an operator and insert routines that record its input sizes."""
         if not self.is_wanted(context):
             return
         with self._clock:
@@ -88,7 +89,7 @@ class Flops(OperatorTool["_Op"]):
                 inputs = context.get_inputs() or ()
                 for position in formula.operands or range(len(inputs)):
                     if is_floating(op.tensors, inputs[position]):
-                        # One by one: asked for together, all of them would be computed.
+                        # One by one: requested together, all of them would be computed.
                         context.insert_after_backward_op(
                             self.operand,
                             observe=True,
@@ -98,14 +99,14 @@ class Flops(OperatorTool["_Op"]):
                         )
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Count the executions of an op."""
+        """Insert a routine that counts the executions of an operator."""
         op = self.known(context)
         if op is None:
             return
         with self._clock:
             outputs = context.get_outputs() or ()
             if op.formula is None:
-                # Arithmetic is what gives numbers that are not whole.
+                # Operators without a floating-point output are not arithmetic worth reporting.
                 if any(is_floating(op.tensors, value) for value in outputs):
                     context.insert_after_op(self.uncounted, observe=True, outputs=[], op=op)
                 else:
@@ -124,7 +125,7 @@ class Flops(OperatorTool["_Op"]):
             context.insert_after_op(self.leave, observe=True, outputs=positions, op=op, fixed=fixed)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Count the executions of a backward operator, where each gradient has one of its own."""
+        """Insert a routine that counts a backward operator, if each gradient has one of its own."""
         forward = context.forward
         if forward is None or not forward.get(APART):
             return
@@ -136,7 +137,7 @@ class Flops(OperatorTool["_Op"]):
             context.insert_after_backward_op(self.gradient, observe=True, grad_inputs=[], op=op)
 
     def enter(self, *inputs: Any, op: _Op) -> None:
-        """Note the sizes of the inputs of one execution."""
+        """Record the sizes of the inputs of one execution."""
         with self._clock:
             op.entered[threading.get_ident() if op.eager else 0] = _sizes(
                 op.tensors, inputs, range(len(inputs))
@@ -154,7 +155,7 @@ class Flops(OperatorTool["_Op"]):
             op.forward(inputs, found)
 
     def arrival(self, gradient: Any, op: _Op) -> None:
-        """Note which execution is being differentiated."""
+        """Find the execution that is being differentiated."""
         with self._clock, self._lock:
             op.begin(gradient)
 
@@ -170,12 +171,12 @@ class Flops(OperatorTool["_Op"]):
             op.backward_operator()
 
     def uncounted(self, op: _Op) -> None:
-        """Note one execution of what has no formula."""
+        """Record one execution of an operator without a formula."""
         with self._lock:
             op.facts.calls += 1
 
     def result(self) -> FlopsResult:
-        """Return what was counted so far."""
+        """Return what has been counted so far."""
         with self._lock:
             ops = [
                 op.facts for op in self._ops.values() if op.facts.calls or op.facts.backward_calls
@@ -190,7 +191,7 @@ class Flops(OperatorTool["_Op"]):
             )
 
     def _op_of(self, context: OpContext) -> _Op | None:
-        """The op's counts, None for what costs nothing or is not asked for."""
+        """Return the account of an operator, or None if it costs nothing or is not requested."""
         word = context["type"]
         problem = None
         formula: Formula | str | None
@@ -212,23 +213,21 @@ class Flops(OperatorTool["_Op"]):
 
 
 class _Op:
-    """One operator, as it is counted."""
-
     def __init__(self, facts: CountedOp, tensors: Facts) -> None:
         self.facts, self.tensors = facts, tensors
         self.formula: Formula | None = None
         self.halved = False
         self.eager = is_eager(facts.namespace)
-        #: Sizes of the inputs where all executions have the same.
+        #: Sizes of the inputs, if all executions have the same.
         self.known: tuple[Any, ...] | None = None
-        #: Sizes of inputs and outputs where a graph has them fixed.
+        #: Sizes of inputs and outputs, if they are fixed in a graph.
         self.static: tuple[Any, Any] | None = None
-        #: Thread -> sizes of the inputs of the execution that it is in.
+        #: Thread -> sizes of the inputs of its current execution.
         self.entered: dict[int, tuple[Any, ...] | None] = {}
-        #: Gradients of the execution whose backward is on its way, by position.
+        #: Gradients that arrived for the execution now being differentiated, by position.
         self.arrived: dict[int, Any] = {}
         self.execution: tuple[Any, Any] | None = None
-        #: The last sizes of inputs and outputs, each once; the newest is the last.
+        #: The last distinct sizes of inputs and outputs, the newest last.
         self.seen: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def forward(self, inputs: tuple[Any, ...] | None, outputs: tuple[Any, ...] | None) -> None:
@@ -247,7 +246,6 @@ class _Op:
         self._add(number, "")
 
     def backward_operator(self) -> None:
-        """Count one backward operator."""
         assert self.formula is not None
         self.facts.backward_calls += 1
         execution = self._execution_of(None)
@@ -255,11 +253,13 @@ class _Op:
             self._add(self._number(self.formula.count, *execution), "backward_", self.formula.each)
 
     def begin(self, gradient: Any) -> None:
-        """The gradient of the first output has arrived, if it has one."""
+        """Start counting the gradients of an execution; `gradient` is that of the first output."""
         self.arrived, self.execution = {}, self._execution_of(gradient)
 
     def backward(self, position: int, gradient: Any) -> None:
-        """Count the gradient of one operand; those of one execution come one after another."""
+        """Count the gradient of one operand. The gradients of one execution arrive one after
+        another.
+        """
         formula = self.formula
         assert formula is not None
         execution = self.execution or self._execution_of(None)
@@ -277,7 +277,7 @@ class _Op:
             number = self._number(formula.count, *execution)
             self._add(number, "backward_", _tensors(gradient))
             return
-        # What the gradients cost together, less what was counted of them already.
+        # The cost of all gradients so far, minus what was counted before this one.
         costs = [
             self._number(formula.backward, *execution, [given.get(p) for p in formula.operands])
             for given in (self.arrived, *([before] if before else []))
@@ -286,9 +286,9 @@ class _Op:
             self._add((costs[0] or 0) - sum(cost or 0 for cost in costs[1:]), "backward_")
 
     def _execution_of(self, gradient: Any) -> tuple[Any, Any] | None:
-        """Sizes of the newest execution that the gradient of an output fits."""
+        """Return the sizes of the latest execution that fits the gradient of an output."""
         if not self.seen:
-            # A graph may compute a gradient and leave the operator itself out.
+            # A graph may compute a gradient without running the operator itself.
             if self.static is None:
                 self.facts.problem = self.facts.problem or "a gradient came before the operator ran"
             return self.static
@@ -306,7 +306,7 @@ class _Op:
         try:
             number = count(*given)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Shapes that the formula is not made for. Counting never stops a program.
+            # The formula does not support these shapes. Counting never stops a program.
             self.facts.problem = f"the formula does not take these shapes: {error}"[:200]
             return None
         return number // 2 if self.halved else number
@@ -324,14 +324,14 @@ class _Op:
         setattr(facts, f"{prefix}flops", flops)
 
 
-#: Kinds of execution that one operator remembers for its gradients.
+#: Number of distinct sizes that one operator remembers for its gradients.
 _SEEN = 64
 
 
 def _sizes(
     facts: Facts, values: Sequence[Any] | None, positions: Sequence[int]
 ) -> tuple[Any, ...] | None:
-    """Sizes at positions, None if one of them is not known."""
+    """Return the sizes at the given positions, or None if one of them is unknown."""
     try:
         return tuple(size_of(facts, (values or ())[position]) for position in positions)
     except (IndexError, ValueError):

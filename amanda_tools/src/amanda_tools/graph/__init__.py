@@ -1,4 +1,4 @@
-"""The graph of a program: operators, backward operators and the values between them."""
+"""Graph of a program: operators, backward operators and the values between them."""
 
 from amanda_tools.graph.files import from_json, load, to_json
 from amanda_tools.graph.model import Edge, Graph, Module, Node, Op, Source

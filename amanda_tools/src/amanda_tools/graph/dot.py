@@ -1,4 +1,4 @@
-"""Graphs as DOT, the language of Graphviz, and as pictures drawn by its program ``dot``."""
+"""Graphs in DOT, the language of Graphviz, and as pictures drawn by its program ``dot``."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ _COLOURS = {False: "#dce8fd", True: "#fbe3cf"}
 
 
 def write(graph: Graph, path: Path) -> None:
-    """Write a graph as a file of DOT."""
+    """Write a graph as a DOT file."""
     path.write_text(dot(graph), encoding="utf-8")
 
 
 def draw(graph: Graph, path: Path) -> None:
-    """Write a graph as SVG.
+    """Write a graph as an SVG file.
 
     Raises:
-        MissingExtraError: There is no program ``dot``.
-        subprocess.SubprocessError: It failed, or takes too long.
+        MissingExtraError: The program ``dot`` is not installed.
+        subprocess.SubprocessError: ``dot`` failed or took too long.
     """
     command = [program("dot", "Graphviz"), "-Tsvg", "-o", str(path)]
     text = dot(graph).encode()
     subprocess.run(command, input=text, check=True, capture_output=True, timeout=_PATIENCE)
 
 
-#: Seconds that drawing may take.
+#: Maximum number of seconds that drawing may take.
 _PATIENCE = 600
 
 
 def dot(graph: Graph) -> str:
-    """A graph as DOT: modules are boxes around their operators, backward operators are shaded."""
+    """Return a graph in DOT. Modules are boxes around their operators; backward operators are
+    shaded.
+    """
     lines = ["digraph {", f"label={_quoted(graph.namespace)};"]
     lines += ["node [shape=box, style=filled, fillcolor=white, fontname=Helvetica];"]
     lines += _box(graph.module_tree())
@@ -73,7 +75,7 @@ def _label(op: Op) -> str:
 
 
 def _quoted(value: object) -> str:
-    r"""A string of DOT's; a line break becomes its ``\n``, and nothing else is an escape."""
+    r"""Return a DOT string. A line break becomes ``\n``, and nothing else is an escape."""
     lines = (printable(line) for line in str(value).split("\n"))
     text = "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""What a graph says of an operator: its tensors, its arguments as text, its program."""
+"""Facts about an operator that a graph records: its tensors, arguments and function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = frozenset({type(None), type(...), bool, int, float, complex, str, bytes
 
 
 def items_of(facts: Facts, value: Any) -> list[tuple[int | None, Any]]:
-    """The tensors at a position, with their places if it is a list."""
+    """Return the tensors at a position; each comes with its index if the position holds a list."""
     if type(value) in _PLAIN:
         return []
     if isinstance(value, (list, tuple)):
@@ -25,7 +25,7 @@ def items_of(facts: Facts, value: Any) -> list[tuple[int | None, Any]]:
 
 
 def arguments_of(context: OpContext) -> dict[str, str]:
-    """Return what is no tensor among inputs and attributes, as text."""
+    """Return the inputs and attributes that are not tensors, as text."""
     found = {}
     facts = facts_of(context)
     names = context.input_names
@@ -38,12 +38,12 @@ def arguments_of(context: OpContext) -> dict[str, str]:
 
 
 def program_of(context: OpContext) -> str:
-    """Return the name of the function or graph that an op of TensorFlow's belongs to."""
+    """Return the name of the TensorFlow function or graph that contains an operator."""
     if not context.namespace.startswith("tensorflow/"):
         return ""
     op = context.get_backward_op() if context.is_backward() else context.get_op()
     name = getattr(getattr(op, "graph", None), "name", "")
-    # The number at the end counts what was traced before.
+    # Drop the number at the end, which counts earlier traces.
     return re.sub(r"_\d+$", "", name) if isinstance(name, str) else ""
 
 
@@ -57,6 +57,6 @@ def _text(facts: Facts, value: Any) -> str:
         return ":".join(_text(facts, item) for item in (value.start, value.stop, value.step))
     if facts.is_tensor(value):
         return str(type_of(facts, value))
-    # Of objects of the user's only the type: their text may be anything, and take long.
+    # Only the type of users' objects: their `__str__` may be slow or have side effects.
     module = type(value).__module__.partition(".")[0]
     return str(value)[:80] if module in ("torch", "tensorflow") else type(value).__name__

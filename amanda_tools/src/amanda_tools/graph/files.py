@@ -1,7 +1,8 @@
-"""Graphs as JSON, and back.
+"""Graphs as JSON: writing and reading.
 
-Owns the format ``amanda.graph/1``, which ``docs/tools/graph.schema.json`` describes. Reading
-executes nothing and believes nothing: what is not a graph is an error that says where.
+Defines the format ``amanda.graph/1``, which ``docs/tools/graph.schema.json`` describes. Reading
+executes nothing and trusts nothing: a malformed file raises an error that says where it is
+malformed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _KINDS = {"op": Op, "source": Source}
 
 
 def to_json(graph: Graph) -> dict[str, Any]:
-    """A graph as what `json.dumps` takes."""
+    """Return a graph as an object that `json.dumps` accepts."""
     graph = graph.copy()
     return {
         "namespace": graph.namespace,
@@ -37,10 +38,10 @@ def to_json(graph: Graph) -> dict[str, Any]:
 
 
 def load(path: Path) -> list[Graph]:
-    """The graphs of a file that the tool ``graph`` wrote.
+    """Read the graphs from a file that the tool ``graph`` wrote.
 
     Raises:
-        ResultError: It cannot be read, or is no such file.
+        ResultError: The file cannot be read, or does not contain graphs.
     """
     data = results.load(path)
     try:
@@ -50,10 +51,10 @@ def load(path: Path) -> list[Graph]:
 
 
 def from_json(data: Any) -> list[Graph]:
-    """The graphs of what such a file holds.
+    """Return the graphs in the parsed content of such a file.
 
     Raises:
-        ResultError: It is something else.
+        ResultError: The content is malformed.
     """
     found = _of(dict[str, Any], data, "the file")
     if found.get("format") != FORMAT:
@@ -93,7 +94,7 @@ def _graph(data: dict[str, Any], where: str) -> Graph:
 
 
 def _of(kind: Any, value: Any, where: str) -> Any:
-    """`value` as an instance of `kind`, which may be a dataclass or a generic of few forms."""
+    """Convert `value` to `kind`, which is a plain type, a dataclass or a simple generic."""
     if kind is Any:
         return value
     if is_dataclass(kind):
@@ -104,7 +105,7 @@ def _of(kind: Any, value: Any, where: str) -> Any:
             raise _problem(where, f"is {value!r:.60}, and none of {', '.join(arguments)}")
         return value
     if origin in (types.UnionType, typing.Union):
-        # The form that it is meant as says what is wrong with it; there is one of each.
+        # Check against the alternative of the same form, so that the error is about that one.
         for one in arguments:
             form = dict if is_dataclass(one) else typing.get_origin(one) or one
             if type(value) is (list if form is tuple else form):

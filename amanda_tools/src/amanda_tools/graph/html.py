@@ -1,7 +1,6 @@
-"""Graphs as one page that needs no network: modules, search, and the details of each operator.
+"""Graphs as one HTML page that needs no network: modules, search, and details of each operator.
 
-Owns the page's making; what it looks like and does stands in ``page/``. What comes from the
-program gets into it as data alone.
+Fills the templates in ``page/``. Text from the program enters the page only as data.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ __all__ = ["page"]
 
 
 def page(graphs: Sequence[Graph]) -> str:
-    """The page."""
+    """Return the page for these graphs."""
     parts = {name: _part(f"page.{name}") for name in ("html", "css", "js")}
     return Template(parts["html"]).substitute(
         style=parts["css"],
@@ -37,7 +36,7 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return what a Content-Security-Policy allows a script or style by."""
+    """Return the hash that allows a script or style in a Content-Security-Policy."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
@@ -45,12 +44,12 @@ def _data(graph: Graph) -> dict[str, Any]:
     data = files.to_json(graph)
     for node in data["nodes"]:
         if "id" in node:
-            node["id"] = str(node["id"])  # Longer than a number of JavaScript's.
+            node["id"] = str(node["id"])  # Too large for JavaScript's numbers.
     return data
 
 
 def _embedded(data: Any) -> str:
-    """JSON that can stand in a page: nothing in it ends the element or begins another."""
+    """Return JSON that is safe inside a page: it cannot end its element or begin another."""
     text = json.dumps(data, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")

@@ -1,7 +1,7 @@
 """`Graph`: operators and the values between them, as data.
 
-Owns the data model and the questions that can be asked of it. `tracing` makes graphs of
-running programs, `files` writes and reads them. Imports no framework.
+Defines the data model and its queries. `tracing` creates graphs of running programs; `files` reads
+and writes them. Imports no framework.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ __all__ = ["Edge", "Graph", "Module", "Node", "Op", "Source"]
 
 @dataclass(eq=False)
 class Op(OpFacts):
-    """One operator, as it was when it was met for the first time.
+    """One operator, as it was in its first execution.
 
     Attributes:
-        index: Number in `Graph.nodes`; stays the same while the graph grows.
-        zone: ``model``, or which other part of a program: ``optimizer``, ``init``.
-        program: Name of the function or graph that it belongs to; empty in eager modes.
-        forward: Index of the forward operator of a backward operator; None for any other.
+        index: Index in `Graph.nodes`; does not change while the graph grows.
+        zone: ``model``, or another part of the program: ``optimizer``, ``init``.
+        program: Name of the function or graph that contains it; empty in eager modes.
+        forward: For a backward operator, the index of its forward operator; None for any other.
         is_backward: Whether it belongs to the backward program.
         input_names: Names of the input positions, as far as known.
-        inputs: The tensor types by input position; of a backward operator those that arrive.
-        outputs: The tensor types by output position.
-        arguments: What is no tensor, as text, by the name of the input or attribute.
-        writes: Input positions whose tensors it writes.
-        executions: How often it ran, without those of a checkpoint's second run; None where
-            executions are not seen, which is in graphs.
-        notes: What other tools know of it, such as ``{"flops: macs": 4096}``. They may write here
-            while they run, or `Graph.annotate` does later.
+        inputs: Tensor types by input position. The inputs of a backward operator are the gradients
+            of the outputs.
+        outputs: Tensor types by output position.
+        arguments: Inputs and attributes that are not tensors, as text, by name.
+        writes: Input positions whose tensors the operator writes.
+        executions: Number of executions, not counting the second run of a checkpoint; None in
+            graphs, whose executions are not observed.
+        notes: Figures of other tools, such as ``{"flops: macs": 4096}``. Tools may write them while
+            they run, or `Graph.annotate` adds them later.
     """
 
     index: int
@@ -54,28 +55,28 @@ class Op(OpFacts):
     executions: int | None = 0
     notes: dict[str, str | int | float | None] = field(default_factory=dict)
 
-    # An operator is only equal to itself, and can be a key.
+    # Compare by identity, so that an operator can be a key.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     @property
     def kind(self) -> str:
-        """The common word if there is one, else the backend's type."""
+        """Return the common type, or the framework's if there is none."""
         return self.word or self.type
 
 
 @dataclass(eq=False)
 class Source:
-    """Where a value comes from that no operator of the graph made.
+    """Origin of a value that no operator of the graph produced.
 
     Attributes:
-        index: Number in `Graph.nodes`.
-        kind: ``input``; ``parameter``; ``constant``, which a module's buffer is as well; or
-            ``call``, which is what steers a graph (loops, branches, calls of functions) and passes
-            values on.
-        name: The framework's name, or the module and input that it is first read by.
-        tensor: Its type, None where it is not known.
-        program: Name of the function or graph that it belongs to; empty in eager modes.
+        index: Index in `Graph.nodes`.
+        kind: ``input``, ``parameter``, ``constant`` (this includes the buffers of modules), or
+            ``call`` for an operator that passes values on and controls the graph: a loop, a branch
+            or a call of a function.
+        name: The framework's name, or the module and input that read it first.
+        tensor: Type of the tensor; None if unknown.
+        program: Name of the function or graph that contains it; empty in eager modes.
     """
 
     index: int
@@ -93,22 +94,21 @@ class Edge:
     """One value that passes from a node to an operator.
 
     Attributes:
-        producer: Index of the node that it comes from.
-        output: Output position there; None where the operator did not return the value, but wrote
-            one of its inputs.
-        consumer: Index of the operator that takes it.
-        input: Input position there.
-        item: Place in the list that stands at this position; None where there is no list.
-        kind: ``value``, or ``alias`` for what arrives because a tensor that shares memory with the
-            value was written.
-        first: Number of the consumer's execution in which it was first seen, from 0. Not 0: a
-            later round of a loop, another branch, or a later step.
-        executions: How often it was seen; None where executions are not seen.
-        calls: Of the first executions, which took the value of which: the number of the producer's
-            execution and that of the consumer's, each from 0.
-        back: Whether it closes a circle: the value of one execution is read in a later one of an
-            operator that leads to it. `Graph.connect` says so; without these edges no circle is
-            left.
+        producer: Index of the node that produces the value.
+        output: Output position of the producer; None if the producer did not return the value but
+            wrote it into one of its inputs.
+        consumer: Index of the operator that takes the value.
+        input: Input position of the consumer.
+        item: Index in the list at that position; None if there is no list.
+        kind: ``value``, or ``alias`` if the value was changed by a write to another tensor that
+            shares its memory.
+        first: Number of the consumer's execution that first took the value, from 0. A higher number
+            means a later iteration of a loop, another branch, or a later step.
+        executions: Number of executions that took the value; None if executions are not observed.
+        calls: Pairs for the first executions: number of the producer's execution and number of the
+            consumer's that took its value, each from 0.
+        back: Whether the edge closes a cycle: a later execution of an earlier operator reads the
+            value. `Graph.connect` sets it. Without these edges the graph has no cycle.
     """
 
     producer: int
@@ -128,10 +128,10 @@ class Module:
     """A module, or the program as a whole.
 
     Attributes:
-        name: Last part of its path; empty for the whole.
+        name: Last part of its path; empty for the whole program.
         path: Path from the outermost module.
-        ops: Operators that run in it and in no module inside of it.
-        children: Modules inside of it, by name, in order of first execution.
+        ops: Operators that run in it, but not in one of its children.
+        children: Modules inside it, by name, in the order of first execution.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Module:
     children: dict[str, Module] = field(default_factory=dict)
 
     def walk(self) -> Iterator[Module]:
-        """This module and all inside of it, from the outside."""
+        """Yield this module and all modules inside it, outermost first."""
         yield self
         for child in self.children.values():
             yield from child.walk()
@@ -149,14 +149,15 @@ class Module:
 class Graph:
     """The operators of one namespace, and the values between them.
 
-    Grows while it is traced: what is asked is answered for the graph so far. Operators are in order
-    of first execution (in graphs: of the graph), each after what it takes, loops aside.
+    The graph grows while it is traced, and queries answer for the graph so far. Operators are in
+    the order of first execution (in graphs: of creation). Apart from loops, each comes after the
+    operators whose values it takes.
 
     Args:
         namespace: ``framework/version/mode``.
 
     Attributes:
-        nodes: Operators and sources; their `index` is the place here.
+        nodes: Operators and sources; the `index` of each is its position here.
         edges: The values between them.
     """
 
@@ -179,67 +180,66 @@ class Graph:
 
     @property
     def ops(self) -> list[Op]:
-        """The operators of the forward program."""
+        """Return the operators of the forward program."""
         return [node for node in self.nodes if isinstance(node, Op) and not node.is_backward]
 
     @property
     def backward_ops(self) -> list[Op]:
-        """The operators of the backward program."""
+        """Return the operators of the backward program."""
         return [node for node in self.nodes if isinstance(node, Op) and node.is_backward]
 
     @property
     def sources(self) -> list[Source]:
-        """Inputs, parameters, constants, and what passes values on."""
+        """Return the inputs, parameters, constants and calls."""
         return [node for node in self.nodes if isinstance(node, Source)]
 
     def op(self, number: int, backward: bool = False) -> Op | None:
-        """The operator of an op id, or with `backward` that of a backward op id."""
+        """Return the operator with an op id; with `backward`, the one with a backward op id."""
         return self._ids.get((number, backward))
 
     def forward_of(self, op: Op) -> Op | None:
-        """The forward operator of a backward operator, None if it has none."""
+        """Return the forward operator of a backward operator, or None."""
         found = None if op.forward is None else self.nodes[op.forward]
         return found if isinstance(found, Op) else None
 
     def backward_of(self, op: Op) -> list[Op]:
-        """The backward operators of a forward operator, as far as they have run."""
+        """Return the backward operators of a forward operator that have run so far."""
         return list(self._backward.get(op.index, ()))
 
     # Edges.
 
     def edges_into(self, node: Node, position: int | None = None) -> list[Edge]:
-        """Return what a node takes, or takes at one input position."""
+        """Return the edges into a node, or only those into one input position."""
         edges = self._into.get(node.index, ())
         return [edge for edge in edges if position is None or edge.input == position]
 
     def edges_from(self, node: Node, position: int | None = None) -> list[Edge]:
-        """Who takes what a node gives, or gives at one output position."""
+        """Return the edges from a node, or only those from one output position."""
         edges = self._from.get(node.index, ())
         return [edge for edge in edges if position is None or edge.output == position]
 
     def predecessors(self, op: Node, position: int | None = None) -> list[Op]:
-        """The operators whose values `op` takes, each once, by its input positions."""
+        """Return the operators whose values `op` takes, without duplicates, by input position."""
         return self._ops(edge.producer for edge in self.edges_into(op, position))
 
     def successors(self, op: Node, position: int | None = None) -> list[Op]:
-        """The operators that take what `op` gives, each once, as far as they have run."""
+        """Return the operators that have taken values of `op` so far, without duplicates."""
         return self._ops(edge.consumer for edge in self.edges_from(op, position))
 
     def sources_of(self, op: Op) -> list[Source]:
-        """The inputs, parameters and constants that `op` takes, by its input positions."""
+        """Return the inputs, parameters and constants that `op` takes, by input position."""
         nodes = (self.nodes[edge.producer] for edge in self.edges_into(op))
         return _each_once(node for node in nodes if isinstance(node, Source))
 
     def chain(self, op: Op, *kinds: str) -> list[Op] | None:
-        """Look back from an operator: the operators of a chain that ends at it.
+        """Find a chain of operators that ends at `op`.
 
         Args:
             op: The last operator.
-            *kinds: Common words, or types of the backend, in order of execution; the last one is
-                that of `op`.
+            *kinds: Common or framework types in the order of execution; the last is that of `op`.
 
         Returns:
-            One operator for each, or None where no chain of predecessors is like that.
+            One operator for each type, or None if no chain of predecessors matches.
 
         ``graph.chain(op, "conv2d", "batch_norm", "relu")``
         """
@@ -254,7 +254,9 @@ class Graph:
         return None
 
     def module_tree(self) -> Module:
-        """The modules and the operators in them; backward operators are where their forward is."""
+        """Return the modules with their operators; a backward operator is where its forward
+        operator is.
+        """
         root = Module("", "")
         for op in self.nodes:
             if not isinstance(op, Op):
@@ -267,11 +269,12 @@ class Graph:
         return root
 
     def to_networkx(self, *, backward: bool = True, sources: bool = True) -> Any:
-        """A `networkx.MultiDiGraph`: nodes are indices, with the attributes of nodes and edges.
+        """Return a `networkx.MultiDiGraph` whose nodes are indices, with the attributes of nodes
+        and edges.
 
         Args:
-            backward: Whether to take the backward operators, too.
-            sources: Whether to take inputs, parameters and constants, too.
+            backward: Include backward operators.
+            sources: Include inputs, parameters and constants.
 
         Raises:
             MissingExtraError: networkx is not installed.
@@ -291,13 +294,13 @@ class Graph:
         return result
 
     def unrolled(self) -> Any:
-        """A `networkx.MultiDiGraph` in which each of the first executions is a node of its own.
+        """Return a `networkx.MultiDiGraph` with a node for each of the first executions.
 
-        An operator of a loop, or of a module that is called several times, is one node of this
-        graph with several executions; here it is several nodes, and there are no circles. Of the
-        forward operators of eager modes, as many executions as were kept (`Edge.calls`). Nodes are
-        pairs: index of the operator and number of the execution. They have the attributes of the
-        operator, edges those of the edge.
+        An operator in a loop, or in a module that is called several times, is one node of this
+        graph with several executions. In the unrolled graph it is several nodes, so there is no
+        cycle. It covers the forward operators of eager modes and as many executions as were
+        recorded (`Edge.calls`). A node is a pair: index of the operator and number of the
+        execution. It has the attributes of the operator, and an edge those of the `Edge`.
 
         Raises:
             MissingExtraError: networkx is not installed.
@@ -315,11 +318,11 @@ class Graph:
         return result
 
     def annotate(self, figures: Iterable[OpFigures], tool: str = "") -> None:
-        """Note at each operator what another tool's result says of it.
+        """Add the figures of another tool's result to the operators.
 
         Args:
-            figures: What it says; of operators that are not in this graph it is left out.
-            tool: Name of the tool, to put before the names of its figures.
+            figures: The figures. Those of operators that are not in this graph are ignored.
+            tool: Name of the tool, which is put before the names of its figures.
 
         ``graph.annotate(flops.result().op_figures(), "flops")``
         """
@@ -330,7 +333,7 @@ class Graph:
                 op.notes.update((before + name, value) for name, value in found.values.items())
 
     def copy(self) -> Graph:
-        """The graph as it is now."""
+        """Return a copy of the graph as it is now."""
         result = Graph(self.namespace)
         with self._lock:
             nodes, edges = deepcopy(self.nodes), deepcopy(self.edges)
@@ -343,7 +346,7 @@ class Graph:
     # Growing.
 
     def add(self, node: Node) -> None:
-        """Add a node; it gets its index here."""
+        """Add a node and set its index."""
         with self._lock:
             node.index = len(self.nodes)
             self.nodes.append(node)
@@ -353,9 +356,9 @@ class Graph:
                     self._backward.setdefault(node.forward, []).append(node)
 
     def connect(self, edge: Edge) -> Edge:
-        """Add an edge, or give the one that is there between the same positions.
+        """Add an edge, or return the existing edge between the same positions.
 
-        Whether it closes a circle is found out here.
+        Also detects whether the edge closes a cycle.
         """
         key = (edge.producer, edge.output, edge.consumer, edge.input, edge.item, edge.kind)
         with self._lock:
@@ -369,8 +372,8 @@ class Graph:
             return known
 
     def _reaches(self, start: int, end: int) -> bool:
-        """Return True if values pass from one node to another, circles aside."""
-        # An operator that is met for the first time leads nowhere yet.
+        """Return True if values pass from one node to another along edges that close no cycle."""
+        # Cheap in most cases: a new operator has no edges yet.
         seen, left = {start}, [start]
         while left:
             at = left.pop()

@@ -1,7 +1,7 @@
 """Graphs as ONNX files for viewers such as Netron.
 
-A container and nothing that could run: the operators are of a domain of their own, and the weights
-are not in it.
+The file is only a container and cannot be run: its operators are of a domain of their own, and it
+has no weights.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def write_both(graph: Graph, path: Path) -> None:
 
 
 def model(graph: Graph, backward: bool = False) -> Any:
-    """A graph as an `onnx.ModelProto`.
+    """Return a graph as an `onnx.ModelProto`.
 
-    Values that are read by an earlier operator are left out: ONNX has no circles.
+    ONNX has no cycles, so values that an earlier operator reads are left out.
 
     Args:
         graph: The graph.
-        backward: Whether to take the backward operators, too. Each names its forward operator in an
-            attribute: no value passes between them.
+        backward: Include the backward operators. Each names its forward operator in an attribute,
+            because no value passes between them.
 
     Raises:
         MissingExtraError: onnx is not installed.
@@ -80,7 +80,7 @@ def model(graph: Graph, backward: bool = False) -> Any:
                 continue
         types = dict(enumerate(node.outputs)) if isinstance(node, Op) else {}
         positions = read.get(index, set()) | types.keys()
-        # What was written and not returned comes last.
+        # Values that were written but not returned come last.
         ordered = sorted(positions, key=lambda position: (position is None, position))
         outputs = [_value(graph, index, position) for position in ordered]
         for position, tensor in types.items():
@@ -104,12 +104,12 @@ def model(graph: Graph, backward: bool = False) -> Any:
 def _value(graph: Graph, index: int, output: int | None) -> str:
     node = graph.nodes[index]
     if isinstance(node, Source) and node.kind != "call":
-        return f"{node.name}:{index}"  # Names need not be the only ones of their kind.
+        return f"{node.name}:{index}"  # Names need not be unique.
     return f"{index}:{'written' if output is None else output}"
 
 
 def _info(helper: Any, onnx: Any, name: str, tensor: Position) -> Any:
-    """Return what ONNX says of a value; None where it has no word for it."""
+    """Return ONNX's description of a value, or None if ONNX cannot describe it."""
     if not isinstance(tensor, TensorType) or tensor.shape is None:
         return None
     kind = getattr(onnx.TensorProto, _CODES.get(tensor.dtype, tensor.dtype.upper()), None)
@@ -119,7 +119,7 @@ def _info(helper: Any, onnx: Any, name: str, tensor: Position) -> Any:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-#: Types that ONNX has another name for.
+#: Dtypes with another name in ONNX.
 _CODES = {"float32": "FLOAT", "float64": "DOUBLE"}
 
 

@@ -1,4 +1,4 @@
-"""The result of `GraphTracing`: its tables, and the files that it is written to."""
+"""Result of `GraphTracing`: its tables, and the files that it is written to."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 @dataclass
 class GraphResult:
-    """What was traced.
+    """Result of `GraphTracing`.
 
     Attributes:
         graphs: One graph for each namespace.
-        formats: The forms that `write` gives; JSON is `to_json`.
-        tool_seconds: Time that the tracing itself took, of `wall_seconds`. What the driver adds to
-            reach the operators is not in it.
-        wall_seconds: Time from the first to the last operator that was looked at.
-        spans: Executions of the operators as a profiler timed them, for the form ``trace``; no
-            other form has them.
-        left_out: Executions that are not in `spans`, since a profiler keeps so many.
+        formats: The formats that `write` creates; JSON comes from `to_json`.
+        tool_seconds: The part of `wall_seconds` spent in the tool, without what the driver adds to
+            call it.
+        wall_seconds: Time from the first operator that the tool looked at to the last.
+        spans: Executions timed by a profiler; only the format ``trace`` uses them.
+        left_out: Number of executions beyond the profiler's limit, which are not in `spans`.
         notes: What was not traced, and why.
     """
 
@@ -49,11 +48,11 @@ class GraphResult:
 
     @property
     def graph(self) -> Graph:
-        """The graph with the most operators; an empty one if there is none."""
+        """Return the graph with the most nodes, or an empty graph if there is none."""
         return max(self.graphs, key=lambda graph: len(graph.nodes), default=Graph(""))
 
     def table(self) -> Table:
-        """One row for each type of operator."""
+        """Return a table with one row for each operator type."""
         rows = sorted(
             (row for graph in self.graphs for row in _rows(graph)), key=lambda row: -row[1]
         )
@@ -61,7 +60,7 @@ class GraphResult:
         return Table(self._title(), columns, rows)
 
     def to_json(self) -> str:
-        """All of it, in the form of ``docs/tools/graph.schema.json``."""
+        """Return the whole result as JSON that follows ``docs/tools/graph.schema.json``."""
         return json.dumps(
             {
                 "format": files.FORMAT,
@@ -74,7 +73,7 @@ class GraphResult:
         )
 
     def to_dataframe(self) -> Any:
-        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -82,26 +81,26 @@ class GraphResult:
         return dataframe(Op, [op for g in self.graphs for op in (*g.ops, *g.backward_ops)])
 
     def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
-        """Note at the operators what the results of other tools say of them, by the tool's name.
+        """Add the figures of other tools' results, by the name of the tool, to the operators.
 
-        `amanda run` does it; a program calls `amanda_core.results.share`.
+        `amanda run` calls this. A program calls `amanda_core.results.share`.
         """
         for graph in self.graphs:
             for tool, found in figures.items():
                 graph.annotate(found, tool)
 
     def write(self, folder: Path | str) -> list[Path]:
-        """Write the forms that were asked for, but for JSON.
+        """Write the requested formats except JSON.
 
         Args:
-            folder: The folder; it is made if it is not there.
+            folder: The folder; it is created if necessary.
 
         Returns:
             The files.
 
         Raises:
-            MissingExtraError: A form needs a package, or a program, that is not installed.
-            ResultError: A trace file was asked for, and there are no times.
+            MissingExtraError: A format needs a package or program that is not installed.
+            ResultError: A trace file was requested, but there are no times.
         """
         folder = made(folder)
         found: list[Path] = []
@@ -134,7 +133,7 @@ class GraphResult:
         return "; ".join([*parts, *self.notes])
 
 
-#: Form of which each graph has a file of its own -> ending of its name, and what writes it.
+#: Format with a file for each graph -> ending of the file's name, and the function that writes it.
 _WRITERS: dict[Format, tuple[str, Callable[[Graph, Path], None]]] = {
     "dot": (".dot", dot.write),
     "svg": (".svg", dot.draw),
@@ -145,11 +144,11 @@ _WRITERS: dict[Format, tuple[str, Callable[[Graph, Path], None]]] = {
 
 
 def check(formats: Sequence[Format]) -> None:
-    """Find out before a long run whether the forms can be written after it.
+    """Check before a long run that the formats can be written after it.
 
     Raises:
-        MissingExtraError: One needs a package, or a program, that is not installed.
-        ValueError: One is unknown.
+        MissingExtraError: A format needs a package or program that is not installed.
+        ValueError: A format is unknown.
     """
     for form in formats:
         if form not in FORMATS:

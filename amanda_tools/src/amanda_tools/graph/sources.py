@@ -1,6 +1,6 @@
-"""Where values come from that no operator made: inputs, parameters, constants, calls of graphs.
+"""Origins of values that no operator produced: inputs, parameters, constants and graph calls.
 
-Owns the sources of the graphs of one tool, their kinds and names.
+Creates the sources of a tool's graphs and decides their kinds and names.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from amanda_tools.tensors.types import TensorType, type_of
 __all__ = ["SILENT", "Sources"]
 
 _Kind = Literal["input", "parameter", "constant", "call"]
-#: TensorFlow's operators that hold values and compute nothing; others that no tool is asked about
-#: steer the graph.
+#: TensorFlow operators that hold values without computing anything. Other operators that tools
+#: never see control the graph, and become calls.
 SILENT: dict[str, _Kind] = {
     "Const": "constant",
     "Placeholder": "input",
@@ -30,9 +30,9 @@ SILENT: dict[str, _Kind] = {
 
 
 class Sources:
-    """The sources of the graphs of one tool.
+    """Sources of the graphs of one tool.
 
-    What an operator takes anew at each execution, such as a batch, is one source.
+    An input that has another value in each execution, such as a batch, is one source.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,16 @@ class Sources:
         item: int | None = None,
         constant: bool = False,
     ) -> Origin:
-        """The source of a value, made where it is new.
+        """Return the origin of a value; create a source if it is new.
 
         Args:
-            values: What is known of the values of this namespace.
-            value: A tensor that is not known there.
+            values: The known values of this namespace.
+            value: A tensor that is not among them.
             graph: The graph.
-            op: The operator that takes it.
-            position: Input position there.
-            item: Place in the list that stands there, if one does.
-            constant: Whether it is known to be a parameter, a buffer or a constant.
+            op: The operator that takes the value.
+            position: Input position of the value.
+            item: Index in the list at that position, if there is one.
+            constant: Whether the value is known to be a parameter, a buffer or a constant.
         """
         if isinstance(values, SymbolicValues):
             return self._symbolic(values, value, graph, op, position, item)
@@ -67,7 +67,7 @@ class Sources:
         if facts.is_parameter(value) or (constant and facts.wants_gradient(value)):
             kind = "parameter"
         elif "resource" in facts.dtype(value):
-            kind = "parameter"  # The handle of a variable of TensorFlow's.
+            kind = "parameter"  # The handle of a TensorFlow variable.
         names = op.input_names
         name = names[position] if position < len(names) else str(position)
         named = f"{op.module or op.name}.{name}"
@@ -76,7 +76,7 @@ class Sources:
         )
 
     def seed(self, facts: Facts, gradients: Any, graph: Graph, op: Op) -> None:
-        """The gradients that a backward pass begins with, which `op` takes."""
+        """Add sources for the gradients with which a backward pass begins; `op` takes them."""
         for position, value in enumerate(gradients):
             kind = type_of(facts, value)
             if kind is not None:
@@ -131,7 +131,7 @@ class Sources:
 
 
 def _variable(symbol: Any) -> str | None:
-    """The name of the variable that an argument of a TensorFlow function stands for."""
+    """Return the name of the variable that an argument of a TensorFlow function refers to."""
     captures = getattr(symbol.graph, "captures", ())
     outer = next((outer for outer, inner in captures if inner is symbol.outputs[0]), None)
     for variable in getattr(symbol.graph, "variables", ()) if outer is not None else ():

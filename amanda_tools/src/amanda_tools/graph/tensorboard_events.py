@@ -1,4 +1,4 @@
-"""Graphs as event files of TensorBoard, which its page of graphs shows."""
+"""Graphs as TensorBoard event files, for its graph page."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["graph_def", "write"]
 
 
 def write(graph: Graph, folder: Path) -> None:
-    """Write an event file into a folder, which is a run of TensorBoard's.
+    """Write an event file into a folder, which is a TensorBoard run.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
     """
-    # Its writer of whole event files would load TensorFlow where that is installed.
+    # TensorBoard's own event writer would load TensorFlow if it is installed.
     records = require("tensorboard.summary.writer.record_writer", "tensorboard")
     proto = require("tensorboard.compat.proto.event_pb2", "tensorboard")
     folder.mkdir(exist_ok=True)
@@ -32,9 +32,10 @@ def write(graph: Graph, folder: Path) -> None:
 
 
 def graph_def(graph: Graph) -> Any:
-    """A graph as TensorFlow's ``GraphDef``, with modules as scopes.
+    """Return a graph as TensorFlow's ``GraphDef``, with modules as scopes.
 
-    Values that are read by an earlier operator are left out: the page takes graphs without circles.
+    TensorBoard's page needs graphs without cycles, so values that an earlier operator reads are
+    left out.
 
     Raises:
         MissingExtraError: tensorboard is not installed.

@@ -1,6 +1,7 @@
 """Graphs as a trace file: when each operator ran, and which backward operator belongs to it.
 
-Owns which execution is led to which; the format is `common.chrome`'s, the times are a profiler's.
+Matches forward and backward executions. The format is defined in `amanda_tools.output.chrome`, and
+a profiler provides the times.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ __all__ = ["write"]
 
 
 def write(graphs: Iterable[Graph], spans: Sequence[Span], path: Path) -> Path:
-    """Write a trace file: an event for each execution, arrows from forward to backward.
+    """Write a trace file with an event for each execution and arrows from forward to backward.
 
     Args:
         graphs: The graphs.
-        spans: Executions of their operators, as `amanda_tools.latency` times them; what is none of
-            theirs is left out.
+        spans: Executions timed by `amanda_tools.latency`. Those of operators that are not in the
+            graphs are ignored.
         path: The file.
 
     Returns:
-        The file as it is called, see `amanda_tools.output.chrome.TraceFile.write`.
+        The file that was written; see `amanda_tools.output.chrome.TraceFile.write`.
 
     Raises:
-        ResultError: None of the spans is of an operator of the graphs.
+        ResultError: None of the spans belongs to an operator of the graphs.
     """
     ops = {
         (op.id, op.is_backward, op.name): (graph, op)
@@ -65,14 +66,14 @@ def _shown(op: Op, span: Span) -> Span:
 
 
 def _arrows(timed: Sequence[tuple[Graph, Op, Span]]) -> Iterable[tuple[int, int]]:
-    """Numbers of a forward and a backward execution that belong together.
+    """Yield the numbers of forward and backward executions that belong together.
 
-    Backward operators undo the last execution first, and each execution once.
+    Backward operators process the last forward execution first, and each execution once.
     """
     order = sorted(range(len(timed)), key=lambda number: timed[number][2].start)
-    #: Graph, and index of a forward operator -> its executions.
+    #: Graph and index of a forward operator -> its executions.
     ran: dict[tuple[Graph, int], list[int]] = {}
-    #: Graph, and index of a backward operator -> which of these it has undone.
+    #: Graph and index of a backward operator -> the forward executions it has processed.
     undone: dict[tuple[Graph, int], set[int]] = {}
     for number in order:
         graph, op, span = timed[number]

@@ -1,7 +1,7 @@
-"""`GraphTracing`: the graph of a program, made while it runs.
+"""`GraphTracing`: build the graph of a program while it runs.
 
-Owns what becomes a node and an edge when. The data are `graph`'s, the identity of values is
-`values`', what no operator made `sources`'.
+Decides when a node or an edge is added. The data model is in `model`, the identity of values in
+`values`, and the origins of values that no operator produced in `sources`.
 """
 
 from __future__ import annotations
@@ -38,32 +38,33 @@ _Kind = Literal["value", "alias"]
 class GraphTracing(OperatorTool["_Traced"]):
     """Records operators, backward operators, and the values that pass between them.
 
-    Each context of an operator has the graph so far under ``"graph"`` and the operator's node under
-    ``"graph_op"`` (None for what is not recorded), for tools that depend on this one and look back
+    Each operator's context has the graph so far under ``"graph"`` and the operator's node under
+    ``"graph_op"`` (None if it is not recorded). Tools that depend on this one use them to look back
     from an operator.
 
     Args:
-        formats: The files to write: ``json``, which is written anyway; ``html``, a page to look
-            around in; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron, and
-            ``onnx_backward`` with the backward operators; ``trace``, when each operator ran, for
-            Perfetto, which has `Latency` time them. The first two if left out.
-        backward: Whether to record the backward operators as well.
-        everything: Whether to record what is not the model's as well, such as the operators of an
-            optimizer and of a model's initialisation.
-        calls: Of how many executions of each operator to keep which took the value of which, for
-            `Graph.unrolled`.
+        formats: The files to write: ``json``, which is always written; ``html``, an interactive
+            page; ``dot`` and ``svg`` for Graphviz; ``tensorboard``; ``onnx`` for Netron, and
+            ``onnx_backward`` with the backward operators; ``trace`` with the time of each
+            execution, for Perfetto, which makes `Latency` time them. The default is ``json`` and
+            ``html``.
+        backward: Record backward operators as well.
+        everything: Record operators outside the model as well, such as those of an optimizer or of
+            a model's initialization.
+        calls: Number of executions of each operator for which to record which value came from which
+            execution, for `Graph.unrolled`.
 
     Raises:
-        MissingExtraError: A format needs a package, or a program, that is not installed.
-        ValueError: One of the formats is unknown, or `calls` negative.
+        MissingExtraError: A format needs a package or program that is not installed.
+        ValueError: A format is unknown, or `calls` is negative.
 
     Attributes:
-        graphs: The graph of each namespace; they grow while the tool is applied.
+        graphs: The graph of each namespace; it grows while the tool is applied.
 
     >>> tool = GraphTracing(formats=["html"])
     """
 
-    # A value that another tool changes is the one that the next operator takes.
+    # See values after other tools have changed them: those are what the next operator takes.
     outermost = True
 
     def __init__(
@@ -82,7 +83,8 @@ class GraphTracing(OperatorTool["_Traced"]):
         self.graphs: dict[str, Graph] = {}
         self._values: dict[str, Values] = {}
         self._sources = Sources()
-        #: Under it the nodes of PyTorch's backward graph leave a word at those that run after them.
+        #: Key in the metadata of PyTorch's backward nodes. Each node leaves a note under it at the
+        #: nodes that run after it.
         self._came_from = object()
         self._latency: Latency | None = None
         if "trace" in self.formats:
@@ -99,7 +101,7 @@ class GraphTracing(OperatorTool["_Traced"]):
     # Forward.
 
     def analyse(self, context: OpContext) -> None:
-        """Add an op and what it takes to the graph, and have its executions followed."""
+        """Add an operator and its inputs to the graph, and follow its executions."""
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
             context["graph_op"] = None
@@ -112,7 +114,7 @@ class GraphTracing(OperatorTool["_Traced"]):
             traced.constants = {
                 position
                 for position, value in enumerate(inputs)
-                # Only of what needs a source: the answer may take long.
+                # Only for values that need a source, because asking may take long.
                 if traced.is_eager and traced.facts.is_tensor(value) and find(value) is None
                 if traced.facts.is_parameter(value) or context.value(position) is not None
             }
@@ -122,7 +124,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 context.insert_before_op(self.enter, observe=True, traced=traced)
 
     def analyse_outputs(self, context: OpContext) -> None:
-        """Note what an op gives."""
+        """Record the outputs of an operator."""
         traced = self.known(context)
         if traced is None:
             return
@@ -142,7 +144,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 context.insert_after_op(self.leave, observe=True, traced=traced)
 
     def enter(self, *inputs: Any, traced: _Traced) -> None:
-        """Note what one execution takes."""
+        """Record the inputs of one execution."""
         with self._clock, self._lock:
             number = traced.call = traced.op.executions or 0
             for edge, call in self._connect(traced, inputs):
@@ -153,14 +155,14 @@ class GraphTracing(OperatorTool["_Traced"]):
             self._note_writes(traced, inputs)
 
     def leave(self, *outputs: Any, traced: _Traced) -> None:
-        """Note what one execution gives."""
+        """Record the outputs of one execution."""
         with self._clock, self._lock:
             self._set(traced, outputs)
 
     # Backward.
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Add a backward op and what it takes to the graph."""
+        """Add a backward operator and its inputs to the graph."""
         with self._clock, self._lock:
             graph = context["graph"] = self._graph_of(context)
             context["graph_op"] = None
@@ -184,7 +186,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 context.insert_before_backward_op(self.enter, observe=True, traced=traced)
 
     def analyse_grad_inputs(self, context: OpContext) -> None:
-        """Note what a backward op gives."""
+        """Record the outputs of a backward operator."""
         traced = self.known(context)
         if traced is None:
             return
@@ -200,7 +202,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                 context.insert_after_backward_op(self.leave, observe=True, traced=traced)
 
     def enter_node(self, traced: _Traced, op: Any) -> None:
-        """Note one execution of a backward op of PyTorch's."""
+        """Record one execution of a PyTorch backward node."""
         with self._clock, self._lock:
             number, node = traced.op.executions or 0, op.node
             traced.op.executions = number + 1
@@ -211,7 +213,7 @@ class GraphTracing(OperatorTool["_Traced"]):
             node.metadata.pop(self._came_from, None)
             for output, (after, position) in enumerate(node.next_functions):
                 while after is not None and after.name().startswith("Amanda"):
-                    # The driver's own, which hand the gradients on.
+                    # Skip the driver's own nodes, which pass the gradients on.
                     ways = after.next_functions
                     after, position = ways[min(position, len(ways) - 1)] if ways else (None, 0)
                 if after is not None:
@@ -219,7 +221,7 @@ class GraphTracing(OperatorTool["_Traced"]):
                     words.add((traced.op.index, output, position))
 
     def result(self) -> GraphResult:
-        """Return what was traced so far."""
+        """Return what has been traced so far."""
         timed = None if self._latency is None else self._latency.result()
         with self._lock:
             return GraphResult(
@@ -235,7 +237,9 @@ class GraphTracing(OperatorTool["_Traced"]):
     # Inside.
 
     def why_unsupported(self, context: OpContext) -> str | None:
-        """Return why values are not followed in the namespace of a context, None if they are."""
+        """Return why values cannot be followed in the namespace of this context, or None if they
+        can.
+        """
         known = is_eager(context.namespace) or context.namespace.startswith("tensorflow/")
         return super().why_unsupported(context) if known else "its graphs cannot be read"
 
@@ -282,7 +286,7 @@ class GraphTracing(OperatorTool["_Traced"]):
         return traced
 
     def _connect(self, traced: _Traced, inputs: Sequence[Any]) -> Iterable[tuple[Edge, int]]:
-        """The edges of one execution, made where they are new, and the producers' executions."""
+        """Return the edges of one execution, created if new, and their producers' executions."""
         values = self._values_of(traced)
         taken: list[tuple[int, int | None, Port, _Kind]] = []
         calls: list[int] = []
@@ -327,7 +331,10 @@ class GraphTracing(OperatorTool["_Traced"]):
         )
 
     def _recomputed(self, traced: _Traced, position: int, item: int | None) -> Origin | None:
-        """A checkpoint runs operators again on copies of what they ran on."""
+        """Return the origin recorded by the first run, if this is a checkpoint's second run.
+
+        A checkpoint runs its operators again on copies of their inputs, which are unknown values.
+        """
         context = traced.context() if traced.context is not None else None
         if context is None or not context.recomputed or context.is_backward():
             return None
@@ -355,10 +362,10 @@ class GraphTracing(OperatorTool["_Traced"]):
                     values.set(value, origin)
 
     def _connect_node(self, traced: _Traced, node: Any, number: int) -> list[Edge]:
-        """Edges of a node of PyTorch's backward graph, at an execution of this number.
+        """Return the edges into a PyTorch backward node for the execution with this number.
 
-        Gradients of several readers arrive as their sum, so it is not the tensors that tell where
-        they come from. Each node leaves a word at those that run after it.
+        The gradients of several readers arrive as their sum, so the identity of tensors does not
+        tell where they come from. Instead each node leaves a note at the nodes that run after it.
         """
         words = frozenset(node.metadata.get(self._came_from, ()))
         known = traced.patterns.get(words)
@@ -373,21 +380,19 @@ class GraphTracing(OperatorTool["_Traced"]):
 
 
 class _Traced:
-    """One operator, as it is being followed."""
-
     def __init__(self, op: Op, graph: Graph, facts: Facts) -> None:
         self.op, self.graph, self.facts = op, graph, facts
         self.is_eager = is_eager(op.namespace)
-        #: Whether its backward ops are nodes of PyTorch's backward graph.
+        #: Whether its backward operators are nodes of PyTorch's backward graph.
         self.has_nodes = op.namespace.startswith("pytorch/")
         self.context: weakref.ref[OpContext] | None = None
-        #: Where the inputs of one execution came from -> the edges.
+        #: Origins of the inputs of one execution -> edges.
         self.patterns: dict[Hashable, list[Edge]] = {}
-        #: Number of the execution that is under way.
+        #: Number of the current execution.
         self.call = 0
-        #: Input positions at which there was a parameter, a buffer or a constant at first.
+        #: Input positions that held a parameter, a buffer or a constant in the first execution.
         self.constants: set[int] = set()
-        #: Versions of the tensors by input position, from before the op ran.
+        #: Versions of the input tensors before the operator ran, by position.
         self.versions: list[list[int | None]] = []
 
     def versions_of(self, value: Any) -> list[int | None]:
@@ -395,5 +400,7 @@ class _Traced:
         return [self.facts.version(item) for _, item in items_of(self.facts, value)]
 
     def was_written(self, value: Any, position: int) -> bool:
-        """Return True if a tensor at an input position has another version than before the op."""
+        """Return True if the version of a tensor at an input position has changed since the op
+        began.
+        """
         return position < len(self.versions) and self.versions_of(value) != self.versions[position]

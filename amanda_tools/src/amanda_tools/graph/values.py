@@ -1,7 +1,7 @@
-"""Which node a value comes from, while a program runs.
+"""Identity of values: which node a value comes from, while a program runs.
 
-Owns the identity of values: of tensors of eager modes, whose addresses are given again, and of
-symbolic tensors of graphs. Keeps no tensor and no graph alive.
+Handles the tensors of eager modes, whose addresses are reused, and the symbolic tensors of graphs.
+Keeps no tensor and no graph alive.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
 
 
 class Port(NamedTuple):
-    """Where a value comes from.
+    """Node and position that a value comes from.
 
     Attributes:
         node: Index of the node.
-        output: Output position; None for an input that the operator wrote and does not return.
+        output: Output position; None for an input that the operator wrote but does not return.
     """
 
     node: int
@@ -36,10 +36,10 @@ class Port(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where and when a value was made.
+    """Port and execution that a value comes from.
 
     Attributes:
-        port: Where it comes from.
+        port: Node and position.
         call: Number of the node's execution.
     """
 
@@ -53,34 +53,34 @@ class _Entry(NamedTuple):
 
 
 class EagerValues:
-    """The nodes that tensors come from, by the tensors' identity.
+    """Origins of eager tensors, by the tensors' identity.
 
-    The newest node that returned or wrote a tensor is where it comes from: an operator that works
-    in place, or returns its input, gives a new version of the value.
+    A tensor comes from the last node that returned or wrote it: an operator that works in place, or
+    returns its input, creates a new version of the value.
 
     Args:
-        facts: What the driver tells of tensors.
+        facts: The driver's facts about tensors.
     """
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self._entries: Known[_Entry] = Known()
-        #: Tensors whose memory was written -> the write. Views stand under what they are views of.
+        #: Tensor whose memory was written -> the write. Views are listed under their base.
         self._written: Known[_Entry] = Known()
         self._serial = 0
 
     def find(self, value: Any) -> Origin | None:
-        """Where a tensor comes from; None for one that is not known."""
+        """Return the origin of a tensor, or None if it is unknown."""
         entry = self._entries.get(value)
         return None if entry is None else entry.origin
 
     def last_write(self, value: Any) -> Origin | None:
-        """Return what has written a tensor, or another of the same memory, last."""
+        """Return the last write to a tensor or to another tensor that shares its memory."""
         written = self._write_of(value)
         return None if written is None else written.origin
 
     def find_write(self, value: Any) -> Origin | None:
-        """The last write, if it is newer than what `find` gives."""
+        """Return the last write if it is newer than the origin that `find` returns."""
         written = self._write_of(value)
         if written is None:
             return None
@@ -89,18 +89,18 @@ class EagerValues:
         return written.origin if newer else None
 
     def set(self, value: Any, origin: Origin) -> None:
-        """A tensor comes from there from now on."""
+        """Record the origin of a tensor from now on."""
         self._serial += 1
         self._entries.set(value, _Entry(origin, self._serial))
 
     def set_source(self, value: Any, origin: Origin) -> None:
-        """A tensor was there before all that was written."""
+        """Record the origin of a tensor that existed before all writes."""
         self._entries.set(value, _Entry(origin, 0))
 
     def set_written(self, value: Any, origin: Origin) -> None:
-        """Note what wrote a tensor, and with it all that share its memory.
+        """Record a write to a tensor, and so to all tensors that share its memory.
 
-        A parameter stays one, whoever writes it.
+        A parameter keeps its own origin, whichever operator writes it.
         """
         self._serial += 1
         if not self.facts.is_parameter(value):
@@ -115,7 +115,7 @@ class EagerValues:
 
 
 class SymbolicValues:
-    """The nodes that the tensors of TensorFlow's graphs come from, by graph and name."""
+    """Origins of the symbolic tensors of TensorFlow's graphs, by graph and name."""
 
     def __init__(self, facts: Facts = UNKNOWN) -> None:
         self.facts = facts
@@ -124,23 +124,23 @@ class SymbolicValues:
         )
 
     def find(self, value: Any) -> Origin | None:
-        """Where a tensor comes from; None for one that is not known."""
+        """Return the origin of a tensor, or None if it is unknown."""
         return self._graphs.get(value.graph, {}).get(value.name)
 
     def find_write(self, value: Any) -> Origin | None:
-        """None: nothing is written in place."""
+        """Return None: nothing in a graph is written in place."""
         return None
 
     last_write = find_write
 
     def set(self, value: Any, origin: Origin) -> None:
-        """A tensor comes from there."""
+        """Record the origin of a tensor."""
         self._graphs.setdefault(value.graph, {})[value.name] = origin
 
     set_source = set
 
     def set_written(self, value: Any, origin: Origin) -> None:
-        """Not in graphs."""
+        """Do nothing: nothing in a graph is written in place."""
 
 
 Values = EagerValues | SymbolicValues

@@ -1,4 +1,4 @@
-"""How long operators take, on the host and on devices."""
+"""Latency profiler: how long operators take, on the host and on devices."""
 
 from amanda_tools.latency.result import LatencyResult
 from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times

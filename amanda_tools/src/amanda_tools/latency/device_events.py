@@ -1,7 +1,7 @@
-"""Time on a device, by pairs of events in its streams.
+"""Time on a device, measured with pairs of events in its streams.
 
-Owns the pool of events, and when they are read: those that have passed are read as the program goes
-on, without waiting, and the others after one synchronisation at the end. Imports torch late.
+Manages a pool of events. Events that have passed are read while the program runs, without waiting;
+the others are read after one synchronization at the end. Imports torch only when needed.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ __all__ = ["CudaEvents", "Event", "EventPairs", "Events", "Pair"]
 
 
 class Event(Protocol):
-    """A mark in a stream of work."""
+    """A marker in a stream of work."""
 
     def query(self) -> bool:
         """Return True if the work before it is done."""
 
     def elapsed_time(self, end: Any) -> float:
-        """Time from here to another event, in milliseconds; both have passed."""
+        """Return the time from this event to another, in milliseconds; both must have passed."""
 
 
 class Events(Protocol):
-    """Where events come from."""
+    """Factory of events."""
 
     def make(self) -> Any:
-        """A new event."""
+        """Create an event."""
 
     def record(self, event: Any, device: str) -> str:
-        """Put an event into the current stream of a device; the name of the stream."""
+        """Record an event in the current stream of a device; return the name of the stream."""
 
     def synchronize(self, device: str) -> None:
-        """Wait until a device has done its work."""
+        """Wait until a device has completed its work."""
 
 
 class CudaEvents:
-    """The events of CUDA, by PyTorch."""
+    """CUDA events from PyTorch."""
 
     def make(self) -> Any:
-        """A new event that keeps the time."""
+        """Create an event that records time."""
         import torch
 
         event: Any = torch.cuda.Event  # Untyped in torch's stubs.
         return event(enable_timing=True)
 
     def record(self, event: Any, device: str) -> str:
-        """Put an event into the current stream of a device."""
+        """Record an event in the current stream of a device; return the name of the stream."""
         import torch
 
         stream = torch.cuda.current_stream(device)
@@ -62,15 +62,15 @@ class CudaEvents:
 
 
 class Pair:
-    """The begin and the end of one execution in a stream.
+    """Start and end of one execution in a stream.
 
     Attributes:
         device: The device.
-        stream: Name of the stream of its begin.
-        parent: The pair that holds it, or None.
-        inner: Time of the pairs that it holds directly, in nanoseconds.
-        read: Called with the pair's time of begin, since the first event of the device, its total
-            and its self time, in nanoseconds.
+        stream: Name of the stream in which it starts.
+        parent: The enclosing pair, or None.
+        inner: Time of the pairs directly inside, in nanoseconds.
+        read: Called with the start since the first event of the device, the total time and the self
+            time, in nanoseconds.
     """
 
     __slots__ = ("begin", "device", "end", "inner", "parent", "read", "stream")
@@ -86,8 +86,8 @@ class EventPairs:
     """Pairs of events from a pool.
 
     Args:
-        events: Where they come from.
-        waiting: Pairs that may wait before those that have passed are read.
+        events: Factory of the events.
+        waiting: Number of pairs that may be pending before those that have passed are read.
     """
 
     def __init__(self, events: Events, waiting: int = 4096) -> None:
@@ -98,7 +98,7 @@ class EventPairs:
         self._origins: dict[str, Any] = {}
 
     def begin(self, device: str, parent: Pair | None = None) -> Pair:
-        """Mark the begin of an execution."""
+        """Record the start of an execution."""
         if device not in self._origins:
             self._origins[device] = self._events.make()
             self._events.record(self._origins[device], device)
@@ -109,17 +109,17 @@ class EventPairs:
         return Pair(device, event, stream, parent)
 
     def end(self, pair: Pair, read: Callable[[int, int, int], None]) -> None:
-        """Mark its end; `read` hears of the times when they are known."""
+        """Record the end of an execution; `read` is called when the times are known."""
         pair.end, pair.read = self._event(), read
         self._events.record(pair.end, pair.device)
         self._pending.append(pair)
         if len(self._pending) > self._waiting:
-            # A held pair ends before the one that holds it, so in this order all add up.
+            # An inner pair ends before the enclosing one, so its time is known in time.
             while self._pending and self._pending[0].end.query():  # type: ignore[union-attr]
                 self._read(self._pending.popleft())
 
     def finish(self) -> None:
-        """Read all of them, after waiting for each device once."""
+        """Read all pending pairs, after synchronizing each device once."""
         for device in {pair.device for pair in self._pending}:
             self._events.synchronize(device)
         while self._pending:

@@ -1,7 +1,7 @@
-"""Which stretch of time belongs to which execution: nested on a thread, overlapping in a graph.
+"""Assignment of time to executions: nested on a thread, overlapping in a graph.
 
-Owns the accounts of time: total, self and tool time, and what passes between executions.
-Reads no clock: times are given, in nanoseconds.
+Computes total, self and tool time, and the time between executions. Reads no clock: all times are
+arguments, in nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Interval(Generic[T]):
-    """One execution of something.
+    """One execution.
 
     Attributes:
         what: What was executed.
-        start: When it began.
-        end: When it ended; until then the same as `start`.
-        inner: Time of the executions that it held directly, with what the tool took there.
-        parent: The execution that holds it, or None.
-        marks: What else was begun with it.
+        start: Start.
+        end: End; equal to `start` until then.
+        inner: Time of the executions directly inside, including what the tool took there.
+        parent: The enclosing execution, or None.
+        marks: Other measurements that started with it.
     """
 
     what: T
@@ -40,17 +40,17 @@ class Interval(Generic[T]):
 
     @property
     def total(self) -> int:
-        """Time from its begin to its end, without what the tool took of it."""
+        """Return the time from start to end."""
         return self.end - self.start
 
     @property
     def self(self) -> int:
-        """Time in itself alone."""
+        """Return the time without the executions inside."""
         return self.end - self.start - self.inner
 
 
 class Stack(Generic[T]):
-    """The executions that one thread is in, each inside the one before."""
+    """The executions in progress on one thread, each inside the previous one."""
 
     def __init__(self) -> None:
         self._open: list[Interval[T]] = []
@@ -58,25 +58,26 @@ class Stack(Generic[T]):
 
     @property
     def innermost(self) -> Interval[T] | None:
-        """The execution that it is in."""
+        """Return the innermost execution in progress, or None."""
         return self._open[-1] if self._open else None
 
     def enter(self, what: T, arrived: int, start: int, marks: Any = None) -> None:
-        """Begin an execution.
+        """Start an execution.
 
         Args:
             what: What is executed.
-            arrived: When the tool was called; the time to `start` is its own.
-            start: When the execution begins.
-            marks: What else was begun with it.
+            arrived: When the tool was called. The time from then to `start` is the tool's own.
+            start: When the execution starts.
+            marks: Other measurements that start with it.
         """
         self.spent(start - arrived)
         self._open.append(Interval(what, start, start, parent=self.innermost, marks=marks))
 
     def leave(self, what: T, end: int) -> Interval[T] | None:
-        """End an execution; None if its begin was not seen.
+        """End an execution, or return None if its start was not seen.
 
-        What was entered since and has not ended is given up, and its time belongs to this one.
+        Executions that started since and have not ended are dropped; their time counts for this
+        one.
         """
         if not any(interval.what is what for interval in self._open):
             return None
@@ -91,17 +92,19 @@ class Stack(Generic[T]):
         return interval
 
     def spent(self, time: int) -> None:
-        """Take time that the tool itself took out of the innermost execution."""
+        """Subtract time that the tool took from the innermost execution."""
         if self._open:
             self._open[-1].inner += time
 
     def clear(self) -> None:
-        """Give up all that has not ended."""
+        """Drop all executions in progress."""
         while self._open:
             self._give_up(self._open.pop())
 
     def given_up(self) -> list[Interval[T]]:
-        """Return what never ended, since an exception left it; each once, inner ones first."""
+        """Return the executions dropped since the last call, inner ones first; an exception ended
+        them.
+        """
         found, self._given_up = self._given_up, []
         return found
 
@@ -112,12 +115,12 @@ class Stack(Generic[T]):
 
 
 class Overlapping(Generic[T]):
-    """Executions that begin and end on any threads, as those of a graph.
+    """Executions that start and end on any thread, as in a graph.
 
     Attributes:
-        busy: Time in which at least one of them was running, as far as it is settled.
-        total: Their times added up.
-        running: How many are running.
+        busy: Time in which at least one was running, for all steps that are settled.
+        total: Sum of their times.
+        running: Number of executions in progress.
     """
 
     def __init__(self) -> None:
@@ -126,14 +129,14 @@ class Overlapping(Generic[T]):
         self._ended: list[tuple[int, int]] = []
 
     def enter(self, what: T, start: int) -> None:
-        """Begin an execution."""
+        """Start an execution."""
         self.running += 1
         self._open.setdefault(id(what), deque()).append(Interval(what, start, start))
 
     def leave(self, what: T, end: int) -> Interval[T] | None:
-        """End the oldest execution of `what`; None if there is none.
+        """End the oldest execution of `what`, or return None if there is none.
 
-        Which of several it was does not matter to the sum of their times.
+        If several are in progress, the sum of their times does not depend on which one ends.
         """
         waiting = self._open.get(id(what))
         if not waiting:
@@ -146,10 +149,10 @@ class Overlapping(Generic[T]):
         return interval
 
     def settle(self) -> tuple[int, list[T]]:
-        """Settle the accounts of a step, whose executions are over.
+        """Close the accounts of a step whose executions are over.
 
         Returns:
-            The time in which at least one was running, and what never ended.
+            The time in which at least one was running, and the executions that never ended.
         """
         busy = until = 0
         for start, end in sorted(self._ended):
@@ -164,7 +167,8 @@ class Overlapping(Generic[T]):
 
 
 class Between:
-    """Time in which nothing runs, by the innermost module that holds what runs before and behind.
+    """Time in which nothing runs, by the innermost module that contains the operators before and
+    after.
 
     Attributes:
         times: Module path -> time, without that of the modules inside.
@@ -176,13 +180,15 @@ class Between:
         self._module = ""
 
     def begin(self, time: int, module: str | None) -> None:
-        """The last execution ended, in a module; None for what is in the one before."""
+        """Record the end of the last execution in progress; None as `module` keeps the previous
+        one.
+        """
         self._since = time
         if module is not None:
             self._module = module
 
     def end(self, time: int, module: str | None) -> None:
-        """An execution begins; where another one is running, nothing comes to an end."""
+        """Record the start of an execution; do nothing if another one is running."""
         if self._since is not None:
             place = _around(self._module, self._module if module is None else module)
             self.times[place] = self.times.get(place, 0) + time - self._since
@@ -191,6 +197,6 @@ class Between:
 
 @lru_cache(maxsize=4096)
 def _around(one: str, other: str) -> str:
-    """The innermost module that holds both."""
+    """Return the path of the innermost module that contains both."""
     others = with_parents(other)
     return next(path for path in reversed(with_parents(one)) if path in others)

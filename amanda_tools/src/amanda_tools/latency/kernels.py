@@ -1,7 +1,7 @@
-"""Which operator started which kernel: ranges in a profile of PyTorch, and events joined to them.
+"""Attribution of kernels to operators: ranges in a PyTorch profile, and events joined to them.
 
-Owns the ranges' names, the profiler's start and end, and the join by correlation ids and time.
-Counts of a profile are not used: under a dispatch mode the profiler reports operators twice.
+Starts and stops the profiler, names the ranges, and joins events by correlation id and time. The
+profile's counts are not used, because under a dispatch mode the profiler reports operators twice.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _PREFIX = "amanda#"
 
 
 class Kernel(NamedTuple):
-    """One piece of work of a device.
+    """One kernel or other piece of work of a device.
 
     Attributes:
-        name: The kernel's name.
-        device: Type of the device and its number, such as ``CUDA:0``.
-        op: Number of the range that it was started in; None if in none.
-        start: In nanoseconds, of the profiler's clock.
-        duration: In nanoseconds.
+        name: Name of the kernel.
+        device: Type and number of the device, such as ``CUDA:0``.
+        op: Number of the range that started it, or None.
+        start: Start in nanoseconds of the profiler's clock.
+        duration: Duration in nanoseconds.
     """
 
     name: str
@@ -34,9 +34,10 @@ class Kernel(NamedTuple):
 
 
 class Kernels:
-    """Ranges around operators in a profile, and the profile.
+    """A profile with a range around each operator.
 
-    A profiler of the program's own is left to the program, whose profile then has the ranges.
+    If the program runs a profiler of its own, no other is started, and the program's profile
+    contains the ranges.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Kernels:
         self.foreign = False
 
     def begin(self, number: int) -> Any:
-        """Begin a range; gives what `end` takes."""
+        """Start a range; return the handle for `end`."""
         from torch import profiler
         from torch.autograd import profiler as ranges
 
@@ -65,7 +66,7 @@ class Kernels:
         entered.__exit__(None, None, None)
 
     def found(self) -> list[Kernel]:
-        """End the profile and join its kernels to the ranges."""
+        """Stop the profiler and join its kernels to the ranges."""
         if self._profile is None:
             return []
         self._profile.stop()
@@ -77,12 +78,12 @@ class Kernels:
 def join(events: Iterable[Any], leaves: bool = False) -> list[Kernel]:
     """Find the range of each kernel in the events of Kineto.
 
-    A device's event names the operator of PyTorch that launched it by its correlation id, and that
-    one lies in a range on its thread.
+    The correlation id of a device's event identifies the PyTorch operator that launched it, and
+    that operator lies in a range on its thread.
 
     Args:
         events: ``profile.profiler.kineto_results.events()``.
-        leaves: Whether to take the operators of the CPU that hold no other for kernels.
+        leaves: Use the CPU operators without inner operators as kernels.
     """
     everything = list(events)
     on_cpu = [event for event in everything if event.device_type().name == "CPU"]
@@ -113,10 +114,10 @@ def join(events: Iterable[Any], leaves: bool = False) -> list[Kernel]:
 
 
 class _Ranges:
-    """Nested ranges of one thread; answers which is the innermost at a time."""
+    """Nested ranges of one thread."""
 
     def __init__(self, spans: list[tuple[int, int, int]]) -> None:
-        #: From which time on which range is the innermost.
+        #: Times from which on the range at the same index of `_numbers` is the innermost.
         self._times: list[int] = []
         self._numbers: list[int | None] = []
         open_ranges: list[tuple[int, int]] = []
@@ -146,7 +147,7 @@ def _kernel(event: Any, op: int | None) -> Kernel:
 
 
 def _leaves(events: list[Any]) -> list[Any]:
-    """The events that hold no other of their thread."""
+    """Return the events without inner events on their thread."""
     found = []
     last: dict[int, Any] = {}
     for event in sorted(events, key=lambda event: (event.start_ns(), -event.end_ns())):

@@ -1,7 +1,4 @@
-"""What the latency profiler found: by operator, type, module, step and thread, and as a trace file.
-
-Owns the sums and their forms.
-"""
+"""Result of the latency profiler: by operator, type, module, step and thread, and a trace file."""
 
 from __future__ import annotations
 
@@ -27,26 +24,25 @@ By = Literal["module", "type", "op", "step", "thread", "kernel"]
 
 @dataclass
 class LatencyResult(Summed[Times]):
-    """What was timed.
+    """Result of the latency profiler.
 
     Attributes:
         ops: The operators and backward operators in the order of their first execution.
-        steps: The steps in which some of them ran.
-        threads: The threads that they ended on.
+        steps: The steps in which operators ran.
+        threads: The threads on which operators ended.
         graph_busy: Nanoseconds in which at least one operator of a graph was running.
-        graph_total: Times of the graphs' operators added up; more than `graph_busy` where they
+        graph_total: Sum of the times of the graphs' operators; greater than `graph_busy` if they
             overlap.
-        notes: What is measured otherwise than it seems, or not.
-        left_out: Executions that are not in the trace file, since it has a limit; `ops` count
-            them.
-        tool_seconds: Time that the timing itself took, of `wall_seconds`. What the driver adds to
-            reach the operators is not in it.
-        wall_seconds: Time from the first to the last operator that was looked at.
-        spans: What the trace file shows.
-        kernels: The kernels, where they were looked for; `Kernel.op` is an index into `ops`.
+        notes: What was not timed, or timed with limitations.
+        left_out: Number of executions beyond the limit of the trace file; `ops` include them.
+        tool_seconds: The part of `wall_seconds` spent in the tool, without what the driver adds to
+            call it.
+        wall_seconds: Time from the first operator that the tool looked at to the last.
+        spans: Contents of the trace file.
+        kernels: The kernels, if they were requested; `Kernel.op` is an index into `ops`.
         between: Module path -> nanoseconds in which no operator was running, without those of the
-            modules inside: what passes between two operators is that of the innermost module that
-            holds both, by ``""`` if there is none.
+            modules inside. The time between two operators belongs to the innermost module that
+            contains both, or to ``""``.
     """
 
     ops: list[TimedOp] = field(default_factory=list)
@@ -69,13 +65,14 @@ class LatencyResult(Summed[Times]):
 
     @property
     def wall(self) -> int:
-        """Nanoseconds of all steps, from begin to end."""
+        """Return the nanoseconds of all steps, from start to end."""
         return sum(step.wall for step in self.steps)
 
     def by_module(self) -> dict[str, Times]:
-        """Module path -> times of what runs in it and in modules inside; the whole by ``""``.
+        """Return the times for each module path, including the modules inside it; ``""`` is the
+        whole.
 
-        With the time between operators, so that the whole is the time of the steps without the
+        They include the time between operators, so the whole is the time of the steps without the
         profiler's own.
         """
         sums = super().by_module()
@@ -85,7 +82,7 @@ class LatencyResult(Summed[Times]):
         return sums
 
     def op_figures(self) -> Iterator[OpFigures]:
-        """Times of each operator in seconds, for the results of other tools."""
+        """Yield the times of each operator, in seconds, in the form in which tools share them."""
         for op in self.ops:
             values: dict[str, int | float | str] = {"self (s)": op.self / 1e9}
             if op.device is not None:
@@ -95,14 +92,14 @@ class LatencyResult(Summed[Times]):
             yield op.figures(values)
 
     def table(self, by: By = "type", depth: int | None = 3) -> Table:
-        """A table for people, in milliseconds.
+        """Return a table, in milliseconds.
 
         Args:
             by: One row for each ``type``, ``module``, ``op``, ``step``, ``thread`` or ``kernel``.
-            depth: Of modules: how deep, counted in parts of the path; None for all.
+            depth: For modules, the maximum number of parts of a path; None for all.
 
         Raises:
-            ValueError: `by` is something else.
+            ValueError: `by` has another value.
         """
         if by == "step":
             columns = ("step", "calls", "wall ms", "ops ms", "ops share", "tool ms", "rest ms")
@@ -163,7 +160,7 @@ class LatencyResult(Summed[Times]):
         return Table(self._title(), (*heads, *self._device_columns()), rows)
 
     def to_json(self) -> str:
-        """All of it but the single executions, which are in the trace file."""
+        """Return the result as JSON, without the single executions, which are in the trace file."""
         content = {name: value for name, value in vars(self).items() if name not in _APART}
         for name in ("ops", "steps", "threads"):
             content[name] = [asdict(item) for item in content[name]]
@@ -179,7 +176,7 @@ class LatencyResult(Summed[Times]):
         )
 
     def to_dataframe(self) -> Any:
-        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -187,7 +184,7 @@ class LatencyResult(Summed[Times]):
         return dataframe(TimedOp, self.ops)
 
     def write(self, folder: Path | str) -> Sequence[Path]:
-        """Write ``trace.json``, or ``trace.json.gz``, which Perfetto and chrome://tracing show.
+        """Write ``trace.json`` or ``trace.json.gz``, for Perfetto and chrome://tracing.
 
         Returns:
             The file.
@@ -197,10 +194,10 @@ class LatencyResult(Summed[Times]):
         return [trace.write(made(folder) / "trace.json")]
 
     def write_tensorboard(self, folder: Path) -> None:
-        """Write the times of each step and each type of operator for TensorBoard.
+        """Write the times of each step and each operator type for TensorBoard.
 
         Args:
-            folder: The folder of the run, which TensorBoard is given.
+            folder: Folder of the TensorBoard run.
 
         Raises:
             ImportError: tensorboard is not installed.
@@ -232,12 +229,12 @@ class LatencyResult(Summed[Times]):
     def _with_apart(
         self, rows: list[tuple[object, ...]], before: int, behind: int = 0
     ) -> list[tuple[object, ...]]:
-        """Rows of operators, with what they and the rows of it add up to: the time of the steps.
+        """Add the rows that complete the rows of operators to the time of the steps.
 
         Args:
-            rows: The rows.
-            before: Columns in front of the self time.
-            behind: Columns behind the share, without those of devices.
+            rows: The rows of operators.
+            before: Number of columns before the self time.
+            behind: Number of columns after the share, not counting those of devices.
         """
         if not self.wall:
             return rows
@@ -246,7 +243,7 @@ class LatencyResult(Summed[Times]):
             "(all)": self.wall,
             "(between operators)": sum(step.rest for step in self.steps),
             "(profiler)": sum(step.tool for step in self.steps),
-            # Operators of graphs run beside one another, and so take less together.
+            # Operators of graphs run concurrently, so together they take less time.
             **({"(at the same time)": -overlap} if overlap else {}),
         }
         empty = ("",) * (before - 1), ("",) * (behind + len(self._device_columns()))
@@ -257,7 +254,7 @@ class LatencyResult(Summed[Times]):
         return found + rows
 
     def _with_outside(self, sums: dict[str, Times]) -> dict[str, Times]:
-        """Sums by module, and that of what is in none, such as an optimizer."""
+        """Add the sum of operators that are in no module, such as those of an optimizer."""
         if len(sums) == 1:
             return sums
         outside = self._sum_of([op for op in self.ops if not op.module])
@@ -282,7 +279,7 @@ class LatencyResult(Summed[Times]):
         return [(*key, time / 1e6) for key, time in longest]
 
 
-#: What the JSON leaves out.
+#: Fields that are not in the JSON.
 _APART = ("spans", "kernels")
 
 

@@ -1,4 +1,4 @@
-"""Times of single operators, of several together, of steps and of threads, as data."""
+"""Times of operators, of groups of operators, of steps and of threads, as data."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["StepTime", "ThreadTime", "TimedOp", "Times"]
 
 @dataclass
 class TimedOp(EitherWayOp):
-    """One operator, or one backward operator. Times are in nanoseconds.
+    """Times of one operator or backward operator, in nanoseconds.
 
     Attributes:
-        calls: How often it ran to its end.
-        unfinished: How often it began and did not end: an exception left it, or a graph that needs
-            its gradient alone left it out.
-        total: Time from begin to end of all executions.
-        self: The same without the operators that ran inside of it.
-        first: Time of the first execution, which often includes preparations.
+        calls: Number of executions that ended.
+        unfinished: Number of executions that did not end: an exception left them, or a graph
+            computed the gradient without the operator itself.
+        total: Time of all executions from start to end.
+        self: Time of all executions without the operators that ran inside them.
+        first: Time of the first execution, which often includes initialization.
         shortest: Time of the shortest execution.
         longest: Time of the longest execution.
-        device: Device that its work was timed on, or None.
-        device_total: Time on the device from begin to end.
-        device_self: The same without the operators inside.
-        kernels: How many kernels it started itself, where they were looked for.
-        kernel_time: Their time on the device.
+        device: Device on which its work was timed, or None.
+        device_total: Time on the device from start to end.
+        device_self: Time on the device without the operators inside.
+        kernels: Number of kernels that it started itself, if requested.
+        kernel_time: Time of these kernels on the device.
     """
 
     calls: int = 0
@@ -55,16 +55,16 @@ class TimedOp(EitherWayOp):
 
 @dataclass
 class Times:
-    """What several operators took together. Times are in nanoseconds.
+    """Times of several operators together, in nanoseconds.
 
     Attributes:
-        calls: Executions, forward.
-        forward: Their self time.
-        backward_calls: Executions of backward operators.
-        backward: Their self time.
-        between: Time between the operators, of modules alone: Python, the driver, other tools.
-        device: Self time on the device, both ways.
-        kernel_time: Time of the kernels, both ways.
+        calls: Number of forward executions.
+        forward: Self time of the forward executions.
+        backward_calls: Number of executions of backward operators.
+        backward: Self time of these.
+        between: Time between the operators of a module: Python, the driver, other tools.
+        device: Self time on the device, forward and backward.
+        kernel_time: Time of the kernels, forward and backward.
     """
 
     calls: int = 0
@@ -77,12 +77,12 @@ class Times:
 
     @property
     def self(self) -> int:
-        """Self time, both ways."""
+        """Return the self time, forward and backward."""
         return self.forward + self.backward
 
     @property
     def time(self) -> int:
-        """Self time, and that between the operators."""
+        """Return the self time plus the time between operators."""
         return self.self + self.between
 
     def add(self, op: TimedOp) -> None:
@@ -99,15 +99,15 @@ class Times:
 
 @dataclass
 class StepTime:
-    """One step. Times are in nanoseconds.
+    """Times of one step, in nanoseconds.
 
     Attributes:
-        number: From 0.
-        wall: From its begin to its end; the first begins with its first operator.
-        ops: Self times of the operators in it; of a graph's, the time in which at least one ran.
-        tool: Time that the profiler itself took in it.
-        calls: Executions in it.
-        ended: Whether its end was seen; else it counts to its last operator.
+        number: Number of the step, from 0.
+        wall: Time from start to end. The first step starts with its first operator.
+        ops: Self times of its operators; for a graph, the time in which at least one was running.
+        tool: Time spent in the profiler itself.
+        calls: Number of executions.
+        ended: Whether its end was seen. Otherwise it counts up to its last operator.
     """
 
     number: int
@@ -119,18 +119,18 @@ class StepTime:
 
     @property
     def rest(self) -> int:
-        """Time between operators: the program itself, the driver, other tools, waiting."""
+        """Return the time between operators: in the program, the driver, other tools, waiting."""
         return self.wall - self.ops - self.tool
 
 
 @dataclass
 class ThreadTime:
-    """What ran to its end on one thread.
+    """Executions that ended on one thread.
 
     Attributes:
-        name: Of the thread.
-        calls: Executions.
-        self: Their self time, in nanoseconds.
+        name: Name of the thread.
+        calls: Number of executions.
+        self: Their self time in nanoseconds.
     """
 
     name: str

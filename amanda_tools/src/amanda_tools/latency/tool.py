@@ -1,8 +1,7 @@
-"""`Latency`: how long each operator takes, forward and backward, on the CPU and on a device.
+"""`Latency`: time each operator, forward and backward, on the CPU and on a device.
 
-Owns what is timed when. The accounts of nested and overlapping times are in `intervals`, devices in
-`device_events`, kernels in `kernels`, the result in `result`. A little over
-400 lines: one class.
+Decides what is timed when. Nested and overlapping times are computed in `intervals`, devices are
+timed in `device_events` and `kernels`, and the result is in `result`.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ class Latency(OperatorTool["_Op"]):
     """Times each operator, forward and backward, by step, module and thread.
 
     Args:
-        backward: Whether to time backward operators as well.
-        everything: Whether to time what is not the model's as well, such as an optimizer. Without
-            it the operators of a step do not add up to its time.
-        limit: Executions that the trace file shows; later ones are only counted.
-        kernels: Whether to find the kernels that each operator starts, by PyTorch's profiler. That
-            costs far more than the timing.
+        backward: Time backward operators as well.
+        everything: Include operators outside the model, such as those of an optimizer. Without them
+            the operators of a step do not add up to its time.
+        limit: Number of executions in the trace file; later ones are only counted.
+        kernels: Find the kernels that each operator starts, with PyTorch's profiler. This costs far
+            more than the timing.
 
     Raises:
         ValueError: `limit` is negative.
@@ -49,9 +48,9 @@ class Latency(OperatorTool["_Op"]):
     needs = ("ordered",)
     #: The clock, in nanoseconds.
     now = staticmethod(time.perf_counter_ns)
-    #: Where the events of devices come from.
+    #: Factory of device events.
     events: ClassVar[type[Events]] = CudaEvents
-    #: Types of PyTorch's devices whose work runs behind the program, and which have events.
+    #: PyTorch device types that run asynchronously and have events.
     asynchronous: ClassVar[frozenset[str]] = frozenset({"cuda"})
 
     def __init__(
@@ -67,17 +66,17 @@ class Latency(OperatorTool["_Op"]):
         self.limit = limit
         self._steps: list[StepTime] = []
         self._step_begin = 0
-        #: When the tool last did something; 0 before the first operator, which begins step 0.
+        #: Time of the tool's last work; 0 before the first operator, which starts step 0.
         self._last = 0
         self._threads: dict[int, _Thread] = {}
         self._graph: Overlapping[_Op] = Overlapping()
         self._between = Between()
         self._executions: list[_Execution] = []
         self._left_out = 0
-        #: Names of operators of graphs whose begin cannot be told.
+        #: Names of graph operators whose start cannot be observed.
         self._unseen: set[str] = set()
         self._pairs = EventPairs(self.events())
-        #: Device -> when its first event was put in.
+        #: Device -> time at which its first event was recorded.
         self._origins: dict[str, int] = {}
         self._kernels = Kernels() if kernels else None
         self._found: list[Kernel] = []
@@ -87,7 +86,7 @@ class Latency(OperatorTool["_Op"]):
         self.add_inst_for_step(self.begin_step, self.end_step)
 
     def analyse(self, context: OpContext) -> None:
-        """Time the executions of an op."""
+        """Insert routines that time the executions of an operator."""
         if self.is_wanted(context):
             values = context.get_inputs() or ()
             op = self._op_of(context, values)
@@ -98,7 +97,7 @@ class Latency(OperatorTool["_Op"]):
             context.insert_after_op(self.leave, observe=True, outputs=[], op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Time the executions of a backward op."""
+        """Insert routines that time the executions of a backward operator."""
         if self.is_wanted(context):
             values = context.get_grad_outputs() or ()
             op = self._op_of(context, values)
@@ -111,7 +110,7 @@ class Latency(OperatorTool["_Op"]):
             context.insert_after_backward_op(self.leave, observe=True, grad_inputs=[], op=op)
 
     def enter(self, *values: Any, op: _Op) -> None:
-        """Begin one execution."""
+        """Start the time of one execution."""
         arrived = self.now()
         with self._lock:
             thread = self._thread()
@@ -128,7 +127,7 @@ class Latency(OperatorTool["_Op"]):
             self._spent(arrived, start)
 
     def leave(self, op: _Op) -> None:
-        """End one execution."""
+        """End the time of one execution."""
         end = self.now()
         with self._lock:
             thread = self._thread()
@@ -148,7 +147,7 @@ class Latency(OperatorTool["_Op"]):
                 self._between.begin(done, op.module)
 
     def begin_step(self, number: int) -> None:
-        """Note the begin of a step."""
+        """Record the start of a step."""
         with self._lock:
             self._step_begin = self.now()
             self._steps.append(StepTime(number))
@@ -156,7 +155,7 @@ class Latency(OperatorTool["_Op"]):
                 self._between.begin(self._step_begin, "")
 
     def end_step(self, number: int) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         with self._lock:
             if self._steps:
                 step, now = self._steps[-1], self.now()
@@ -165,7 +164,7 @@ class Latency(OperatorTool["_Op"]):
             self._clear()
 
     def result(self) -> LatencyResult:
-        """Return what was timed so far."""
+        """Return what has been timed so far."""
         with self._lock:
             self._clear()
             self._pairs.finish()
@@ -267,7 +266,7 @@ class Latency(OperatorTool["_Op"]):
 
     @property
     def _is_running(self) -> bool:
-        """Whether some operator is, on any thread."""
+        """Return True if an operator is running on any thread."""
         stacks = (thread.stack.innermost for thread in self._threads.values())
         return bool(self._graph.running) or any(stack is not None for stack in stacks)
 
@@ -321,22 +320,22 @@ class Latency(OperatorTool["_Op"]):
 
 
 class _Op:
-    """One operator, as it is timed."""
-
     def __init__(self, context: OpContext, number: int) -> None:
         facts = TimedOp.of(context)
         self.facts, self.tensors, self.number = facts, facts_of(context), number
         self.is_graph = not is_eager(facts.namespace)
         self.is_torch = facts.namespace.startswith("pytorch/")
-        #: None where backward adds up a gradient: that is part of what came before.
+        #: None where backward adds up a gradient, which counts for the module before.
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
         self.device: str | None = None
 
     def awaited(self, values: Sequence[Any]) -> list[int]:
-        """Positions of the values that a routine has to be given to be called in time.
+        """Return the positions of the values that a routine must take to be called at the right
+        time.
 
-        A graph calls it when they are there, which without any would be long before the operator
-        can run. A reference to a variable is there before the variable has a value.
+        A graph calls a routine as soon as its values are there. A routine without values would be
+        called long before the operator can run. A reference to a variable does not help, because it
+        is there before the variable has a value.
         """
         if not self.is_graph:
             return []
@@ -344,14 +343,15 @@ class _Op:
         return [position for position, kind in enumerate(kinds) if "_ref" not in kind]
 
     def waits_unseen(self, op: Any, values: Sequence[Any]) -> bool:
-        """Return True if an operator of a graph has to wait, and no value tells until when.
+        """Return True if a graph operator has to wait for something that none of its values depends
+        on.
 
-        A routine before it waits for the values that it is given, and a variable's handle is there
-        always.
+        A routine before the operator only waits for the values that it takes, and the handle of a
+        variable is always there.
 
         Args:
-            op: The raw operator.
-            values: What it takes.
+            op: The framework's operator.
+            values: Its inputs.
         """
         if not self.is_graph or not self.facts.namespace.startswith("tensorflow/"):
             return False
@@ -362,7 +362,7 @@ class _Op:
 
 
 class _Thread:
-    """One thread that operators run on."""
+    """One thread on which operators run."""
 
     def __init__(self) -> None:
         self.stack: Stack[_Op] = Stack()
@@ -370,7 +370,7 @@ class _Thread:
 
 
 class _Marks(NamedTuple):
-    """What was begun with one execution: a pair of events on a device, a range in a profile."""
+    """Measurements that start with an execution: a pair of device events, a range in a profile."""
 
     pair: Pair | None
     inside: Any
@@ -380,7 +380,7 @@ _NO_MARKS = _Marks(None, None)
 
 
 class _Execution(NamedTuple):
-    """One execution, as the trace file shows it."""
+    """One execution for the trace file."""
 
     op: TimedOp
     track: str

@@ -1,4 +1,4 @@
-"""What memory operators give and free."""
+"""Memory profiler: what operators allocate and free."""
 
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
 from amanda_tools.memory.tool import Memory

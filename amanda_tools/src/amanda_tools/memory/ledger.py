@@ -1,7 +1,7 @@
-"""What is alive: births and deaths of buffers, the peak, and who owns what then.
+"""Ledger of live buffers: births, deaths, the peak, and who owns what at the peak.
 
-Owns the accounts. Deaths are heard of from wherever an object dies, so they only queue up, and are
-settled before anything else happens.
+A weak reference may report a death at any moment, so deaths are only queued and are settled before
+the next change.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class _Entry:
 
 
 class Ledger:
-    """Buffers that live, by owner. An owner is a number; None owns what was there before.
+    """Live buffers by owner. An owner is a number; None owns the buffers that existed before.
 
     Attributes:
-        live: Bytes that live and have an owner.
-        given: Bytes that live and were there before.
-        peak: The most of `live`.
-        peak_owner: Whose birth made it.
-        by_owner: Owner -> bytes of it that live.
+        live: Bytes of live buffers with an owner.
+        given: Bytes of live buffers that existed before.
+        peak: Maximum of `live`.
+        peak_owner: Owner of the buffer whose birth caused the peak.
+        by_owner: Owner -> bytes of its live buffers.
         heard: Called with the time at each change.
     """
 
@@ -49,10 +49,10 @@ class Ledger:
         self._peak_is_new = False
 
     def meet(self, buffer: Storage, owner: int | None, now: int) -> int:
-        """Note a buffer, and its owner if it is new.
+        """Record a buffer, and its owner if it is new.
 
         Returns:
-            Bytes that were allocated: its size if it is new, or by how much it grew.
+            Number of bytes allocated: the size of a new buffer, or the growth of a known one.
         """
         self.settle()
         entry = self._entries.get(buffer.key)
@@ -70,18 +70,18 @@ class Ledger:
         if self.live > self.peak:
             self.peak, self.peak_owner, self._peak_is_new = self.live, owner, True
         self.heard(now)
-        # What was there before and is written anew by an owner grows for that one's sake.
+        # Growth of a buffer that existed before was caused by the operator that wrote it.
         return more if new or more > 0 else 0
 
     def settle(self) -> None:
-        """Strike out what has died."""
+        """Remove the buffers that have died."""
         while self._dead:
             holder, when = self._dead.popleft()
             self._release(self._holders.pop(holder)[0], when)
 
     @property
     def at_peak(self) -> dict[int | None, int]:
-        """Owner -> bytes of it that lived at the peak."""
+        """Return the live bytes of each owner at the peak."""
         self._before_less()
         return self._at_peak
 
@@ -98,7 +98,7 @@ class Ledger:
         entry.holders += 1
         self._holders[holder] = (buffer.key, weakref.ref(buffer.holder, died))
         if known is not None:
-            # A storage that was resized has moved.
+            # A storage that was resized has a new address.
             self._release(known[0], now)
 
     def _release(self, key: object, when: int) -> None:
@@ -119,7 +119,7 @@ class Ledger:
             self.live += size
 
     def _before_less(self) -> None:
-        # Copied once for each peak, not at each birth on the way to it.
+        # Copy once for each peak, not at each birth on the way to it.
         if self._peak_is_new:
             self._at_peak = {owner: size for owner, size in self.by_owner.items() if size}
             self._peak_is_new = False

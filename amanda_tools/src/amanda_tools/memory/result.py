@@ -1,6 +1,6 @@
-"""What the memory profiler found: by operator, type, module and step, and as a timeline.
+"""Result of the memory profiler: by operator, type, module and step, and as a timeline.
 
-Owns the sums and their forms. All sizes are in bytes.
+All sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ By = Literal["module", "type", "op", "step"]
 
 @dataclass
 class AllocatingOp(EitherWayOp):
-    """One operator, or one backward operator.
+    """Memory of one operator or backward operator.
 
     Attributes:
-        calls: How often it ran.
-        allocated: Bytes of new buffers that it gave or keeps, of all executions.
-        buffers: How many these were.
-        live_after: The most bytes that were alive right after it.
-        at_peak: Bytes that it had given and that were alive at the peak.
-        live: Bytes that it had given and that are alive now.
-        output: Bytes of its outputs, where a graph's buffers cannot be told.
+        calls: Number of executions.
+        allocated: Bytes of the new buffers that it returned or that autograd saved, over all
+            executions.
+        buffers: Number of these buffers.
+        live_after: Maximum of live bytes directly after it.
+        at_peak: Bytes of its buffers that were live at the peak.
+        live: Bytes of its buffers that are live now.
+        output: Bytes of its outputs, for graphs, whose buffers are not visible.
     """
 
     calls: int = 0
@@ -48,7 +49,7 @@ class AllocatingOp(EitherWayOp):
 
 @dataclass
 class Sum:
-    """What several operators allocated together; the numbers are those of `AllocatingOp`."""
+    """Memory of several operators together; the fields are those of `AllocatingOp`."""
 
     calls: int = 0
     allocated: int = 0
@@ -67,13 +68,13 @@ class Sum:
 
 @dataclass
 class StepMemory:
-    """One step.
+    """Memory of one step.
 
     Attributes:
-        number: From 0.
+        number: Number of the step, from 0.
         allocated: Bytes allocated in it.
-        peak: The most bytes alive in it.
-        live: Bytes alive at its end.
+        peak: Maximum of live bytes in it.
+        live: Live bytes at its end.
     """
 
     number: int
@@ -83,12 +84,12 @@ class StepMemory:
 
 
 class Moment(NamedTuple):
-    """A point of the timeline.
+    """One point of the timeline.
 
     Attributes:
-        time: In nanoseconds.
-        live: Bytes alive that operators had given.
-        given: Bytes alive that were there before, as far as some operator had read them.
+        time: Time in nanoseconds.
+        live: Live bytes from operators.
+        given: Live bytes that existed before, as far as operators have read them.
     """
 
     time: int
@@ -98,20 +99,20 @@ class Moment(NamedTuple):
 
 @dataclass
 class MemoryResult(Summed[Sum]):
-    """What was allocated.
+    """Result of the memory profiler.
 
     Attributes:
-        peak: The most bytes that were alive at once, of what operators gave.
-        peak_op: Name of the operator after which that was, or None.
-        live: Bytes alive now.
-        given: The most bytes alive of what was there before, such as weights and data.
+        peak: Maximum of live bytes from operators.
+        peak_op: Name of the operator that caused the peak, or None.
+        live: Live bytes now.
+        given: Maximum of live bytes that existed before, such as weights and data.
         ops: The operators in the order of their first execution.
-        steps: The steps in which something was allocated.
-        notes: What is not seen, and why.
-        left_out: Changes that are not in the timeline, since it has a limit.
-        tool_seconds: Time that the profiler itself took, of `wall_seconds`. What the driver adds to
-            reach the operators is not in it.
-        wall_seconds: Time from the first to the last operator that was looked at.
+        steps: The steps in which memory was allocated.
+        notes: What was not observed, and why.
+        left_out: Number of changes beyond the limit of the timeline.
+        tool_seconds: The part of `wall_seconds` spent in the tool, without what the driver adds to
+            call it.
+        wall_seconds: Time from the first operator that the tool looked at to the last.
         timeline: Each change.
     """
 
@@ -134,28 +135,28 @@ class MemoryResult(Summed[Sum]):
 
     @property
     def allocated(self) -> int:
-        """Bytes of all buffers that operators gave."""
+        """Return the bytes of all buffers that operators allocated."""
         return sum(op.allocated for op in self.ops)
 
     def op_figures(self) -> Iterator[OpFigures]:
-        """Bytes of each operator, for the results of other tools."""
+        """Yield the bytes of each operator in the form in which tools share them."""
         for op in self.ops:
             values: dict[str, int | float | str] = {
                 "allocated (B)": op.allocated,
                 "alive at the peak (B)": op.at_peak,
             }
-            # Of a graph's operators only the size of the outputs is known.
+            # For operators of graphs only the size of the outputs is known.
             yield op.figures({"outputs (B)": op.output} if op.output else values)
 
     def table(self, by: By = "module", depth: int | None = 3) -> Table:
-        """A table for people, in bytes.
+        """Return a table, in bytes.
 
         Args:
             by: One row for each ``module``, ``type``, ``op`` or ``step``.
-            depth: Of modules: how deep, counted in parts of the path; None for all.
+            depth: For modules, the maximum number of parts of a path; None for all.
 
         Raises:
-            ValueError: `by` is something else.
+            ValueError: `by` has another value.
         """
         if by == "step":
             steps = [(s.number, s.allocated, s.peak, s.live) for s in self.steps]
@@ -195,7 +196,7 @@ class MemoryResult(Summed[Sum]):
         return Table(self._title(), (*columns, *self._graph_columns()), rows)
 
     def to_json(self) -> str:
-        """All of it but the timeline, which is a file of its own."""
+        """Return the result as JSON, without the timeline, which is a file of its own."""
         content = asdict(self)
         del content["timeline"]
         return json.dumps(
@@ -210,7 +211,7 @@ class MemoryResult(Summed[Sum]):
         )
 
     def to_dataframe(self) -> Any:
-        """One row for each operator, as a `pandas.DataFrame`; needs pandas.
+        """Return a `pandas.DataFrame` with one row for each operator; needs pandas.
 
         Raises:
             MissingExtraError: pandas is not installed.

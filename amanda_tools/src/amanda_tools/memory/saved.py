@@ -1,4 +1,4 @@
-"""What PyTorch's autograd keeps for backward, which no operator gives."""
+"""Tensors that PyTorch's autograd saves for backward, which no operator returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["kept", "sequence"]
 
 
 def sequence() -> int:
-    """The number that the next node of PyTorch's autograd will have."""
+    """Return the sequence number of PyTorch's next autograd node."""
     import torch
 
     found: int = torch._C._autograd._get_sequence_nr()
@@ -17,13 +17,14 @@ def sequence() -> int:
 
 
 def kept(outputs: Any, start: int) -> list[Any]:
-    """Return what autograd of PyTorch keeps for the backward of an operator that has just run.
+    """Return the tensors that autograd saved for the backward of an operator that has just run.
 
-    That of hooks, as those of a checkpoint are, is not asked for: they would compute it.
+    Tensors behind saved-tensor hooks, such as a checkpoint's, are not read, because reading would
+    compute them.
 
     Args:
-        outputs: What the operator gave.
-        start: `sequence` before it ran.
+        outputs: Outputs of the operator.
+        start: The value of `sequence` before it ran.
     """
     import torch
 
@@ -43,7 +44,7 @@ def kept(outputs: Any, start: int) -> list[Any]:
                 try:
                     found.append(getattr(node, name))
                 except RuntimeError:
-                    continue  # Written since, or freed: nothing that autograd still keeps.
+                    continue  # Freed, or written since: autograd no longer keeps it.
     return found
 
 
@@ -51,7 +52,7 @@ def _node(tensor: Any) -> Any:
     try:
         return tensor.grad_fn
     except RuntimeError:
-        return None  # A view that was made and written without gradients: it has no node to ask.
+        return None  # A view that was created and written without gradients has no node.
 
 
 def _tensors(value: Any, kind: type) -> Iterator[Any]:

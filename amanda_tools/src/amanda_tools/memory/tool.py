@@ -1,7 +1,7 @@
 """`Memory`: what operators allocate, how long it lives, and where the peak is.
 
-Owns what is looked at when. What autograd keeps is in `saved`, what is alive in `ledger`, the
-result in `result`.
+Decides what is recorded when. `saved` finds the tensors that autograd saves, `ledger` accounts for
+live buffers, and `result` has the result.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from amanda_tools.tensors.values import facts_of, tensors_in
 
 __all__ = ["Memory"]
 
-#: TensorFlow's operators that give a variable's own buffer.
+#: TensorFlow operators that return a variable's own buffer.
 _VIEWS_OF_VARIABLES = frozenset({"ReadVariableOp", "VarHandleOp"})
 
 
 class Memory(OperatorTool["_Op"]):
-    """Follows the memory that operators give: births, deaths, the peak, and who held what then.
+    """Follows the memory that operators allocate: births, deaths, the peak, and its owners.
 
-    A buffer is counted once, however many tensors are views of it, and is alive until the framework
-    frees it: what autograd keeps for backward is alive until backward has used it.
+    A buffer counts once, however many tensors are views of it, and is live until the framework
+    frees it. What autograd saves for backward is live until backward has used it.
 
     Args:
-        backward: Whether to follow backward operators as well. Without it, what they give is not
-            seen.
-        everything: Whether to count what is not the model's as well, such as an optimizer's state.
-        limit: Changes that the timeline holds; later ones are only counted.
+        backward: Follow backward operators as well. Without it, what they allocate is not seen.
+        everything: Include operators outside the model, such as those that create an optimizer's
+            state.
+        limit: Number of changes in the timeline; later ones are only counted.
 
     Raises:
         ValueError: `limit` is negative.
@@ -64,7 +64,7 @@ class Memory(OperatorTool["_Op"]):
         self.add_inst_for_step(self.begin_step, self.end_step)
 
     def analyse(self, context: OpContext) -> None:
-        """Note what an op allocates."""
+        """Insert routines that record what an operator allocates."""
         if not self.is_wanted(context):
             return
         with self._clock:
@@ -74,13 +74,13 @@ class Memory(OperatorTool["_Op"]):
             context.insert_after_op(self.give, observe=True, op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Note what a backward op allocates."""
+        """Insert routines that record what a backward operator allocates."""
         if not self.is_wanted(context):
             return
         with self._clock:
             op = self._op_of(context)
             if op.is_torch:
-                # A leaf's gradient is written into the leaf, and given to nobody.
+                # The gradient of a leaf is stored in the leaf and is not returned.
                 leaf = getattr(context.get_backward_op(), "variable", None)
                 op.leaf = None if leaf is None else Ref(leaf)
             if op.is_eager:
@@ -88,20 +88,20 @@ class Memory(OperatorTool["_Op"]):
             context.insert_after_backward_op(self.give_gradients, observe=True, op=op)
 
     def take(self, *inputs: Any, op: _Op) -> None:
-        """Note what was there before an op."""
+        """Record the buffers that exist before an operator runs."""
         with self._clock, self._lock:
             self._meet(op, inputs, None)
             if op.is_torch:
                 op.sequence = sequence()
 
     def give(self, *outputs: Any, op: _Op) -> None:
-        """Note what an op has given, and what is kept of it for backward."""
+        """Record the outputs of an operator, and what autograd saves for its backward."""
         with self._clock, self._lock:
             if not op.is_eager:
                 self._count_outputs(op, outputs)
                 return
             self._ledger.settle()
-            # What gives a variable's buffer does not make it.
+            # Reading a variable returns its buffer without allocating one.
             owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
             self._meet(op, outputs, owner)
             if op.is_torch:
@@ -109,12 +109,12 @@ class Memory(OperatorTool["_Op"]):
             self._count(op)
 
     def arrive(self, *gradients: Any, op: _Op) -> None:
-        """Note gradients that were made between operators, such as sums of several."""
+        """Record gradients that were created between operators, such as sums."""
         with self._clock, self._lock:
             self._meet(op, gradients, op)
 
     def give_gradients(self, *gradients: Any, op: _Op) -> None:
-        """Note what a backward op has given."""
+        """Record the outputs of a backward operator."""
         with self._clock, self._lock:
             if not op.is_eager:
                 self._count_outputs(op, gradients)
@@ -126,20 +126,20 @@ class Memory(OperatorTool["_Op"]):
             self._count(op)
 
     def begin_step(self, number: int) -> None:
-        """Note the begin of a step."""
+        """Record the start of a step."""
         with self._lock:
             self._ledger.settle()
             self._steps.append(StepMemory(number, peak=self._ledger.live))
 
     def end_step(self, number: int) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         with self._lock:
             self._ledger.settle()
             if self._steps:
                 self._steps[-1].live = self._ledger.live
 
     def result(self) -> MemoryResult:
-        """Return what was seen so far."""
+        """Return what has been recorded so far."""
         with self._lock:
             ledger = self._ledger
             ledger.settle()
@@ -214,21 +214,19 @@ class Memory(OperatorTool["_Op"]):
 
 
 class _Op:
-    """One operator, as it is followed."""
-
     def __init__(self, facts: AllocatingOp, tensors: Facts, number: int) -> None:
         self.facts, self.tensors, self.number = facts, tensors, number
         self.is_torch = facts.namespace.startswith("pytorch/")
-        #: Whether it can be told what memory its values use.
+        #: Whether the memory of its values is visible.
         self.is_eager = is_eager(facts.namespace)
         self.sequence = 0
         self.leaf: Ref | None = None
 
     def storages(self, values: Sequence[Any]) -> Iterator[Storage]:
-        """Yield the memory of the tensors among values.
+        """Yield the storages of the tensors among these values.
 
         Raises:
-            NotReadableError: The driver cannot tell.
+            NotReadableError: The driver does not know the storage.
         """
         for _, tensor in tensors_in(self.tensors, values):
             storage = self.tensors.storage(tensor)

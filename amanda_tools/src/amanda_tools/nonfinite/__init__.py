@@ -1,4 +1,4 @@
-"""Which operator makes the first NaN or infinity."""
+"""Detection of the operator that produces the first NaN or infinity."""
 
 from amanda_tools.nonfinite.result import Fault, NonFiniteResult, Origin
 from amanda_tools.nonfinite.tool import NonFinite, NonFiniteError

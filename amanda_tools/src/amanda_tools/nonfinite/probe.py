@@ -1,7 +1,7 @@
-"""Whether values are finite.
+"""Check whether values are finite.
 
-Owns the kinds of what is not finite, as bits, and how they are found: from values in main memory,
-or, with PyTorch, by its own operators, as numbers that stay on the device until somebody asks.
+Represents the kinds of non-finite values as bits. Values are read in main memory or, with PyTorch,
+reduced by PyTorch's operators to numbers that stay on the device until they are needed.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from amanda_tools.tensors.values import numbers as decoded
 
 __all__ = ["INF", "NAN", "Pending", "Probe", "probe_of", "resolve"]
 
-#: Bits of what is in a tensor. Where there is a NaN, infinities beside it may go unnoticed.
+#: Bits for the contents of a tensor. If it has a NaN, its infinities may be missed.
 NEGATIVE, POSITIVE, NAN = 1, 2, 4
 INF = NEGATIVE | POSITIVE
 
-#: Smallest and largest value of a tensor, still on its device.
+#: Minimum and maximum of a tensor, still on its device.
 Pending = tuple[Any, Any]
 
 
 class Probe:
-    """How tensors of a framework are looked at: here from a copy in main memory.
+    """Checks tensors of a framework; this base class copies them to main memory.
 
     Args:
-        facts: What the driver tells of tensors.
+        facts: The driver's facts about tensors.
     """
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
 
     def candidates(self, values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-        """Yield floating-point tensors and numbers; ``2.0`` is the first of a list at 2."""
+        """Yield floating-point tensors and numbers with their position; ``2.0`` is the first in a
+        list at 2.
+        """
         for position, value in enumerate(values):
             if isinstance(value, (list, tuple)):
                 for inner, part in self.candidates(value):
@@ -50,26 +52,23 @@ class Probe:
         """Return the bits of a tensor or number.
 
         Args:
-            value: What `candidates` gave.
-            separate: Look for infinities beside NaN, too, which costs more.
+            value: A value from `candidates`.
+            separate: Also look for infinities in a tensor with NaNs, which costs more.
 
         Raises:
-            Exception: The values cannot be looked at; frameworks raise what they like.
+            Exception: The values cannot be read; the type depends on the framework.
         """
         return _bits(value, value) if isinstance(value, float) else self._look(value, separate)
 
     def is_pending(self, value: Any, always: bool) -> bool:
-        """Return True for a tensor that is on a device, or for any if `always`.
-
-        Only of such a one `pending` gives numbers that stay where it is.
-        """
+        """Return True if the check should stay on the value's device; `always` includes the CPU."""
         return False
 
     def pending(self, value: Any) -> Pending:
-        """Return what `resolve` makes bits of: two numbers on the tensor's device, unawaited.
+        """Return two numbers, still on the tensor's device, that `resolve` converts to bits.
 
         Raises:
-            Exception: The same.
+            Exception: The values cannot be read; the type depends on the framework.
         """
         if isinstance(value, float):
             return value, value
@@ -81,7 +80,7 @@ class Probe:
 
 
 class _TorchProbe(Probe):
-    """PyTorch's tensors, on their device."""
+    """Checks PyTorch's tensors on their device."""
 
     def is_pending(self, value: Any, always: bool) -> bool:
         return self.facts.is_tensor(value) and (always or value.device.type != "cpu")
@@ -95,7 +94,7 @@ class _TorchProbe(Probe):
 
     def _look(self, value: Any, separate: bool) -> int:
         values = _real(value)
-        # Sums are the fastest that NaN and infinity never vanish in; a finite one may overflow.
+        # A sum is the fastest reduction that keeps NaN and infinity; finite values may overflow.
         if cmath.isfinite(values.sum(dtype=_wide(values)).item()):
             return 0
         low, high = _extremes(values)
@@ -103,16 +102,16 @@ class _TorchProbe(Probe):
 
 
 def probe_of(context: OpContext) -> Probe:
-    """Return how the tensors of an operator are looked at."""
+    """Return the probe for the tensors of an operator."""
     kind = _TorchProbe if context.namespace.startswith("pytorch/") else Probe
     return kind(facts_of(context))
 
 
 def resolve(numbers: Sequence[Pending]) -> list[int]:
-    """The bits of what is pending, in one transfer from each device."""
+    """Return the bits of pending values, with one transfer from each device."""
     import torch
 
-    # One stack a device: programs may use several.
+    # One stack for each device, because programs may use several.
     places: dict[Any, list[tuple[int, Any]]] = {}
     found: list[list[float]] = [[0.0, 0.0] for _ in numbers]
     for index, pair in enumerate(numbers):
@@ -124,7 +123,7 @@ def resolve(numbers: Sequence[Pending]) -> list[int]:
     for listed in places.values():
         stacked = torch.stack([number.float() for _, number in listed]).tolist()
         for (place, number), value in zip(listed, stacked, strict=True):
-            # A double beyond float32 is finite, and so was everything if it is not.
+            # A finite double may become infinite in float32, so read it as it is.
             wide = math.isinf(value) and number.dtype == torch.float64
             found[place // 2][place % 2] = number.item() if wide else value
     return [_bits(*pair) for pair in found]

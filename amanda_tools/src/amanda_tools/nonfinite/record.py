@@ -1,7 +1,4 @@
-"""What `NonFinite` keeps of operators, of their executions, and of the values in them.
-
-Owns what an operator is to it and how closely a value is looked at.
-"""
+"""Records of operators, their executions and the values in them, for `NonFinite`."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ __all__ = ["Entered", "Execution", "Look", "Made", "Op", "looked", "union", "wea
 
 
 class Op:
-    """One operator or backward operator, as it is looked at."""
+    """One operator or backward operator that is checked."""
 
     def __init__(self, context: OpContext, of: str = "") -> None:
         holder = context if context.forward is None else context.forward
@@ -39,28 +36,28 @@ class Op:
         self.writes = not of and (
             (kind.endswith("_") and not kind.endswith("__")) or inner or kind == "__setitem__"
         )
-        # A sum over many is taken in an order that depends on which of their buffers is free: who
-        # held one would change how it rounds.
+        # AddN sums in an order that depends on which buffer is free. Holding one would change the
+        # rounding.
         self.writes = self.writes or kind in ("AddN", "AccumulateNV2")
         self.reads_variable = kind in ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
         self._eager = is_eager(context.namespace)
-        #: Thread -> the executions that it is in; graphs have all of theirs at 0.
+        #: Thread -> its executions in progress; those of graphs are all under 0.
         self._entered: dict[int, list[Entered]] = {}
 
     def enter(self, entered: Entered) -> None:
-        """An execution begins."""
+        """Start an execution."""
         self._entered.setdefault(self._thread, []).append(entered)
 
     def leave(self) -> Entered | None:
-        """Return what the execution that ends began with, None if it is not known."""
+        """Return the inputs of the execution that ends, or None if its start was not seen."""
         waiting = self._entered.get(self._thread)
         if not waiting:
             return None
-        # Those of a thread lie in one another; of a graph's, run at a time, the first is the next.
+        # The executions of a thread are nested; those of a graph end in the order of their start.
         return waiting.pop() if self._eager else waiting.pop(0)
 
     def forget(self) -> None:
-        """Let go of executions that have not ended: they were left by an exception."""
+        """Drop executions that have not ended because an exception left them."""
         self._entered.clear()
 
     @property
@@ -68,7 +65,7 @@ class Op:
         return threading.get_ident() if self._eager else 0
 
     def name_of(self, position: str) -> str:
-        """Name of an input, with the path of the module that it may belong to."""
+        """Return the name of an input, with the path of the module that it may belong to."""
         first, _, rest = position.partition(".")
         names = self.names
         name = names[int(first)] if int(first) < len(names) else f"input {first}"
@@ -78,7 +75,7 @@ class Op:
 
 @dataclass
 class Entered:
-    """What one execution began with: its inputs, or what they looked like."""
+    """Inputs of an execution in progress, or the result of checking them."""
 
     inputs: Sequence[Any]
     looks: list[Look] | None
@@ -87,7 +84,7 @@ class Entered:
 
 @dataclass
 class Look:
-    """What a value looked like: its bits, or the numbers that they will be made of."""
+    """Result of checking a value: its bits, or pending numbers."""
 
     position: str
     found: int | Pending
@@ -97,24 +94,24 @@ class Look:
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that an operator made, and what it looked like.
+    """Result of checking a tensor that an operator produced.
 
     Attributes:
-        version: How often it was written then, None where that is not known.
-        found: Its bits, or the numbers that they will be made of.
+        version: Version of the tensor when it was checked; None if unknown.
+        found: Its bits, or pending numbers.
     """
 
     version: int | None
     found: int | Pending
 
     def is_still(self, version: int | None) -> bool:
-        """Return True if a tensor of this version now is as it was."""
+        """Return True if a tensor with this version has not been written since."""
         return version is not None and version == self.version
 
 
 @dataclass
 class Execution:
-    """One execution."""
+    """One execution that has ended."""
 
     op: Op
     step: int
@@ -123,7 +120,7 @@ class Execution:
 
 
 def union(looks: Sequence[Look]) -> int:
-    """The bits of several values, whose numbers have come."""
+    """Return the union of the bits of several values, all of which are resolved."""
     bits = 0
     for look in looks:
         assert isinstance(look.found, int)
@@ -132,15 +129,15 @@ def union(looks: Sequence[Look]) -> int:
 
 
 def weak(value: Any) -> Callable[[], Any]:
-    """Return a function that returns a tensor while it lives, without keeping it alive."""
+    """Return a function that returns the tensor while it is alive, without keeping it alive."""
     try:
         return Ref(value)
     except TypeError:
-        return lambda: None  # A number, of Python's or NumPy's.
+        return lambda: None  # A number of Python or NumPy.
 
 
 def looked(facts: Facts, looks: Sequence[Look]) -> list[Looked]:
-    """The tensors looked at closely: those that still live and are what they were."""
+    """Describe the tensors that are still alive and unchanged."""
     import numpy
 
     found = []
@@ -154,7 +151,7 @@ def looked(facts: Facts, looks: Sequence[Look]) -> list[Looked]:
             continue
         wrong = numpy.argwhere(~numpy.isfinite(numbers(values.array, values.dtype)))
         if bool(look.found) != bool(len(wrong)):
-            continue  # Written meanwhile.
+            continue  # Written since.
         found.append(
             Looked(
                 look.position,

@@ -1,6 +1,6 @@
-"""What `NonFinite` found: the faults, and what was only passed on.
+"""Result of `NonFinite`: the faults, and what was only passed on.
 
-Owns the result and its forms, and the sentence that an error and a warning say.
+Also words the message of the error and the warning.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
 
-#: Where a value that is not finite came from.
+#: Origin of a value that is not finite.
 Origin = Literal["operator", "gradient", "parameter", "data", "constant"]
 
 
 @dataclass
 class Looked:
-    """One tensor that had part in a fault.
+    """Description of one tensor that is part of a fault.
 
     Attributes:
-        position: Position in the operator's signature; ``2.0`` is the first of a list at 2.
-        dtype: Name of its dtype.
-        shape: Its shape.
-        statistics: Its figures.
+        position: Position in the operator's signature; ``2.0`` is the first element of a list at 2.
+        dtype: Name of the dtype.
+        shape: The shape.
+        statistics: The statistics.
         first: Index of its first element that is not finite, or None.
     """
 
@@ -40,7 +40,7 @@ class Looked:
     first: list[int] | None
 
     def __str__(self) -> str:
-        """The tensor in words."""
+        """Describe the tensor."""
         found = self.statistics
         text = f"{self.position}: {self.dtype}{self.shape}"
         if found.nan or found.inf:
@@ -55,15 +55,15 @@ class Fault(OpFacts):
     """One operator at which values stop being finite.
 
     Attributes:
-        origin: ``operator``: its inputs were finite, its outputs are not. ``gradient``: the same of
-            one of its backward operators. ``parameter``, ``data``, ``constant``: it was the first
-            to read a parameter, a tensor of the program, or a number that was not finite.
+        origin: ``operator``: its inputs were finite, its outputs are not. ``gradient``: the same
+            for one of its backward operators. ``parameter``, ``data``, ``constant``: it was the
+            first to read a parameter, a tensor of the program, or a number that was not finite.
         kind: ``nan`` or ``inf``.
-        what: The backward operator, or the input that was not finite, by name; else empty.
-        step: Step in which it happened first.
-        calls: How often it happened.
-        outputs: The outputs of the first time; empty where they were gone when it was found.
-        inputs: The inputs of the first time.
+        what: Name of the backward operator, or of the input that was not finite; otherwise empty.
+        step: Step in which it first happened.
+        calls: Number of times that it happened.
+        outputs: Outputs of the first time; empty if they were gone when the fault was found.
+        inputs: Inputs of the first time.
     """
 
     origin: Origin
@@ -75,7 +75,7 @@ class Fault(OpFacts):
     inputs: list[Looked] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """The fault in words."""
+        """Describe the fault."""
         place = f"op {self.name!r} (id {self.id}"
         place += f", module {self.module!r}" if self.module else ""
         place += f", at {self.source})" if self.source else ")"
@@ -92,16 +92,17 @@ class Fault(OpFacts):
 
 @dataclass
 class NonFiniteResult:
-    """What was found.
+    """Result of `NonFinite`.
 
     Attributes:
-        faults: In the order in which they happened; the first is where to look first.
-        checked: Executions of operators and backward operators whose results were looked at.
-        passed_on: Those that gave what is not finite because an input was not.
-        allowed: Those that gave it and may.
-        unchecked: Why tensors were not looked at -> how many.
-        notes: Where nothing was looked at, and why.
-        tool_seconds: Time that looking took.
+        faults: The faults in the order in which they happened. Look at the first one first.
+        checked: Number of executions of operators and backward operators whose results were
+            checked.
+        passed_on: Number of executions with non-finite outputs because of a non-finite input.
+        allowed: Number of executions with non-finite outputs that were allowed.
+        unchecked: Reason why tensors were not checked -> their number.
+        notes: What was not observed, and why.
+        tool_seconds: Time spent in the tool.
         wall_seconds: Time from the first operator to the last.
     """
 
@@ -116,16 +117,16 @@ class NonFiniteResult:
 
     @property
     def first(self) -> Fault | None:
-        """The first fault, or None."""
+        """Return the first fault, or None."""
         return self.faults[0] if self.faults else None
 
     def op_figures(self) -> Iterator[OpFigures]:
-        """Return what happened at each operator, for the results of other tools."""
+        """Yield the fault of each operator in the form in which tools share them."""
         for fault in self.faults:
             yield fault.figures({fault.origin: f"{fault.kind} in step {fault.step}"})
 
     def table(self) -> Table:
-        """One row for each fault."""
+        """Return a table with one row for each fault."""
         columns = ("origin", "kind", "op", "of", "step", "calls", "at", "source")
         rows = [
             (
@@ -144,7 +145,7 @@ class NonFiniteResult:
 
     @property
     def title(self) -> str:
-        """The result in one line."""
+        """Return a summary in one line."""
         faults, checked = counted(len(self.faults), "fault"), counted(self.checked, "execution")
         text = f"{faults} in {checked}, {self.passed_on} passed on"
         if self.allowed:
@@ -156,11 +157,11 @@ class NonFiniteResult:
         return "; ".join([*parts, *self.notes])
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole result as JSON."""
         return json.dumps({"format": "amanda.nonfinite/1", **asdict(self)}, indent=1)
 
     def to_dataframe(self) -> Any:
-        """One row for each fault, as a `pandas.DataFrame`; needs pandas."""
+        """Return a `pandas.DataFrame` with one row for each fault; needs pandas."""
         return dataframe(Fault, self.faults)
 
     def _repr_html_(self) -> str:

@@ -1,7 +1,7 @@
-"""`NonFinite`: the operator that made the first NaN or infinity, forward and backward.
+"""`NonFinite`: find the operator that produces the first NaN or infinity, forward and backward.
 
-Owns which operators are looked at and who is to blame. How a tensor is looked at is in
-`probe`, what is kept meanwhile in `record`, the result in `result`.
+Decides which operators are checked and which one is reported. `probe` checks tensors, `record`
+holds what is needed meanwhile, and the result is in `result`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from amanda_tools.tensors.values import need_numpy
 
 __all__ = ["NonFinite", "NonFiniteError"]
 
-#: Rearranging operators whose gradients are only rearranged as well, and not added up.
+#: Backward types of operators whose gradients are only rearranged, not summed.
 _MOVED = {
     backward_word(word)
     for word in REARRANGING - {"slice", "expand", "tile", "repeat", "split", "identity"}
 }
-#: Executions whose numbers may wait on a device.
+#: Number of executions whose check may be pending on a device.
 _WAITING = 4096
 
 
 class NonFiniteError(FloatingPointError):
-    """A value stopped being finite.
+    """Raised if a value stops being finite.
 
     Attributes:
-        fault: Where.
+        fault: The fault.
     """
 
     def __init__(self, fault: Fault) -> None:
@@ -64,22 +64,22 @@ class NonFiniteError(FloatingPointError):
 
 
 class NonFinite(OperatorTool[Op]):
-    """Finds the operators whose results are not finite though their inputs are.
+    """Finds the operators whose results are not finite although their inputs are.
 
     Args:
         what: What counts: ``nan``, ``inf`` or ``both``.
         action: ``report`` in the result; ``warn`` as well, once for each operator; or ``raise``
             `NonFiniteError` at once.
-        allow_ops: Patterns of operators that may give it, by type, common word or name.
-        allow_modules: Patterns of paths of modules whose operators may.
-        backward: Whether gradients are looked at.
-        every: Look at each n-th step only.
-        wait: When results are looked at that are on a device: each ``op``, which stops it each
-            time, or all of a ``step`` together. With ``auto`` that of a step, except to raise.
-        everything: Whether to look at what is not the model's as well, such as an optimizer.
+        allow_ops: Patterns of operators that may produce such values, by type, common type or name.
+        allow_modules: Patterns of module paths whose operators may produce such values.
+        backward: Check gradients as well.
+        every: Check only every n-th step.
+        wait: When to read results from a device: after each ``op``, which stops the device each
+            time, or once per ``step``. ``auto`` means once per step, unless `action` is ``raise``.
+        everything: Include operators outside the model, such as those of an optimizer.
 
     Raises:
-        ValueError: An option has none of its values.
+        ValueError: An option has an invalid value.
         ImportError: NumPy is not installed.
 
     >>> tool = NonFinite(what="nan", action="raise")
@@ -116,13 +116,13 @@ class NonFinite(OperatorTool[Op]):
         self._result = NonFiniteResult()
         self._faults: dict[tuple[object, ...], Fault] = {}
         self._waiting: list[Execution] = []
-        #: id -> a tensor that an operator made and that may be not finite.
+        #: Tensors that an operator produced and that may be non-finite.
         self._made: Known[Made] = Known()
         add_holder(self)
         self._live: weakref.WeakSet[Op] = weakref.WeakSet()
         self._step = 0
         self._looks = True
-        #: Whether there was a NaN in this step before.
+        #: Whether there was a NaN earlier in this step.
         self._seen = False
         self.add_inst_for_op(self.analyse)
         self.add_inst_for_step(self.begin, self.end)
@@ -130,20 +130,20 @@ class NonFinite(OperatorTool[Op]):
             self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: OpContext) -> None:
-        """Check the results of an op."""
+        """Insert routines that check the outputs of an operator."""
         if not self.is_wanted(context):
             return
         if context["type"] in REARRANGING:
-            return  # Nothing arises there.
+            return  # These operators only move values.
         op = Op(context)
         self._live.add(op)
-        # What has no values yet has any.
+        # Uninitialized memory may contain anything.
         op.allowed = context["type"] == "empty" or any(test(context) for test in self._allowed)
         context.insert_before_op(self.enter, observe=True, op=op)
         context.insert_after_op(self.leave, observe=True, op=op)
 
     def analyse_backward(self, context: OpContext) -> None:
-        """Check the gradients of a backward op."""
+        """Insert routines that check the gradients of a backward operator."""
         if not self.is_wanted(context):
             return
         if context["backward_type"] in ("accumulate_grad", *_MOVED):
@@ -156,7 +156,7 @@ class NonFinite(OperatorTool[Op]):
         context.insert_after_backward_op(self.leave, observe=True, op=op)
 
     def begin(self, step: int) -> None:
-        """Note the step."""
+        """Record the number of the step."""
         with self._lock:
             self._step, self._seen = step, False
             self._looks = step % self.every == 0
@@ -164,7 +164,7 @@ class NonFinite(OperatorTool[Op]):
                 op.forget()
 
     def end(self, step: int) -> None:
-        """Look at what waits."""
+        """Resolve the pending checks."""
         with self._clock:
             self._look()
 
@@ -174,12 +174,12 @@ class NonFinite(OperatorTool[Op]):
             return
         with self._clock:
             waits = self._waits(inputs, op)
-            # An op that writes its input is asked about it before.
+            # The inputs of an op that writes them must be checked before it runs.
             looks = self._probed(inputs, op, waits) if op.writes or waits else None
             op.enter(Entered(inputs if looks is None else (), looks, waits))
 
     def leave(self, *outputs: Any, op: Op) -> None:
-        """Look at the results of one execution."""
+        """Check the outputs of one execution."""
         if not self._looks:
             return
         with self._clock, self._lock:
@@ -206,7 +206,7 @@ class NonFinite(OperatorTool[Op]):
                 self._look()
 
     def result(self) -> NonFiniteResult:
-        """Return what was found so far."""
+        """Return what has been found so far."""
         with self._lock:
             self._look(raises=False)
             found = NonFiniteResult(**vars(self._result))
@@ -222,7 +222,7 @@ class NonFinite(OperatorTool[Op]):
         return self.wait == "op" or (self.wait == "auto" and self.action == "raise")
 
     def _waits(self, values: Sequence[Any], op: Op) -> bool:
-        """Return True if results stay where they are until the end of the step."""
+        """Return True if the check of these values stays pending until the end of the step."""
         for value in values:
             if isinstance(value, (list, tuple)):
                 value = value[0] if value else None
@@ -231,10 +231,10 @@ class NonFinite(OperatorTool[Op]):
         return False
 
     def _bits(self, value: Any, op: Op) -> int:
-        """The bits of a value that count."""
+        """Return the bits of a value, limited to the kinds that count."""
         try:
             return op.probe.bits_of(value, self.what == "inf") & self._counts
-        except Exception as error:  # Tensors of somebody's own class raise what they like.
+        except Exception as error:  # Tensor subclasses of users may raise anything.
             self._unchecked(f"{type(error).__name__} at {op.facts.type}")
             return 0
 
@@ -262,7 +262,7 @@ class NonFinite(OperatorTool[Op]):
         return looks
 
     def _origin(self, value: Any, op: Op) -> Origin | None:
-        """Where a value came from, None if an operator made it."""
+        """Return the origin of a value, or None if an operator produced it."""
         if isinstance(value, float):
             return "constant"
         made = self._made.get(value)
@@ -271,14 +271,17 @@ class NonFinite(OperatorTool[Op]):
         return "parameter" if op.probe.facts.wants_gradient(value) else "data"
 
     def _note(self, looks: Sequence[Look], op: Op) -> None:
-        """Remember that operators made these."""
+        """Record that an operator produced these values."""
         for look in looks:
             value = look.tensor()
             if value is not None:
                 self._made.set(value, Made(op.probe.facts.version(value), look.found))
 
     def let_go(self, kind: type, witness: Witness) -> None:
-        """Refer to no parameter and no data while no tool is applied; see `amanda_core.weak`."""
+        """Drop references to parameters and data while no tool is applied.
+
+        See `amanda_core.weak`.
+        """
         with self._lock:
             for execution in self._waiting:
                 for look in execution.inputs:
@@ -286,7 +289,7 @@ class NonFinite(OperatorTool[Op]):
                         look.tensor = weak(0.0)
 
     def _look(self, raises: bool = True) -> None:
-        """Judge what waits."""
+        """Resolve and judge the pending executions."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
             looks = [look for one in waiting for look in (*one.inputs, *one.outputs)]
@@ -300,14 +303,14 @@ class NonFinite(OperatorTool[Op]):
                     self._judge(execution, raises)
 
     def _judge(self, execution: Execution, raises: bool = True) -> None:
-        """Say who is to blame for results that are not finite."""
+        """Decide which operator or input to report for non-finite outputs."""
         op = execution.op
         before, after = union(execution.inputs), union(execution.outputs)
         seen, self._seen = self._seen, self._seen or bool((before | after) & NAN)
         if op.allowed:
             self._result.allowed += 1
             return
-        # Later than a fault, parameters are what it left.
+        # In steps after a fault, parameters are non-finite because of it.
         sound = not any(fault.step < execution.step for fault in self._faults.values())
         new = after & NAN & ~before or (after & INF if not before else 0)
         if new and not op.reads_variable:
@@ -320,8 +323,8 @@ class NonFinite(OperatorTool[Op]):
         for look in execution.inputs:
             bits = look.found
             assert isinstance(bits, int)
-            # Infinities of the program's own are masks, as a rule; and what moved or hid a value
-            # on its way may look like its origin.
+            # Infinities in the data are usually masks. A NaN after an earlier one may look new only
+            # because an operator moved or hid it on the way.
             blamed = sound if look.origin == "parameter" else bits & NAN and not seen
             if bits and blamed and look.origin is not None:
                 self._fault(execution, look.origin, bits, op.name_of(look.position), raises)

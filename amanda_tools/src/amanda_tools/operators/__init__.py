@@ -1,1 +1,1 @@
-"""Operators as tools see them: what tells one from another, an account of each, their sums."""
+"""Support for tools that work per operator: descriptions, accounts, sums and time spent."""

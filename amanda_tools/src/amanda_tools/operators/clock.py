@@ -1,4 +1,4 @@
-"""How much of a program's time a tool takes itself, which results say beside their numbers."""
+"""`Clock`: measure how much of a program's time a tool takes itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Time spent in a tool, and since its first work, in nanoseconds.
+    """Measures the time spent in a tool, and the time since its first work, in nanoseconds.
 
-    A context manager around each routine of the tool. What the driver adds to bring the tool to the
-    operators is not in it.
+    Use it as a context manager around each routine of the tool. It does not include what the driver
+    adds to call these routines.
     """
 
     def __init__(self) -> None:
-        #: Time inside.
+        #: Time spent inside the context manager.
         self.spent = 0
         self._first: int | None = None
         self._last = 0
@@ -29,7 +29,7 @@ class Clock:
         self.add(self._local.start, time.perf_counter_ns())
 
     def add(self, start: int, end: int) -> None:
-        """Count a stretch of time inside, in nanoseconds of one clock."""
+        """Add an interval that was spent in the tool, in nanoseconds of one clock."""
         if self._first is None:
             self._first = start
         self._last = end
@@ -37,5 +37,5 @@ class Clock:
 
     @property
     def wall(self) -> int:
-        """Time from the first entering to the last leaving."""
+        """Return the time from the first interval's start to the last one's end."""
         return 0 if self._first is None else self._last - self._first

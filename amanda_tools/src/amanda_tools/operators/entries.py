@@ -1,7 +1,7 @@
-"""What every tool's result says of an operator: which one it is, and where it stands.
+"""Descriptions of operators in the results of tools: which operator it is and where it is called.
 
-Owns these facts, what tells one operator from another, paths of modules, and which operators only
-rearrange values.
+Also defines the key that identifies an operator, the parents of a module path, and the operator
+types that only rearrange values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "with_parents",
 ]
 
-#: Common words of operators whose results hold elements of their inputs and nothing else.
+#: Common types of operators whose outputs contain only elements of their inputs.
 REARRANGING = frozenset(
     [
         *("reshape", "transpose", "squeeze", "unsqueeze", "expand", "tile", "repeat", "identity"),
@@ -36,14 +36,14 @@ REARRANGING = frozenset(
 
 @dataclass
 class OpFacts:
-    """One operator.
+    """Description of one operator.
 
     Attributes:
         id: Op id, the same in each run of the same program.
-        type: The backend's name of the operator.
-        word: The common word for it, or None.
+        type: The framework's name of the operator.
+        word: The common operator type, or None.
         name: Readable name.
-        module: Path of the module that it ran in.
+        module: Path of the module in which the operator runs.
         source: ``file:line`` of the call, or None.
         namespace: ``framework/version/mode``.
     """
@@ -58,11 +58,11 @@ class OpFacts:
 
     @classmethod
     def of(cls, context: OpContext, **more: Any) -> Self:
-        """The facts of a context's op.
+        """Create the description from a context.
 
         Args:
-            context: Context of the op.
-            **more: Attributes of the subclass.
+            context: Context of the operator.
+            **more: Further attributes of the subclass.
         """
         word = context["type"]
         return cls(
@@ -77,19 +77,20 @@ class OpFacts:
         )
 
     def figures(self, values: Mapping[str, int | float | str]) -> OpFigures:
-        """Return what a result says of this operator, for the results of other tools."""
+        """Return figures of this operator in the form in which tools share them."""
         return OpFigures(self.namespace, self.id, self.name, False, values)
 
 
 @dataclass
 class EitherWayOp(OpFacts):
-    """One operator, or one backward operator.
+    """Description of one operator or one backward operator.
 
     Attributes:
         phase: ``forward`` or ``backward``.
-        forward: Of a backward operator: name of its forward operator, or None.
-        forward_type: Of a backward operator: the backend's name of its forward operator, or None.
-        zone: ``model``, or another part of a program, such as ``optimizer``.
+        forward: For a backward operator, the name of its forward operator, or None.
+        forward_type: For a backward operator, the framework's type of its forward operator, or
+            None.
+        zone: ``model``, or another part of the program, such as ``optimizer``.
     """
 
     phase: str = "forward"
@@ -99,10 +100,10 @@ class EitherWayOp(OpFacts):
 
     @classmethod
     def of(cls, context: OpContext, **more: Any) -> Self:
-        """The facts of a context's op; of a backward context those of the backward op.
+        """Create the description from a context, forward or backward.
 
-        Module and source line are those of the forward op where it has none of its own, and the
-        common word is the forward op's.
+        A backward operator without a module or source line of its own takes those of its forward
+        operator. Its common type is always that of the forward operator.
         """
         facts = super().of(context, zone=context.zone, **more)
         if context.is_backward():
@@ -115,19 +116,19 @@ class EitherWayOp(OpFacts):
         return facts
 
     def figures(self, values: Mapping[str, int | float | str]) -> OpFigures:
-        """Return what a result says of this operator, for the results of other tools."""
+        """Return figures of this operator in the form in which tools share them."""
         return super().figures(values)._replace(is_backward=self.phase == "backward")
 
     @property
     def kind(self) -> str:
-        """Common word, or the backend's name where there is none; of the forward operator."""
+        """Return the common type of the forward operator, or the framework's if there is none."""
         return self.word or self.forward_type or self.type
 
 
 def key_of(context: OpContext) -> tuple[object, ...]:
-    """Return what tells an op from the others.
+    """Return a key that identifies an operator.
 
-    One tool may see several programs, whose ids are not each other's.
+    The op id alone is not enough: one tool may see several programs, and their ids overlap.
     """
     return (
         context.namespace,
@@ -140,11 +141,12 @@ def key_of(context: OpContext) -> tuple[object, ...]:
 
 
 def with_parents(path: str) -> list[str]:
-    """A module path and those of the modules around it, from the outside; ``""`` is the first.
+    """Return a module path and the paths of its parents, outermost first; ``""`` is the whole
+    program.
 
     >>> with_parents("encoder.0")
     ['', 'encoder', 'encoder.0']
     """
-    # Frameworks separate by a point or a stroke.
+    # PyTorch separates modules by a dot, TensorFlow by a slash.
     ends = [index for index, letter in enumerate(path) if letter in "./"]
     return ["", *(path[:end] for end in ends), *([path] if path else [])]

@@ -1,6 +1,6 @@
-"""What results with one entry for each operator come to: by type, by module, in all.
+"""Sums over operators: by type, by module and in total.
 
-Owns these sums and their order, for the tools that measure operators.
+Defines these sums and their order for the tools that measure each operator.
 """
 
 from __future__ import annotations
@@ -33,28 +33,29 @@ class _Measured(Protocol):
 
 
 class Summed(Generic[S]):
-    """A result whose operators can be summed up.
+    """Base of results whose operators can be summed.
 
-    A subclass has `ops`, names the dataclass of a sum, which has ``add(op)``, and says which sum of
-    a type comes first.
+    A subclass provides `ops`, sets `_sum` to the dataclass of a sum, which has ``add(op)``, and
+    defines the order of the sums by type.
     """
 
     ops: Sequence[Any]
     _sum: ClassVar[type[Any]]
 
     def _order(self, found: S) -> Any:
-        """Return what the sums by type are sorted by."""
+        """Return the key by which the sums by type are sorted."""
         raise NotImplementedError
 
     @property
     def total(self) -> S:
-        """All of it."""
+        """Return the sum over all operators."""
         return self._sum_of(self.ops)
 
     def by_type(self) -> dict[str, S]:
-        """Common word, or the backend's name where there is none -> sum; the largest first.
+        """Return a sum for each operator type, the largest first.
 
-        A backward operator that is an entry of its own counts with its forward operator's type.
+        The key is the common type, or the framework's if there is none. A backward operator with an
+        entry of its own counts under the type of its forward operator.
         """
         found: dict[str, S] = {}
         for op in self.ops:
@@ -62,7 +63,9 @@ class Summed(Generic[S]):
         return dict(sorted(found.items(), key=lambda item: self._order(item[1])))
 
     def by_module(self) -> dict[str, S]:
-        """Module path -> sum of what runs in it and in modules inside; the whole by ``""``."""
+        """Return a sum for each module path, including the modules inside it; ``""`` is the whole
+        program.
+        """
         found: dict[str, S] = {"": self._sum()}
         for op in self.ops:
             for path in with_parents(op.module):
@@ -76,7 +79,9 @@ class Summed(Generic[S]):
         return found
 
     def _sums(self, by: str, depth: int | None) -> dict[str, S] | None:
-        """The sums of a table by ``type``, or ``module`` up to a depth; None for any other."""
+        """Return the sums for a table by ``type`` or by ``module`` up to a depth, or None for
+        another `by`.
+        """
         if by == "type":
             return self.by_type()
         if by != "module":

@@ -1,7 +1,7 @@
-"""`OperatorTool`: what all tools share that keep an account of each operator.
+"""`OperatorTool`: base of the tools that keep an account of each operator.
 
-Owns which operators such a tool looks at, its accounts, its lock and its clock, and what it says of
-namespaces whose driver does not give what it needs.
+Decides which operators a tool looks at, and reports namespaces whose driver lacks a capability that
+the tool needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["OperatorTool", "is_eager"]
 
 A = TypeVar("A")
 
-#: Capability -> why a tool does nothing without it.
+#: Capability -> reason why a tool cannot work without it.
 _WITHOUT = {
     "facts": "its driver does not tell what tensors are",
     "ordered": "routines do not run there when their operator does",
@@ -28,13 +28,14 @@ _WITHOUT = {
 class OperatorTool(Tool, Generic[A]):
     """A tool that keeps an account of each operator.
 
-    A subclass asks `is_wanted` before it looks at a context, and gets its account by `account_of`.
+    A subclass calls `is_wanted` before it looks at a context, and gets the operator's account from
+    `account_of`.
 
     Args:
-        everything: Whether to look at what is not the model's as well, such as an optimizer.
+        everything: Include operators outside the model, such as those of an optimizer.
 
     Attributes:
-        needs: Capabilities without which the tool can do nothing.
+        needs: Capabilities of the driver without which the tool cannot work.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("facts",)
@@ -43,14 +44,14 @@ class OperatorTool(Tool, Generic[A]):
         super().__init__()
         self.everything = everything
         self._ops: dict[tuple[object, ...], A] = {}
-        #: What is not seen, and why, each once.
+        #: Notes on operators that are not observed; a dict, so that each appears once.
         self._notes: dict[str, None] = {}
-        # Graphs run routines on threads of the framework's.
+        # In graphs, routines run on the framework's threads.
         self._lock = threading.RLock()
         self._clock = Clock()
 
     def is_wanted(self, context: OpContext) -> bool:
-        """Return True if the tool is to look at an operator; note it if it cannot."""
+        """Return True if the tool should look at this operator; add a note if it cannot."""
         why = self.why_unsupported(context)
         if why is not None:
             self._notes.setdefault(f"not supported on {context.namespace}: {why}")
@@ -58,7 +59,7 @@ class OperatorTool(Tool, Generic[A]):
         return self.everything or context.zone == "model"
 
     def why_unsupported(self, context: OpContext) -> str | None:
-        """Return why the tool can do nothing in the namespace of a context, None if it can."""
+        """Return why the tool cannot work in the namespace of this context, or None if it can."""
         for capability in self.needs:
             given = context.facts if capability == "facts" else context.supports(capability)
             if not given:
@@ -66,7 +67,7 @@ class OperatorTool(Tool, Generic[A]):
         return None
 
     def account_of(self, context: OpContext, make: Callable[[], A]) -> A:
-        """Return the account of an operator, made when it is met for the first time."""
+        """Return the account of an operator; call `make` to create it on first use."""
         key = key_of(context)
         with self._lock:
             account = self._ops.get(key)
@@ -75,10 +76,10 @@ class OperatorTool(Tool, Generic[A]):
             return account
 
     def known(self, context: OpContext) -> A | None:
-        """Return the account of an operator, None if it has none."""
+        """Return the account of an operator, or None if it has none."""
         return self._ops.get(key_of(context))
 
 
 def is_eager(namespace: str) -> bool:
-    """Return True for a mode in which operators run one by one, as the program calls them."""
+    """Return True if operators run one by one in this namespace, as the program calls them."""
     return "/eager" in namespace

@@ -1,8 +1,9 @@
-"""Trace files of Chrome's format, which Perfetto and chrome://tracing show.
+"""Trace files in Chrome's format, which Perfetto and chrome://tracing display.
 
-Owns the format: times in microseconds, one `pid` and `tid` for each event, complete events (``X``)
-nested on each track, of which there are as many as that takes, arrows between them (``s``, ``f``),
-counters (``C``), names (``M``). Large files are compressed, which the viewers take as well.
+Times are in microseconds, and each event has a `pid` and a `tid`. Spans are complete events
+(``X``), nested within their track; overlapping spans get further tracks. Other events are arrows
+(``s``, ``f``), counters (``C``) and names (``M``). Large files are compressed, which the viewers
+accept.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from typing import Any
 
 __all__ = ["Span", "TraceFile", "lanes"]
 
-#: Bytes above which a file is compressed.
+#: Size in bytes above which a file is compressed.
 _LARGE = 16 << 20
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of time on a track.
+    """An interval of time on a track.
 
     Attributes:
         track: Name of the track.
-        name: What it is called.
-        start: In nanoseconds.
-        end: In nanoseconds.
+        name: Name of the event.
+        start: Start in nanoseconds.
+        end: End in nanoseconds.
         category: Kind of event, by which viewers filter.
-        arguments: What is shown of it.
+        arguments: Details that viewers display.
     """
 
     track: str
@@ -53,10 +54,10 @@ class TraceFile:
         self._metadata("process_name", name, 0)
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        """Add stretches of time; those of a track that overlap without nesting get another one.
+        """Add spans. Spans of a track that overlap without nesting are moved to another track.
 
         Returns:
-            The `tid` of each.
+            The `tid` of each span.
         """
         found = [0] * len(spans)
         tracks: dict[str, list[int]] = {}
@@ -82,30 +83,30 @@ class TraceFile:
         return found
 
     def add_flow(self, name: str, begin: tuple[int, int], end: tuple[int, int]) -> None:
-        """Add an arrow from one stretch of time to another.
+        """Add an arrow from one span to another.
 
         Args:
-            name: What it is called.
-            begin: `tid` of a stretch, and a time in it, in nanoseconds.
-            end: The same of the other.
+            name: Name of the arrow.
+            begin: `tid` of the first span, and a time within it in nanoseconds.
+            end: `tid` of the second span, and a time within it.
         """
         self._flows += 1
         for phase, (tid, time) in (("s", begin), ("f", end)):
             event = {"ph": phase, "name": name, "cat": "flow", "id": self._flows}
-            # The arrow ends at what is around its time, not at what comes next.
+            # Bind the arrow to the span around this time, not to the next one.
             more = {"bp": "e"} if phase == "f" else {}
             self._events.append({**event, **more, "ts": time / 1e3, "pid": self._pid, "tid": tid})
 
     def add_counter(self, name: str, time: int, values: Mapping[str, float]) -> None:
-        """Add the values of a counter at a time, in nanoseconds."""
+        """Add the values of a counter at a time in nanoseconds."""
         event = {"ph": "C", "name": name, "ts": time / 1e3, "pid": self._pid, "tid": 0}
         self._events.append({**event, "args": dict(values)})
 
     def write(self, path: Path) -> Path:
-        """Write the file, in place of what an earlier run has left of it.
+        """Write the file and remove what an earlier run has left of it.
 
         Returns:
-            The path, with ``.gz`` behind it if the file is large.
+            The path, with ``.gz`` appended if the file is large.
         """
         content = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}).encode()
         compressed = path.with_name(f"{path.name}.gz")
@@ -129,7 +130,8 @@ class TraceFile:
 
 
 def lanes(spans: Iterable[tuple[int, int]]) -> list[int]:
-    """A track for each span ``(start, end)``, so that those of one track nest or are apart.
+    """Assign each span ``(start, end)`` to a lane, so that the spans of a lane nest or do not
+    overlap.
 
     >>> lanes([(0, 10), (2, 5), (8, 12)])
     [0, 0, 1]

@@ -1,4 +1,4 @@
-"""Packages and programs that only some forms of output need, looked for when they are asked for."""
+"""Optional packages and programs that only some output formats need."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def require(module: str, extra: str) -> Any:
     """Import a module of an optional package.
 
     Args:
-        module: Its name.
-        extra: The extra of `amanda-tools` that brings it.
+        module: Name of the module.
+        extra: The extra of `amanda-tools` that installs it.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: The module cannot be imported.
     """
     try:
         return importlib.import_module(module)
@@ -31,14 +31,14 @@ def require(module: str, extra: str) -> Any:
 
 
 def program(name: str, package: str) -> str:
-    """The path of a program.
+    """Return the path of an executable.
 
     Args:
-        name: Its name.
-        package: What it is a part of, for people.
+        name: Name of the executable.
+        package: The software that provides it, for the error message.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: The executable is not found.
     """
     found = shutil.which(name)
     if found is None:

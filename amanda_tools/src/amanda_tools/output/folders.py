@@ -1,4 +1,4 @@
-"""Folders that results are written to."""
+"""Folders for results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["made"]
 
 
 def made(folder: Path | str) -> Path:
-    """A folder, made with those around it if it is not there."""
+    """Create a folder and its parents if necessary, and return its path."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     return path

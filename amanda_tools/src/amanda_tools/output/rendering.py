@@ -1,4 +1,4 @@
-"""How results are shown: numbers with prefixes, HTML for notebooks, data frames."""
+"""Rendering of results: numbers with unit prefixes, HTML for notebooks, data frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["counted", "dataframe", "html_of", "scaled", "share", "shares"]
 
 
 def scaled(number: int, unit: str) -> str:
-    """A number with a prefix of its unit.
+    """Format a number with a prefix to its unit.
 
     >>> scaled(4_089_000_000, "MACs")
     '4.089 GMACs'
@@ -26,7 +26,7 @@ def scaled(number: int, unit: str) -> str:
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """A number of things.
+    """Format a number of things, in the singular or plural.
 
     >>> counted(1, "step"), counted(2, "match", "matches")
     ('1 step', '2 matches')
@@ -35,7 +35,7 @@ def counted(number: int, one: str, several: str = "") -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part in percent, for a cell; empty where there is no whole.
+    """Format a part of a whole in percent; return an empty string if the whole is zero.
 
     >>> share(1, 8)
     '12.5%'
@@ -44,7 +44,7 @@ def share(part: float, whole: float) -> str:
 
 
 def shares(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
-    """Return what share of the time a tool took, for a title; nothing where no time is known.
+    """Format a tool's share of the time for a title; return an empty list if no time was measured.
 
     >>> shares("counting", 0.5, 2.0)
     ['counting took 0.5 s of 2 s (25.0%)']
@@ -56,16 +56,16 @@ def shares(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
 
 
 def html_of(tables: Iterable[Table]) -> str:
-    """Tables as HTML, each with its title as caption."""
+    """Render tables as HTML, each with its title as the caption."""
     return "\n".join(map(_html, tables))
 
 
 def dataframe(kind: type[Any], rows: Sequence[Any]) -> Any:
-    """One row for each instance of a dataclass, as a `pandas.DataFrame`; needs pandas.
+    """Return a `pandas.DataFrame` with one row for each instance of a dataclass; needs pandas.
 
     Args:
-        kind: The dataclass, whose fields are the columns, also where there are no rows.
-        rows: Its instances.
+        kind: The dataclass. Its fields are the columns, even if there are no rows.
+        rows: The instances.
 
     Raises:
         MissingExtraError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, by its own writer."""
+"""Scalars for TensorBoard, written by its own writer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def write_scalars(folder: Path, rows: Iterable[tuple[str, int, float]]) -> None:
     """Write an event file.
 
     Args:
-        folder: The folder of the run.
-        rows: Tag, number of the step, value.
+        folder: Folder of the run.
+        rows: ``(tag, step, value)`` for each scalar.
 
     Raises:
         ImportError: tensorboard is not installed.

@@ -1,4 +1,4 @@
-"""Subgraphs that fit a pattern, replaced."""
+"""Rewriting: replace subgraphs that match a pattern."""
 
 from amanda_tools.rewriting.attention import attention
 from amanda_tools.rewriting.patterns import Input, Operator

@@ -1,7 +1,4 @@
-"""Attention as TensorFlow and Keras write it out, for a function of the user's.
-
-Owns the pattern, and what of a match the function is given.
-"""
+"""Rule for attention as TensorFlow and Keras write it out, computed by a function of the user."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ _SCORES, _VALUES = "abcd,aecd->acbe", "abcd,adbe->acbe"
 
 
 def attention(function: Callable[..., Any], name: str = "attention") -> Rule:
-    """A rule by which a function computes the attention of Keras' layers on TensorFlow.
+    """Return a rule that computes the attention of Keras' layers on TensorFlow with `function`.
 
-    That is what ``keras.layers.MultiHeadAttention`` and ``keras.ops.dot_product_attention`` write
-    out: an einsum, the scale, a mask, a softmax, and another einsum. (A layer with dropout writes
-    something else, whatever its mode.)
+    It matches what ``keras.layers.MultiHeadAttention`` and ``keras.ops.dot_product_attention``
+    execute: an einsum, the scale, a mask, a softmax, and another einsum. (A layer with dropout
+    executes something else, whatever its mode.)
 
     Args:
         function: Called with ``query``, ``key`` and ``value`` of shape (batch, length, heads,
-            size); ``scale``, a number or 1; ``mask``, truth values that broadcast to (batch, heads,
-            query length, key length), or None. Gives (batch, query length, heads, size).
+            size); ``scale``, a number or 1; and ``mask``, booleans that broadcast to (batch, heads,
+            query length, key length), or None. Returns (batch, query length, heads, size).
         name: Name of the rule.
     """
 
@@ -65,7 +62,7 @@ def _guard(match: Matched) -> str | None:
 
 
 def _equation(match: Matched, name: str) -> str:
-    """The equation of an einsum, with its letters in the order of the alphabet."""
+    """Return the equation of an einsum with its letters renamed in alphabetical order."""
     equation = match.ops[name].get("equation")
     text = equation.decode() if isinstance(equation, bytes) else str(equation)
     letters: dict[str, str] = {}
@@ -76,10 +73,10 @@ def _equation(match: Matched, name: str) -> str:
 
 
 def _is_far(fill: Any) -> bool:
-    """Return True if a value is so small that its exponential is nothing."""
+    """Return True if a value is so negative that its exponential is zero."""
     import numpy as np
 
     try:
         return bool(np.all(np.asarray(fill) < -1e4))
-    except (TypeError, NotImplementedError):  # A tensor of a graph, whose value is not known.
+    except (TypeError, NotImplementedError):  # A symbolic tensor, whose value is unknown.
         return False

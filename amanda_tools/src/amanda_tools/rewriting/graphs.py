@@ -1,9 +1,9 @@
-"""Matches in graphs: what each of their operators is replaced by, before anything runs.
+"""Rewriting of matches in graphs, which happens before anything runs.
 
-Owns the two ways. By a rule's `head`, the first operator computes all of it and the others hand
-that on. Otherwise the operators inside hand on what they were given, and the last one computes
-what stands in. An operator of a graph gives values of a fixed type, so what is handed on is one
-vector of that type. Imports no framework; TensorFlow, which has graphs, when it is used.
+There are two ways. If the rule has a `head`, the first operator computes everything and the others
+pass the result on. Otherwise the inner operators pass on their inputs, and the last one computes
+the replacement. The dtype of a graph operator's output is fixed, so the inputs are packed into one
+vector of that dtype. Imports TensorFlow only when needed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from amanda_tools.tensors.types import TensorType
 __all__ = ["constants_of", "prepare", "replacement_of"]
 
 Constants = Mapping[int, Mapping[str, Any]]
-#: Types of vectors that what an operator was given can be handed on in.
+#: Dtypes of vectors into which the inputs of an operator can be packed.
 _CARRYING = ("float32", "float64")
-#: A size is handed on as two numbers below this, which single precision holds exactly.
+#: A size is packed as two numbers below this, which single precision represents exactly.
 _HALF = 1 << 18
 
 
 def constants_of(context: OpContext, variables: bool) -> dict[str, Any]:
-    """Attributes and known inputs of an op, by name.
+    """Return the attributes and known inputs of an operator, by name.
 
     Args:
-        context: Context of the op.
-        variables: Whether to take the values that variables have now for known.
+        context: Context of the operator.
+        variables: Treat the current values of variables as known.
     """
     found = dict(context.attrs)
     inputs = context.get_inputs() or ()
@@ -47,14 +47,14 @@ def constants_of(context: OpContext, variables: bool) -> dict[str, Any]:
 
 
 def prepare(match: Match, constants: Constants) -> str | None:
-    """Find out how a match is rewritten.
+    """Decide how a match is rewritten.
 
     Args:
         match: The match.
         constants: Op id -> attributes and known inputs, by name.
 
     Returns:
-        Why it is left, or None.
+        The reason why the match cannot be rewritten, or None.
     """
     tail = match.roles[0].op
     if any(edge.output not in (0, None) for edge in match.graph.edges_from(tail)):
@@ -76,7 +76,7 @@ def prepare(match: Match, constants: Constants) -> str | None:
 
 
 def replacement_of(role: Role) -> Callable[..., Any]:
-    """Return what an operator of a match that was prepared is replaced by, in one graph."""
+    """Return the replacement of an operator of a prepared match, for one graph."""
     match, number = role.match, len(role.op.outputs)
     if match.head is not None:
         if role is match.roles[-1]:
@@ -94,21 +94,21 @@ def replacement_of(role: Role) -> Callable[..., Any]:
             match.report.rewritten += not noted
         elif not noted:
             match.fell_back(reason)
-        noted = True  # Its gradient is made of it again.
+        noted = True  # Count once: the gradient computes it again.
         return result
 
     return staged(whole)
 
 
 def _handed_on(inputs: Sequence[Any], number: int) -> Any:
-    """The first input as it is, and something for outputs that nobody reads."""
+    """Return the first input unchanged, and arbitrary values for outputs that nothing reads."""
     if number == 1:
         return inputs[0]
     others = [*inputs[1:], *[inputs[-1]] * number]
     return [inputs[0], *others[: number - 1]]
 
 
-# Handing on what operators were given.
+# Passing on the inputs of operators.
 
 
 def _prepare_handing_on(match: Match, constants: Constants) -> str | None:
@@ -132,7 +132,7 @@ def _prepare_handing_on(match: Match, constants: Constants) -> str | None:
 
 
 def _type_of(role: Role) -> str:
-    """Type of what an operator gives; of its first output."""
+    """Return the dtype of an operator's first output."""
     given = role.op.outputs[0] if role.op.outputs else None
     return given.dtype if isinstance(given, TensorType) else ""
 
@@ -164,7 +164,7 @@ def _is_constant(graph: Graph, role: Role, place: Place) -> bool:
 
 
 def _packed(values: Sequence[Any]) -> Any:
-    """One vector of values: their sizes, and their elements."""
+    """Pack values into one vector: their sizes, then their elements."""
     import tensorflow as tf
 
     dtype = next(value.dtype for value in values if value.dtype.is_floating)
@@ -174,7 +174,7 @@ def _packed(values: Sequence[Any]) -> Any:
 
 
 def _unpacked(vector: Any, kinds: Sequence[TensorType]) -> list[Any]:
-    """The values of a vector again."""
+    """Unpack the values from a vector."""
     import tensorflow as tf
 
     axes = sum(len(kind.shape or ()) for kind in kinds)
@@ -200,7 +200,7 @@ class _Spread(NamedTuple):
 
 
 def _whole(role: Role, inputs: Sequence[Any]) -> tuple[Any, str | None]:
-    """Return what the last operator gives, and why it is that if not its own result."""
+    """Return the outputs of the last operator, and the reason if they are not rewritten."""
     match = role.match
     whole = _spread(role, {place: value_at(inputs, place) for place in role.carried})
     ops: dict[str, Taken] = {}
@@ -239,7 +239,7 @@ def _spread(role: Role, carried: Mapping[Place, Any]) -> _Spread:
 
 
 def _computed(at: _Spread) -> list[Any]:
-    """Return what an operator gives by itself, of what those in front of it give."""
+    """Return the outputs that an operator computes itself, after those before it."""
     inputs = [list(one) if isinstance(one, list) else one for one in at.taken.inputs]
     for place, inner in at.inside.items():
         value = _computed(inner)[0]

@@ -1,7 +1,4 @@
-"""The matches of a program that is rewritten, and the values inside of them.
-
-Owns what a match, an operator of it and a value inside of it are to the tool, and stand-ins.
-"""
+"""Matches in a program that is being rewritten, the values inside them, and placeholders."""
 
 from __future__ import annotations
 
@@ -20,37 +17,37 @@ __all__ = ["Inside", "Match", "Role", "flat", "kind_of", "stand_in_like", "value
 
 
 class Match:
-    """One match, and what became of it."""
+    """One match, and its state."""
 
     def __init__(self, rule: Rule, graph: Graph, site: Site) -> None:
         self.rule, self.graph = rule, graph
-        #: Whether operators may give stand-ins.
+        #: Whether operators may return placeholders.
         self.is_torch = graph.namespace.startswith("pytorch/")
         names = [op.name for op in site.ops.values()]
         self.report = Rewritten(rule.name, site.tail.name, site.tail.source, names[::-1])
-        #: Why it is rewritten no longer.
+        #: Why it is no longer rewritten, or None.
         self.off: str | None = None
-        #: In a graph, what its first operator is replaced by.
+        #: In a graph, the replacement of its first operator.
         self.head: Callable[..., Any] | None = None
-        #: What its operators are, the last one first.
+        #: The roles of its operators, the last one first.
         self.roles = [Role(self, name, op, site) for name, op in site.ops.items()]
 
     def refuse(self, reason: str) -> None:
-        """Rewrite it no longer."""
+        """Stop rewriting it."""
         self.off = self.report.refused = reason
 
     def fell_back(self, reason: str) -> None:
-        """Note an execution that was left as it is."""
+        """Count an execution that was not rewritten."""
         self.report.fallbacks[reason] = self.report.fallbacks.get(reason, 0) + 1
 
 
 class Role:
-    """What an operator is in a match."""
+    """Role of an operator in a match."""
 
     def __init__(self, match: Match, name: str, op: Op, site: Site) -> None:
         self.match, self.name, self.op = match, name, op
         self.is_tail = op is site.tail
-        #: Place of an input -> operator of the match that the value comes from.
+        #: Place of an input -> operator of the match that produces the value.
         self.links: Mapping[Place, int] = site.links.get(op.index, {})
         self.inputs = [
             (input_name, place)
@@ -60,21 +57,21 @@ class Role:
         ]
         self.names: Sequence[str] = ()
         self.attrs: Mapping[str, Any] = {}
-        #: What the driver tells of tensors.
+        #: The driver's facts about tensors.
         self.facts: Facts = UNKNOWN
-        #: In a graph: its constant inputs, and the places of the others, which it hands on.
+        #: In a graph: its constant inputs, and the places of the others, which it passes on.
         self.constants: dict[Place, Any] = {}
         self.carried: list[Place] = []
-        #: Kinds of inputs -> shape and dtype of the output.
+        #: Types of the inputs -> shape and dtype of the output.
         self.outputs: dict[Any, tuple[tuple[int, ...], Any]] = {}
 
 
 class Inside:
-    """How a value inside a match came about.
+    """Origin of a value inside a match.
 
     Attributes:
-        deferred: Whether it is a stand-in, which nothing was computed for.
-        before: What it was before, where an operator returned its input.
+        deferred: Whether it is a placeholder, for which nothing was computed.
+        before: Its previous origin, if an operator returned its input.
         grad: Whether gradients were recorded.
     """
 
@@ -92,12 +89,12 @@ def _records_gradients() -> bool:
 
 
 def value_at(inputs: Sequence[Any], place: Place) -> Any:
-    """The value at a place of an operator's inputs."""
+    """Return the value at a place of an operator's inputs."""
     return inputs[place[0]][place[1]] if isinstance(place, tuple) else inputs[place]
 
 
 def flat(values: Sequence[Any]) -> list[Any]:
-    """Values, and those of lists among them."""
+    """Flatten lists among the values."""
     found: list[Any] = []
     for value in values:
         found += value if isinstance(value, (list, tuple)) else [value]
@@ -105,19 +102,20 @@ def flat(values: Sequence[Any]) -> list[Any]:
 
 
 def kind_of(facts: Facts, inputs: Sequence[Any]) -> Any:
-    """Return what the shape of an operator's output follows from."""
+    """Return a key that determines the shape of an operator's output."""
     return tuple(type_of(facts, value) or repr(value) for value in flat(inputs))
 
 
 def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> Any:
-    """A tensor of the shape and type of an output, NaN throughout and without memory of its own.
+    """Return a placeholder with the shape and dtype of an output, all NaN and with no memory of its
+    own.
 
     Args:
         inputs: Inputs of the operator.
         like: Shape and dtype.
 
     Returns:
-        The tensor, of PyTorch; None where there can be none, as for whole numbers.
+        A PyTorch tensor, or None if a placeholder is not possible, as for integers.
     """
     shape, dtype = like
     first = next((value for value in flat(inputs) if hasattr(value, "new_full")), None)
@@ -128,7 +126,7 @@ def stand_in_like(inputs: Sequence[Any], like: tuple[tuple[int, ...], Any]) -> A
 
 
 def write(stand_in: Any, compute: Callable[[], Any], grad: bool) -> None:
-    """Write what an operator gives into its stand-in, with its gradients if `grad`."""
+    """Write the output of an operator into its placeholder, with its gradients if `grad`."""
     import torch
 
     with torch.no_grad():

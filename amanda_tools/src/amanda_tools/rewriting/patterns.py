@@ -1,6 +1,6 @@
-"""Patterns of operators, and where a traced graph has them.
+"""Patterns of operators, and the search for them in a traced graph.
 
-Owns what a pattern is made of and the search. Imports no framework.
+Imports no framework.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from amanda_tools.graph.model import Edge, Graph, Node, Op
 
 __all__ = ["Input", "Operator", "Place", "Site", "edges_at", "find"]
 
-#: An input position, or a position with the place in the list that stands there.
+#: An input position, or an input position and an index in the list there.
 Place = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Input:
-    """Any value, also one that is no tensor. One name stands for one value.
+    """Any value, including one that is not a tensor. The same name stands for the same value.
 
     Attributes:
-        name: Its name.
+        name: The name.
     """
 
     name: str
@@ -30,16 +30,16 @@ class Input:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator, with what its inputs have to be.
+    """An operator and its inputs in a pattern.
 
     Attributes:
-        kinds: The common words and the backend's names that it may go by.
-        inputs: Input position -> what stands there; other positions may have anything. Where a
-            list of tensors stands, position and place in the list.
-        name: Its name, each its own in a pattern.
-        commutative: Whether positions 0 and 1 may be the other way round.
-        optional: Whether it may be left out; the first of its inputs is there instead.
-        where: What else has to hold of it.
+        kinds: The common or framework types that match.
+        inputs: Input position -> pattern; other positions match anything. For a list of tensors the
+            key is the position and the index in the list.
+        name: Name of the operator, unique in the pattern.
+        commutative: Whether positions 0 and 1 may be swapped.
+        optional: Whether the operator may be missing; its first input then takes its place.
+        where: A further condition.
 
     >>> pattern = Operator(("relu",), {0: Operator(("conv2d",), {0: Input("x")}, "conv")}, "relu")
     """
@@ -52,27 +52,27 @@ class Operator:
     where: Callable[[Op], bool] | None = None
 
     def operators(self) -> Iterator[Operator]:
-        """This operator and those in front of it."""
+        """Yield this operator and those before it."""
         yield self
         for pattern in self.inputs.values():
             if isinstance(pattern, Operator):
                 yield from pattern.operators()
 
     def allows(self, op: Op) -> bool:
-        """Return True if an operator is one of these, its inputs aside."""
+        """Return True if an operator matches, apart from its inputs."""
         known = op.word in self.kinds or op.type in self.kinds
         return known and (self.where is None or self.where(op))
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place in a graph that a pattern fits.
+    """One place in a graph that matches a pattern.
 
     Attributes:
         ops: Name in the pattern -> operator, the last one first.
         links: Index of an operator -> place of an input -> index of the operator of the pattern
-            that its value comes from.
-        inputs: Name of an input -> operator and place where it stands, all of them.
+            that produces the value.
+        inputs: Name of an input -> every operator and place where it occurs.
     """
 
     ops: Mapping[str, Op]
@@ -81,11 +81,11 @@ class Site:
 
     @property
     def tail(self) -> Op:
-        """The last operator."""
+        """Return the last operator."""
         return next(iter(self.ops.values()))
 
     def refusal(self, graph: Graph) -> str | None:
-        """Why the operators cannot be rewritten, or None."""
+        """Return why the operators cannot be rewritten, or None."""
         indices = {op.index for op in self.ops.values()}
         for op in self.ops.values():
             if op.writes:
@@ -112,7 +112,7 @@ class _Search:
         return _Search(self.graph, dict(self.ops), links, dict(self.inputs))
 
     def fit(self, pattern: Operator, op: Op) -> Iterator[_Search]:
-        """The ways in which an operator and what is in front of it fit a pattern."""
+        """Yield the ways in which an operator and those before it match a pattern."""
         if pattern.allows(op) and op not in self.ops.values():
             orders = [dict(pattern.inputs)]
             if pattern.commutative:
@@ -161,7 +161,7 @@ class _Search:
 
 
 def edges_at(graph: Graph, op: Node, place: Place) -> list[Edge]:
-    """The values that stand at a place of an operator's inputs."""
+    """Return the edges of the values at a place of an operator's inputs."""
     position, item = place if isinstance(place, tuple) else (place, None)
     return [
         edge
@@ -175,9 +175,9 @@ def _sources(edges: list[Edge]) -> frozenset[tuple[int, int | None]]:
 
 
 def find(graph: Graph, pattern: Operator) -> list[Site]:
-    """The places in a graph that a pattern fits, one for each last operator, in order.
+    """Return the places in a graph that match a pattern, in order, one for each last operator.
 
-    An optional operator that is there is taken.
+    An optional operator that is present becomes part of the match.
     """
     found = []
     for op in graph.ops:

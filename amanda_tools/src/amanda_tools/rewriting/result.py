@@ -1,4 +1,4 @@
-"""What was rewritten, what was not, and why."""
+"""Result of rewriting: what was rewritten, what was not, and why."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ __all__ = ["RewriteResult", "Rewritten"]
 
 @dataclass
 class Rewritten:
-    """One place where a pattern fits.
+    """One place that matches a pattern.
 
     Attributes:
         rule: Name of the rule.
         name: Readable name of the last operator.
         source: ``file:line`` of its call, or None.
-        ops: Names of the operators, the last one last.
-        refused: Why it is not rewritten, or no longer, or None.
-        rewritten: How often it was: executions in eager modes, graphs elsewhere.
-        fallbacks: Why executions were left as they are -> how many.
-        kept: Values inside of it that the program kept, and that were computed for it.
+        ops: Names of the operators, in the order of execution.
+        refused: Why it is not rewritten, or no longer rewritten; None if it is.
+        rewritten: Number of times that it was rewritten: executions in eager modes, graphs
+            elsewhere.
+        fallbacks: Reason why executions were not rewritten -> their number.
+        kept: Number of inner values that the program kept, so that they had to be computed.
     """
 
     rule: str
@@ -39,14 +40,13 @@ class Rewritten:
 
 @dataclass
 class RewriteResult:
-    """All places where patterns fit.
+    """Result of rewriting.
 
     Attributes:
-        matches: One entry for each.
-        rules: Names of the rules whose patterns were looked for.
-        tool_seconds: Time that the tool itself took, of `wall_seconds`; the replacements are not in
-            it.
-        wall_seconds: Time from the first to the last operator that was looked at.
+        matches: One entry for each match.
+        rules: Names of the rules whose patterns were searched for.
+        tool_seconds: The part of `wall_seconds` spent in the tool, without the replacements.
+        wall_seconds: Time from the first operator that the tool looked at to the last.
     """
 
     matches: list[Rewritten] = field(default_factory=list)
@@ -56,11 +56,11 @@ class RewriteResult:
 
     @property
     def rewritten(self) -> int:
-        """How often anything was rewritten."""
+        """Return the number of times that any match was rewritten."""
         return sum(match.rewritten for match in self.matches)
 
     def table(self) -> Table:
-        """One row for each match."""
+        """Return a table with one row for each match."""
         rows = [
             (
                 match.name,
@@ -83,11 +83,11 @@ class RewriteResult:
         )
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole result as JSON."""
         return json.dumps({"format": "amanda.rewrite/1", **asdict(self)}, indent=1)
 
     def to_dataframe(self) -> Any:
-        """One row for each match, as a `pandas.DataFrame`; needs pandas.
+        """Return a `pandas.DataFrame` with one row for each match; needs pandas.
 
         Raises:
             MissingExtraError: pandas is not installed.

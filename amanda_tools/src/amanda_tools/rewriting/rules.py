@@ -1,6 +1,6 @@
-"""What is rewritten: patterns with what stands in for them.
+"""Rules of the rewriting tool: patterns and their replacements.
 
-Owns the rules that come with the rewriting tool. A replacement that needs a framework imports it.
+A replacement that needs a framework imports it when it runs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ class Taken:
     """One operator of a match, as it was called in one execution.
 
     Attributes:
-        type: The common word, or the backend's name.
-        inputs: Its inputs by position; what another operator of the match gives may be a stand-in.
+        type: The common type, or the framework's if there is none.
+        inputs: Inputs by position. The output of another operator of the match may be a
+            placeholder.
         names: Names of the input positions.
-        attrs: Attributes that are no positions.
+        attrs: Attributes, which have no position.
         run: Runs the operator itself on inputs by position.
     """
 
@@ -33,7 +34,7 @@ class Taken:
     run: Callable[[Sequence[Any]], Any]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An input or attribute by its name."""
+        """Return an input or attribute by its name."""
         if name in self.names:
             return self.inputs[self.names.index(name)]
         return self.attrs.get(name, default)
@@ -45,9 +46,10 @@ class Matched:
 
     Attributes:
         name: Readable name of its last operator.
-        ops: Name in the pattern -> operator; optional ones that are not there are left out.
+        ops: Name in the pattern -> operator, without optional operators that are missing.
         inputs: Name of an input -> value.
-        tell: Shows a value, by its name, to whoever listens; gives it back, or what stands in.
+        tell: Passes a named value to the listeners and returns it, or what a listener returns for
+            it.
     """
 
     name: str
@@ -58,18 +60,19 @@ class Matched:
 
 @dataclass(frozen=True)
 class Rule:
-    """A pattern and what stands in for it.
+    """A pattern and its replacement.
 
     Attributes:
-        name: Its name.
+        name: Name of the rule.
         pattern: The operators.
-        replacement: Gives what the last operator of the match would have given.
-        guard: Why an execution is left as it is; None lets it be rewritten.
-        head: For graphs: gives what the first operator is to give instead, of its inputs and of
-            the constant inputs and attributes of each operator by name, or says why it is left. The
-            other operators hand on their first input. None has them hand on what they are given,
-            and the last one computes `replacement`.
-        framework: What it is for, as namespaces begin, such as ``pytorch``; None for any.
+        replacement: Returns what replaces the outputs of the last operator.
+        guard: Returns why an execution must not be rewritten, or None.
+        head: For graphs. Given the constant inputs and attributes of each operator by name, returns
+            a function that computes the result from the inputs of the first operator, or the reason
+            why it cannot. The other operators then pass on their first input. If `head` is None,
+            the operators pass on their inputs and the last one computes `replacement`.
+        framework: Framework of the rule, the first part of a namespace, such as ``pytorch``; None
+            for any.
     """
 
     name: str
@@ -80,7 +83,7 @@ class Rule:
     framework: str | None = None
 
 
-# A convolution and the normalisation behind it.
+# A convolution and the normalization after it.
 
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
@@ -126,7 +129,7 @@ def _torch_conv_bn(conv: Taken, norm: Taken) -> Any:
 
 
 def _tensorflow_conv_bn(constants: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any] | str:
-    """The convolution of a graph whose normalisation is constant."""
+    """Return the function for a convolution in a graph whose normalization is constant."""
     import tensorflow as tf
 
     norm, attrs = constants["norm"], constants["conv"]
@@ -173,11 +176,11 @@ CONV_BN = Rule(
 )
 
 
-# The same in TensorFlow and Keras, where the normalisation of an evaluation is a factor and a term.
+# The same in TensorFlow and Keras, where normalization in evaluation is a factor and a term.
 
 
 def _written_norm(kind: str) -> Rule:
-    """The rule for convolutions of a kind of TensorFlow's."""
+    """Return the rule for one kind of TensorFlow convolution."""
     convolution = Operator((kind,), {0: Input("x"), 1: Input("weight")}, "conv")
     biased = Operator(("BiasAdd",), {0: convolution, 1: Input("bias")}, "biased", optional=True)
     scaled = Operator(("Mul",), {0: biased, 1: Input("scale")}, "scaled")
@@ -185,7 +188,7 @@ def _written_norm(kind: str) -> Rule:
 
     def replacement(match: Matched) -> Any:
         x, weight, scale = (match.inputs[name] for name in ("x", "weight", "scale"))
-        # A depthwise weight has a channel of the output at each place of its last two axes.
+        # The last two axes of a depthwise weight together index the output channels.
         factor = _reshaped(scale, [-1] if kind == "Conv2D" else weight.shape[-2:])
         (output,) = match.ops["conv"].run([x, weight * factor])
         bias = match.inputs.get("bias")
@@ -211,7 +214,7 @@ def _reshaped(vector: Any, shape: Any) -> Any:
     return tf.reshape(vector, shape)
 
 
-# Attention: softmax(Q K^T * scale + mask) V, and the operator that computes all of it.
+# Attention: softmax(Q K^T * scale + mask) V, and the operator that computes it in one.
 
 
 def _attention_pattern() -> Operator:
@@ -290,7 +293,7 @@ SOFTMAX = Rule(
     _softmax_guard,
     framework="pytorch",
 )
-#: Name -> the rules of this name, one for each form that frameworks have.
+#: Name -> the rules with this name, one for each form of it in the frameworks.
 RULES: Mapping[str, Sequence[Rule]] = {
     "conv_bn": (CONV_BN, _written_norm("Conv2D"), _written_norm("DepthwiseConv2dNative")),
     "sdpa": (SDPA,),

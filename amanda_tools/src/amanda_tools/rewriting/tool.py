@@ -1,8 +1,7 @@
-"""`Rewrite`: subgraphs of a program replaced by other computations.
+"""`Rewrite`: replace subgraphs of a program by other computations.
 
-Owns when a match is rewritten and when it falls back. Patterns are `patterns`', what stands in
-for them `rules`', the graph `tracing`'s.
-A little over 400 lines: one class.
+Decides when a match is rewritten and when it falls back. Patterns are in `patterns`, replacements
+in `rules`, and the graph comes from `amanda_tools.graph`.
 """
 
 from __future__ import annotations
@@ -42,22 +41,23 @@ Listener = Callable[[str, str, Any], Any]
 
 
 class Rewrite(Tool):
-    """Replaces subgraphs: a first run is traced, later ones are rewritten where a pattern fits.
+    """Replaces subgraphs. The first run is traced; later runs are rewritten where a pattern
+    matches.
 
-    A match is rewritten only if no operator outside of it uses a value inside of it. In eager modes
-    its last operator gives what the rule computes; the others give stand-ins, and are computed
-    after all where something else comes to use one, or the run takes another way.
+    A match is rewritten only if no operator outside uses a value inside it. In eager modes its last
+    operator returns what the rule computes, and the others return placeholders. A placeholder is
+    computed after all if something else uses it, or if the run takes another path.
 
     Args:
-        rules: Names of rules: ``conv_bn`` folds a normalisation into the convolution in front of
-            it, ``sdpa`` computes attention by one operator, ``softmax`` the other way round.
-            `add` takes rules of one's own.
-        interior: ``skip`` leaves out what the replacement makes needless; ``run`` computes it all
-            the same, as TensorFlow's eager mode always does.
-        until: What a run ends with: that the outermost ``module`` is left, or a ``step``.
+        rules: Names of rules: ``conv_bn`` folds a normalization into the convolution before it,
+            ``sdpa`` computes attention with one operator, ``softmax`` does the reverse. `add`
+            accepts rules of your own.
+        interior: ``skip`` does not compute inner values; ``run`` computes them anyway, as
+            TensorFlow's eager mode always does.
+        until: What ends a run: leaving the outermost ``module``, or a ``step``.
 
     Raises:
-        ValueError: An option has none of its values.
+        ValueError: An option has an invalid value.
 
     >>> tool = Rewrite(rules=["conv_bn"])
     """
@@ -81,13 +81,13 @@ class Rewrite(Tool):
         self._listeners: list[Listener] = []
         self._tracing = GraphTracing()
         self._matches: dict[tuple[str, str, int], Match] = {}
-        #: Namespace and op id -> what an operator is in a match.
+        #: Namespace and op id -> role of the operator in a match.
         self._roles: dict[tuple[str, int], Role] = {}
         self._known: set[tuple[str, int]] = set()
-        #: Of graphs: op -> constant inputs and attributes by name.
+        #: Operator of a graph -> constant inputs and attributes by name.
         self._constants: dict[tuple[str, int], dict[str, Any]] = {}
         self._met = self._is_tracing = True
-        #: Identity of a value inside a match -> how it came about.
+        #: Identity of a value inside a match -> its origin.
         self._inside: dict[int, Inside] = {}
         self._deferred = 0
         self._depth = 0
@@ -99,21 +99,21 @@ class Rewrite(Tool):
         self.add_inst_for_step(end=lambda number: self._end_run())
 
     def add(self, rule: Rule) -> None:
-        """Add a rule; it comes behind those that are there."""
+        """Add a rule after the existing ones."""
         self._rules.append(rule)
         self._met = True
 
     def listen(self, function: Listener) -> None:
-        """Call a function with what rewritten matches tell, such as ``probabilities``.
+        """Call a function with the values that rewritten matches report, such as ``probabilities``.
 
         Args:
-            function: Gets the name of the operator, that of the value, and the value; what it
-                returns stands in for the value, unless it is None.
+            function: Called with the name of the operator, the name of the value, and the value.
+                Unless it returns None, its result replaces the value.
         """
         self._listeners.append(function)
 
     def analyse(self, context: OpContext) -> None:
-        """Rewrite an op that is part of a match."""
+        """Rewrite an operator that is part of a match."""
         if context.zone != "model":
             return
         with self._clock, self._lock:
@@ -125,7 +125,7 @@ class Rewrite(Tool):
             if not is_eager(context.namespace):
                 self._rewrite_node(context, key, role)
             elif role is not None and context.recomputed:
-                # What it is to be the same as has run before there was a match.
+                # The result must equal that of the first run, which was not rewritten.
                 role.match.refuse("a checkpoint runs it again")
             elif role is not None:
                 role.names, role.attrs = context.input_names, dict(context.attrs)
@@ -136,12 +136,12 @@ class Rewrite(Tool):
                 context.insert_before_op(self.watch, observe=True, name=context.name)
 
     def watch(self, *inputs: Any, name: str) -> None:
-        """See to it that what is outside of all matches gets no stand-in."""
+        """Compute placeholders before an operator outside of all matches uses them."""
         if self._deferred:
             self._use(inputs, name)
 
     def defer(self, *inputs: Any, role: Role) -> Any:
-        """Return what an operator inside a match gives: a placeholder if nothing changed."""
+        """Return the output of an operator inside a match: a placeholder if nothing has changed."""
         original = _original()
         with self._clock, self._lock:
             match, kind = role.match, kind_of(role.facts, inputs)
@@ -165,7 +165,7 @@ class Rewrite(Tool):
             return result
 
     def finish(self, *inputs: Any, role: Role) -> Any:
-        """Return what the last operator of a match gives: what replaces it, or its own result."""
+        """Return the output of the last operator of a match: the replacement, or its own result."""
         original = _original()
         with self._clock, self._lock:
             match = role.match
@@ -182,7 +182,7 @@ class Rewrite(Tool):
         return match.rule.replacement(found)
 
     def result(self) -> RewriteResult:
-        """Return what was rewritten so far."""
+        """Return what has been rewritten so far."""
         with self._lock:
             return RewriteResult(
                 [match.report for match in self._matches.values()],
@@ -191,7 +191,7 @@ class Rewrite(Tool):
                 wall_seconds=self._clock.wall / 1e9,
             )
 
-    # Values inside of matches.
+    # Values inside matches.
 
     def _keep(self, value: Any, inside: Inside) -> None:
         key = id(value)
@@ -211,7 +211,7 @@ class Rewrite(Tool):
         return inside if inside is not None and inside.ref() is value else None
 
     def _from(self, value: Any, role: Role, index: int) -> Inside | None:
-        """Return how a value came from an operator of the same match."""
+        """Return the origin of a value, if it comes from this operator of the same match."""
         inside = self._inside_of(value)
         while inside is not None:
             if inside.role.op.index == index and inside.role.match is role.match:
@@ -221,14 +221,14 @@ class Rewrite(Tool):
         return None
 
     def _missing(self, inputs: Sequence[Any], role: Role) -> str | None:
-        """Why an execution is none of the match: some value does not come from inside of it."""
+        """Return why an execution does not match: an input does not come from inside the match."""
         for place, index in role.links.items():
             if self._from(value_at(inputs, place), role, index) is None:
                 return f"{role.op.name} got a value from elsewhere"
         return None
 
     def _gather(self, match: Match, role: Role, taken: Taken) -> Matched | str:
-        """All that one execution of a match got."""
+        """Collect the inputs of one execution of a match, or return why it does not match."""
         if match.off is not None:
             return match.off
         ops: dict[str, Taken] = {}
@@ -258,7 +258,9 @@ class Rewrite(Tool):
         return Matched(role.op.name, ops, inputs, tell)
 
     def _use(self, inputs: Sequence[Any], name: str) -> None:
-        """An operator outside of all matches takes these."""
+        """Stop rewriting the matches whose placeholders an operator outside takes, and compute
+        these.
+        """
         with self._lock:
             for value in flat(inputs):
                 inside = self._inside_of(value) if self._deferred else None
@@ -276,7 +278,7 @@ class Rewrite(Tool):
                 self._compute(value, inside)
 
     def _compute(self, value: Any, inside: Inside) -> None:
-        """Write what an operator would have given into its stand-in."""
+        """Write the output of an operator into its placeholder."""
         self._settle(inside.taken.inputs)
         inside.deferred = False
         self._deferred -= 1
@@ -297,13 +299,13 @@ class Rewrite(Tool):
             for inside in list(self._inside.values()):
                 value = inside.ref()
                 if value is not None and inside.deferred:
-                    # The program has kept it: it is a result.
+                    # The program still refers to the value, so it is a result.
                     inside.role.match.report.kept += 1
                     self._compute(value, inside)
             self._inside.clear()
             self._deferred = 0
             if not self._is_tracing and self._met:
-                # Another way was taken: the next run is traced again.
+                # The run took another path, so trace the next run again.
                 self._trace(True)
             elif self._is_tracing:
                 if self._match():
@@ -315,7 +317,7 @@ class Rewrite(Tool):
         self._tracing.where(None if on else select(lambda context: False))
 
     def _match(self) -> bool:
-        """Look for new matches in what was traced; whether there are some."""
+        """Search the trace for new matches; return True if there are any."""
         found = False
         for graph in self._tracing.graphs.values():
             for rule in self._rules:

@@ -1,1 +1,1 @@
-"""Tensors as tools see them: types and shapes, values in main memory, figures of these."""
+"""Tensors as tools see them: types and shapes, values in main memory, and statistics."""

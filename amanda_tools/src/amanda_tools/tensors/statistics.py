@@ -1,6 +1,6 @@
-"""What numbers say of a tensor: counts, extremes, moments, a histogram.
+"""Statistics of a tensor: counts, extremes, moments and a histogram.
 
-Owns these figures. They are those of the finite elements; what is not finite is counted.
+Extremes, moments and the histogram cover the finite elements. NaNs and infinities are counted.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ __all__ = ["Statistics", "statistics_of"]
 
 @dataclass
 class Statistics:
-    """Figures of one tensor.
+    """Statistics of one tensor.
 
     Attributes:
-        count: Elements.
-        nan: Those that are no number.
-        inf: Those that are infinite.
-        zeros: Those that are zero.
-        min: Smallest finite element; None if there is none, as for the figures below.
-        max: Largest.
+        count: Number of elements.
+        nan: Number of NaNs.
+        inf: Number of infinite elements.
+        zeros: Number of zeros.
+        min: Smallest finite element. This and the figures below are None if there is no finite
+            element.
+        max: Largest finite element.
         mean: Mean.
-        std: Standard deviation, that of the elements and not an estimate.
-        norm: Root of the sum of squares.
-        histogram: How many finite elements lie in each of equal bins from `min` to `max`, or around
-            it where there is only one value; empty if not asked for.
+        std: Standard deviation of the elements (the population's, not an estimate).
+        norm: Euclidean norm.
+        histogram: Number of finite elements in each of equally wide bins from `min` to `max`. With
+            a single distinct value the bins lie around it. Empty if not requested.
     """
 
     count: int
@@ -44,11 +45,11 @@ class Statistics:
 
 
 def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
-    """The figures of a tensor; complex elements are taken by their magnitude.
+    """Compute the statistics of a tensor; complex elements count by their magnitude.
 
     Args:
         tensor: The tensor.
-        bins: Bins of the histogram, 0 for none.
+        bins: Number of bins of the histogram; 0 for no histogram.
     """
     import numpy
 
@@ -60,7 +61,7 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
         return Statistics(values.size, nan, inf, zeros, None, None, None, None, None, [])
     finite = (numpy.abs(finite) if finite.dtype.kind == "c" else finite).astype(numpy.float64)
     low, high = float(finite.min()), float(finite.max())
-    # Divided by a power of two, which is exact, so that squares do not overflow.
+    # Divide by a power of two, which is exact, so that squares do not overflow.
     scale = 2.0 ** (math.frexp(max(abs(low), abs(high)))[1] - 1)
     scaled = finite / scale
     histogram = numpy.histogram(scaled, bins)[0].tolist() if bins else []
@@ -79,5 +80,5 @@ def statistics_of(tensor: HostTensor, bins: int = 0) -> Statistics:
 
 
 def _number(value: float) -> float | None:
-    # JSON has no infinity; a norm can overflow where its elements do not.
+    # JSON has no infinity, and a norm can overflow although its elements are finite.
     return value if value < float("inf") else None

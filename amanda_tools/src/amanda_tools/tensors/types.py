@@ -1,6 +1,6 @@
-"""Shapes and types of tensors, as their driver tells them.
+"""Shapes and dtypes of tensors, as their driver reports them.
 
-Owns what a shape is to a tool. What a value is, the `Facts` of its driver say.
+What counts as a tensor is decided by the driver's `Facts`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """What is known of a tensor before its values are.
+    """Dtype and shape of a tensor, which are known before its values.
 
     Attributes:
-        dtype: Type of its elements, such as ``float32``.
-        shape: Its dimensions, None for one that is not known; None if not even their number is.
+        dtype: Type of the elements, such as ``float32``.
+        shape: The dimensions. An unknown dimension is None; the whole shape is None if the rank is
+            unknown.
 
     >>> str(TensorType("float32", (8, None)))
     'float32[8,?]'
@@ -47,30 +48,30 @@ class TensorType:
         return f"{self.dtype}[{','.join('?' if n is None else str(n) for n in self.shape)}]"
 
 
-#: What stands at a position: a tensor, a list of them, or None for what is no tensor.
+#: Value at one position of an operator: a tensor, a list of tensors, or None if neither.
 Position = TensorType | list[TensorType | None] | None
 
 
 class Size(tuple[int, ...]):
-    """The shape of one tensor.
+    """Shape of one tensor.
 
     Attributes:
-        stored: Elements that are stored, of a sparse tensor; else None.
+        stored: Number of stored elements of a sparse tensor; None for a dense one.
     """
 
     stored: int | None = None
 
     @property
     def elements(self) -> int:
-        """How many elements a dense tensor of this shape has."""
+        """Return the number of elements of a dense tensor of this shape."""
         return math.prod(self)
 
 
 def size_of(facts: Facts, value: Any) -> Any:
-    """Return the `Size` of a tensor, a tuple of them for a list, None where there is no tensor.
+    """Return the `Size` of a tensor, a tuple of sizes for a list, or None for anything else.
 
     Raises:
-        ValueError: A tensor whose shape is not known, or not known yet.
+        ValueError: The shape of a tensor is not fully known.
     """
     if facts.is_tensor(value):
         shape = facts.shape(value)
@@ -85,12 +86,12 @@ def size_of(facts: Facts, value: Any) -> Any:
 
 
 def dtype_of(facts: Facts, value: Any) -> str:
-    """Return the dtype of a tensor, an empty string for what is no tensor."""
+    """Return the dtype of a tensor, or an empty string if the value is not a tensor."""
     return facts.dtype(value) if facts.is_tensor(value) else ""
 
 
 def is_floating(facts: Facts, value: Any) -> bool:
-    """Return True for a tensor of floating-point numbers, complex ones too, or a list with one."""
+    """Return True for a floating-point or complex tensor, or a list that contains one."""
     if isinstance(value, (list, tuple)):
         return any(is_floating(facts, item) for item in value)
     dtype = dtype_of(facts, value)
@@ -98,12 +99,12 @@ def is_floating(facts: Facts, value: Any) -> bool:
 
 
 def type_of(facts: Facts, value: Any) -> TensorType | None:
-    """Return the type and shape of a tensor, None for what is no tensor."""
+    """Return the type and shape of a tensor, or None if the value is not a tensor."""
     return TensorType(facts.dtype(value), facts.shape(value)) if facts.is_tensor(value) else None
 
 
 def position_of(facts: Facts, value: Any) -> Position:
-    """Return the tensor types at a position."""
+    """Return the types of the tensors at a position."""
     if isinstance(value, (list, tuple)):
         types = [type_of(facts, item) for item in value]
         return types if any(types) else None
@@ -111,7 +112,7 @@ def position_of(facts: Facts, value: Any) -> Position:
 
 
 def text_of(position: Position) -> str:
-    """The tensor types at a position, for people; empty where there is no tensor.
+    """Format the tensor types at a position; return an empty string if there is no tensor.
 
     >>> text_of([TensorType("int8", ()), TensorType("int8", (2,))])
     '(int8[] int8[2])'
@@ -122,8 +123,9 @@ def text_of(position: Position) -> str:
 
 
 def described(facts: Facts, values: Sequence[Any] | None) -> list[str | None]:
-    """Return dtype and shape of each value, such as ``float32[8,3]``; None for what is no tensor.
+    """Return dtype and shape of each value, such as ``float32[8,3]``, or None if it is not a
+    tensor.
 
-    A dimension that is not known yet is ``?``, and a list of tensors is in parentheses.
+    An unknown dimension is ``?``, and a list of tensors is in parentheses.
     """
     return [text_of(position_of(facts, value)) or None for value in values or ()]

@@ -1,7 +1,7 @@
 """Values of tensors in main memory, as NumPy arrays.
 
-Owns how a tool gets them from a driver, and numbers from them. NumPy has no bfloat16 and no 8-bit
-floating point; arrays of these hold the bits as unsigned integers, and `numbers` decodes them.
+NumPy has neither bfloat16 nor 8-bit floating point. Arrays of these types hold the bits as unsigned
+integers, and `numbers` decodes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "tensors_in",
 ]
 
-#: dtype -> bits of exponent and mantissa, bias, and whether it has infinities.
+#: Dtype -> number of exponent bits, of mantissa bits, bias, and whether it has infinities.
 _SMALL = {
     "bfloat16": (8, 7, 127, True),
     "float8_e4m3fn": (4, 3, 7, False),
@@ -35,7 +35,7 @@ _SMALL = {
 
 
 class _Unknown(Facts):
-    """The answers where the driver gives none: nothing is a tensor."""
+    """Stands in for a driver that does not describe values: nothing is a tensor."""
 
     def is_tensor(self, value: Any) -> bool:
         return False
@@ -45,17 +45,17 @@ UNKNOWN: Facts = _Unknown()
 
 
 def facts_of(context: OpContext) -> Facts:
-    """Return what the driver answers about tensors; `UNKNOWN` where it answers nothing."""
+    """Return the driver's `Facts` about tensors, or `UNKNOWN` if it provides none."""
     return context.facts or UNKNOWN
 
 
 @dataclass(frozen=True)
 class HostTensor:
-    """The values of a tensor.
+    """Values of a tensor in main memory.
 
     Attributes:
-        array: A copy of them, in C order; the bits as unsigned integers where NumPy lacks the
-            dtype.
+        array: A copy of the values in C order. If NumPy lacks the dtype, it holds the bits as
+            unsigned integers.
         dtype: Name of the tensor's dtype, such as ``bfloat16``.
     """
 
@@ -64,19 +64,19 @@ class HostTensor:
 
 
 def need_numpy() -> None:
-    """Make sure that there is NumPy before a program runs, rather than in the middle of it.
+    """Check that NumPy is installed, so that a missing package is reported before the program runs.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: NumPy is not installed.
     """
     try:
-        import numpy  # noqa: F401  Whether it is there.
+        import numpy  # noqa: F401  Only checks that it is installed.
     except ImportError as error:
         raise ImportError("This needs NumPy: pip install 'amanda-tools[numpy]'") from error
 
 
 def tensors_in(facts: Facts, values: Sequence[Any] | None) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors at positions, each with its position; ``2.0`` is the first of a list at 2.
+    """Yield each tensor with its position; ``2.0`` is the first element of a list at position 2.
 
     >>> list(tensors_in(UNKNOWN, [1.5, None]))
     []
@@ -90,24 +90,27 @@ def tensors_in(facts: Facts, values: Sequence[Any] | None) -> Iterator[tuple[str
 
 
 def host(facts: Facts, tensor: Any) -> HostTensor:
-    """Return a copy of a tensor's values.
+    """Return a copy of a tensor's values in main memory.
 
     Raises:
-        NotReadableError: It has no values in one array: sparse, quantized, of strings, symbolic.
+        NotReadableError: The tensor has no plain array of values: it is sparse, quantized, symbolic
+            or of strings.
     """
     import numpy
 
     name = facts.dtype(tensor)
     array = numpy.asarray(facts.values(tensor), order="C")
     if array.dtype.kind == "c":
-        name = array.dtype.name  # Complex numbers of 16-bit parts come as wider ones.
+        name = array.dtype.name  # NumPy has no complex type with 16-bit parts.
     elif name not in _SMALL and array.dtype.name != name:
         raise NotReadableError(f"dtype {name}")
     return HostTensor(array, name)
 
 
 def numbers(array: Any, dtype: str) -> Any:
-    """The numbers of an array of `HostTensor`: as they are, or decoded as float32."""
+    """Return the numbers in an array of `HostTensor`, decoded as float32 where NumPy lacks the
+    dtype.
+    """
     import numpy
 
     if dtype not in _SMALL:
