@@ -269,8 +269,8 @@ def test_slices_hand_on_what_they_picked(pick: Callable[[torch.Tensor], torch.Te
 @pytest.mark.parametrize(
     ("pick", "reason"),
     [
-        (lambda x: x[:, [0, 2]], "it picks otherwise than by numbers and ranges"),
-        (lambda x: x[[1, 0]], "it picks otherwise than by numbers and ranges"),
+        (lambda x: x[:, [0, 2]], "it is indexed by something other than numbers and ranges"),
+        (lambda x: x[[1, 0]], "it is indexed by something other than numbers and ranges"),
         (lambda x: x[1:], "it changes the axis of samples"),
         (lambda x: x[:1], "one of its inputs has other samples than its output"),
         (lambda x: x.index_select(1, torch.tensor([2])), "there is no rule for slice"),
@@ -440,7 +440,7 @@ def test_thresholds_of_an_earlier_result(tmp_path: Path) -> None:
     expected = np.flatnonzero(terms.numpy() >= threshold.term)
     assert second.paths[0].points["1/relu"].tolist() == expected.tolist()
     file.write_text("{}")
-    with pytest.raises(ValueError, match="no result of effective paths"):
+    with pytest.raises(ValueError, match="not a result of effective paths"):
         EffectivePath(thresholds=file)
 
 

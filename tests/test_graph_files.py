@@ -165,7 +165,7 @@ def small() -> Any:
 def test_what_is_no_graph_is_an_error_that_says_where(name: str, tmp_path: Path) -> None:
     files.from_json(small())
     data = WRONG[name](small())
-    with pytest.raises(ResultError, match="No graph"):
+    with pytest.raises(ResultError, match="The graph cannot be read"):
         files.from_json(data)
     problems = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(data))
     assert bool(problems) == (name in BY_SCHEMA)

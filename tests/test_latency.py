@@ -458,7 +458,7 @@ def test_a_profile_of_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each belongs to one operator, or to none, and then it is said.
     nowhere = [kernel for kernel in found.kernels if kernel.op is None]
     several = "s" * (len(nowhere) != 1)
-    assert f"{len(nowhere)} kernel{several} started outside of timed operators" in found.notes
+    assert f"{len(nowhere)} kernel{several} started outside timed operators" in found.notes
     whole = sum(kernel.duration for kernel in found.kernels)
     assert whole == found.total.kernel_time + sum(kernel.duration for kernel in nowhere)
     rows: Any = found.table("kernel").rows

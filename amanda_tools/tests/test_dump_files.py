@@ -129,7 +129,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     write(folder)
     (folder / "00000.npz").rename(tmp_path / "other.npz")
     (folder / "00000.npz").symlink_to(tmp_path / "other.npz")
-    with pytest.raises(ResultError, match="is no file"):
+    with pytest.raises(ResultError, match="is not a file"):
         read(folder)
 
 
@@ -137,7 +137,7 @@ def test_sizes_are_known_before_there_is_memory_for_them(tmp_path: Path) -> None
     index = write(tmp_path)
     index["tensors"][0]["shape"] = [1 << 40]
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ResultError, match=r"it is float32\[2\], and the index says"):
+    with pytest.raises(ResultError, match=r"it is float32\[2\], but the index says"):
         read(tmp_path)
     index["tensors"][0]["shape"] = [1 << 60]
     (tmp_path / INDEX).write_text(json.dumps(index))

@@ -328,7 +328,7 @@ def half(x: Any) -> Any:
     return tf.concat([tf.split(x, 2, 1)[1], tf.split(x, 2, 1)[1]], 1)
 
 
-CALL, FRAME = "StatelessWhile", "control flow that is no function is not followed"
+CALL, FRAME = "StatelessWhile", "control flow that is not a function is not followed"
 #: What stands in front of a layer, in which mode -> what paths end at and why.
 IN_FRONT: dict[str, tuple[Callable[[Any], Any], str, list[tuple[str, str, bool]]]] = {
     "loop": (rounds, "function", [(CALL, "loops are not followed", True)]),
@@ -402,7 +402,7 @@ def test_an_operator_that_is_left_out_is_listed() -> None:
         function(tf.constant(SAMPLES))
     [end] = tool.result().ends
     assert (end.name, end.type, end.lost) == ("Relu", "Relu", True)
-    assert end.reason == "it is none of the operators that the tool sees"
+    assert end.reason == "it is not an operator that the tool sees"
 
 
 def test_a_run_that_ends_with_what_is_not_followed() -> None:

@@ -367,7 +367,7 @@ def test_what_cannot_be_handed_on_is_refused() -> None:
     )
     half, shapeless = Rewrite(), Rewrite()
     for tool, spec, reason in (
-        (half, tf.TensorSpec([2], tf.float16), "gives float16, which cannot hand on"),
+        (half, tf.TensorSpec([2], tf.float16), "returns float16, which cannot carry"),
         (shapeless, tf.TensorSpec(None, tf.float32), "the number of axes"),
     ):
         tool.add(rule)

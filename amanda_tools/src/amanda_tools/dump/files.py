@@ -155,7 +155,7 @@ class Dumped:
             raise self._error(tensor, "only its figures are in the dump")
         path = self.folder / tensor.file
         if path.is_symlink() or not path.is_file():
-            raise self._error(tensor, f"{tensor.file} is no file")
+            raise self._error(tensor, f"{tensor.file} is not a file")
         shape = tensor.shape
         if tensor.dtype == "complex128" and tensor.stored == "float64":
             shape = [*shape, 2]
@@ -182,7 +182,7 @@ class Dumped:
                 found, by_columns, dtype = numpy.lib.format.read_array_header_1_0(member)
                 size = math.prod(found) * dtype.itemsize
                 if size > path.stat().st_size or dtype.kind not in "biufc":
-                    raise ValueError("its values are cut off, or no numbers")
+                    raise ValueError("its values are truncated or are not numbers")
                 content = member.read(size)
             array: Any = numpy.ndarray(found, dtype, content, order="F" if by_columns else "C")
         except _MALFORMED as error:
@@ -206,7 +206,7 @@ class Dumped:
         if list(array.shape) != shape or array.dtype.name != tensor.stored:
             raise self._error(
                 tensor,
-                f"it is {array.dtype.name}{list(array.shape)}, and the index says "
+                f"it is {array.dtype.name}{list(array.shape)}, but the index says "
                 f"{tensor.stored}{shape}",
             )
 

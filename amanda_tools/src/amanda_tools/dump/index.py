@@ -150,7 +150,9 @@ def read_index(file: Path) -> DumpIndex:
         return _index(read)
     except _Malformed as error:
         raise ResultError(
-            f"No index of a dump: {error}"[:300], where=str(file), fix="Write the dump again"
+            f"This is not an index of a dump: {error}"[:300],
+            where=str(file),
+            fix="Write the dump again",
         ) from None
 
 
@@ -226,7 +228,7 @@ def _left_out(item: Any, where: str) -> LeftOut:
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _Malformed(f"{where} is no object")
+        raise _Malformed(f"{where} is not an object")
     return value
 
 

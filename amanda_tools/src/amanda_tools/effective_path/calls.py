@@ -99,7 +99,7 @@ class Calls:
                 continue
             reason = f"it ran {times} times in one run"
             if times == 1:
-                reason = "it ran inside of what is not followed"
+                reason = "it ran inside a call that is not followed"
             found = PathEnd(execution.name, execution.type, reason)
             run.unseen.update((port, found) for port in execution.outputs)
 
@@ -125,14 +125,14 @@ class Calls:
         attributes = (_FUNCTIONS | _BRANCHES | _LOOPS).get(kind)
         if attributes is None:
             if kind.removeprefix("Ref") in _FRAMES:
-                return "control flow that is no function is not followed"
-            return "it is none of the operators that the tool sees"
+                return "control flow that is not a function is not followed"
+            return "it is not an operator that the tool sees"
         function_of = getattr(symbol.graph, "_get_function", lambda name: None)
         given = [symbol.get_attr(attribute) for attribute in attributes]
         for function in given[0] if kind.endswith("Case") else given:
             body = getattr(function_of(function.name), "graph", None)
             if body is None:
-                return "its function cannot be looked into"
+                return "its function has no graph that can be read"
             arguments, results = map(self._port_of, body.inputs), map(self._port_of, body.outputs)
             program = self.program_of(body)
             call.bodies.append(_Body(program, list(arguments), list(results)))

@@ -89,8 +89,8 @@ class PathEnd:
     def consequence(self) -> str:
         """Return what this means for the paths."""
         if self.lost:
-            return "what is inside of it and in front of it is missing in the paths"
-        return "its value counts as the input; no layer is in front of it"
+            return "what is inside and before it is missing from the paths"
+        return "its value counts as the input; there is no layer before it"
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Rules of effective paths: what each kind of operator takes of its inputs (Qiu et al., 2019).
 
-Works on NumPy arrays, for all samples of a batch at once. NumPy is imported only when needed.
+Works on NumPy arrays, for all samples of a batch at once. NumPy is imported only when needed. Over
+400 lines: a list of rules.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ class Network:
             if rule.weight is not None:
                 weight = execution.weight
                 if not isinstance(weight, np.ndarray) or weight.ndim != len(arguments["layout"]):
-                    raise Unsuited("its weight is no matrix")
+                    raise Unsuited("its weight is not a matrix")
                 arguments["weight"] = np.asarray(weight, float)
         if any(array.shape[:1] != result.shape[:1] for array in arrays) or not result.ndim:
             raise Unsuited("one of its inputs has other samples than its output")

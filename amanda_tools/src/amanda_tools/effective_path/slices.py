@@ -43,7 +43,7 @@ def _getitem(given: Mapping[str, Any]) -> Any:
     indices = given["indices"]
     items = indices if isinstance(indices, tuple) else (indices,)
     if not all(isinstance(item, (int, slice, EllipsisType, type(None))) for item in items):
-        raise Unsuited("it picks otherwise than by numbers and ranges")
+        raise Unsuited("it is indexed by something other than numbers and ranges")
     return items
 
 

@@ -307,7 +307,7 @@ class _Op:
 def _read(file: FilePath) -> dict[str, Thresholds]:
     found = load(file)
     if not isinstance(found, dict) or found.get("format") != "amanda.effective_path/1":
-        raise ValueError(f"{str(file)!r} is no result of effective paths")
+        raise ValueError(f"{str(file)!r} is not a result of effective paths")
     return {name: Thresholds(**pair) for name, pair in found["thresholds"].items()}
 
 

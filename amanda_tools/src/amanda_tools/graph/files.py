@@ -58,7 +58,7 @@ def from_json(data: Any) -> list[Graph]:
     """
     found = _of(dict[str, Any], data, "the file")
     if found.get("format") != FORMAT:
-        raise _problem("format", f"is {found.get('format')!r:.60}, and not {FORMAT!r}")
+        raise _problem("format", f"is {found.get('format')!r:.60}, not {FORMAT!r}")
     graphs = _of(list[dict[str, Any]], found.get("graphs"), "graphs")
     return [_graph(graph, f"graphs[{number}]") for number, graph in enumerate(graphs)]
 
@@ -74,7 +74,7 @@ def _graph(data: dict[str, Any], where: str) -> Graph:
             raise _problem(f"{at}.node", "is neither 'op' nor 'source'")
         node = _of(_KINDS[kind], {k: v for k, v in facts.items() if k != "node"}, at)
         if node.index != number:
-            raise _problem(f"{at}.index", f"is {node.index}, and not {number}")
+            raise _problem(f"{at}.index", f"is {node.index}, not {number}")
         graph.add(node)
     for number, node in enumerate(graph.nodes):
         if isinstance(node, Op) and node.forward is not None:
@@ -82,13 +82,13 @@ def _graph(data: dict[str, Any], where: str) -> Graph:
             if not (
                 0 <= node.forward < len(graph.nodes) and isinstance(graph.nodes[node.forward], Op)
             ):
-                raise _problem(at, f"is {node.forward}, which is no operator")
+                raise _problem(at, f"is {node.forward}, which is not an operator")
     for number, facts in enumerate(edges):
         at = f"{where}.edges[{number}]"
         edge = _of(Edge, facts, at)
         for name in ("producer", "consumer"):
             if not 0 <= getattr(edge, name) < len(graph.nodes):
-                raise _problem(f"{at}.{name}", f"is {getattr(edge, name)}, which is no node")
+                raise _problem(f"{at}.{name}", f"is {getattr(edge, name)}, which is not a node")
         graph.connect(edge)
     return graph
 
@@ -102,7 +102,7 @@ def _of(kind: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         if value not in arguments:
-            raise _problem(where, f"is {value!r:.60}, and none of {', '.join(arguments)}")
+            raise _problem(where, f"is {value!r:.60}, not one of {', '.join(arguments)}")
         return value
     if origin in (types.UnionType, typing.Union):
         # Check against the alternative of the same form, so that the error is about that one.
@@ -111,7 +111,7 @@ def _of(kind: Any, value: Any, where: str) -> Any:
             if type(value) is (list if form is tuple else form):
                 return _of(one, value, where)
         names = ", ".join(map(_name, arguments))
-        raise _problem(where, f"is {type(value).__name__}, and none of {names}")
+        raise _problem(where, f"is {type(value).__name__}, not one of {names}")
     if origin is list and isinstance(value, list):
         return [_of(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)]
     if origin is tuple and isinstance(value, list):
@@ -123,7 +123,7 @@ def _of(kind: Any, value: Any, where: str) -> Any:
         return {key: _of(arguments[1], item, f"{where}.{key:.60}") for key, item in value.items()}
     if type(value) is kind or (kind is float and type(value) is int):
         return value
-    raise _problem(where, f"is {type(value).__name__}, and not {_name(kind)}")
+    raise _problem(where, f"is {type(value).__name__}, not {_name(kind)}")
 
 
 def _instance(kind: Any, value: Any, where: str) -> Any:
@@ -132,7 +132,7 @@ def _instance(kind: Any, value: Any, where: str) -> Any:
     names = {field.name for field in fields(kind)}
     unknown = sorted(facts.keys() - names)
     if unknown:
-        raise _problem(where, f"has {unknown[0]!r:.60}, which a {kind.__name__} has not")
+        raise _problem(where, f"has {unknown[0]!r:.60}, which {kind.__name__} does not have")
     for field in fields(kind):
         required = field.default is MISSING and field.default_factory is MISSING
         if required and field.name not in facts:
@@ -149,6 +149,6 @@ def _name(kind: Any) -> str:
 
 def _problem(where: str, text: str) -> ResultError:
     return ResultError(
-        f"No graph: {results.printable(where)} {results.printable(text)}",
+        f"The graph cannot be read: {results.printable(where)} {results.printable(text)}",
         fix=f"Give a file that the tool 'graph' wrote ({FORMAT})",
     )

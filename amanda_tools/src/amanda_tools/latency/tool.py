@@ -315,7 +315,7 @@ class Latency(OperatorTool["_Op"]):
             notes.append("the program has a profiler of its own, which has the ranges and kernels")
         nowhere = sum(kernel.op is None for kernel in kernels)
         if nowhere:
-            notes.append(f"{counted(nowhere, 'kernel')} started outside of timed operators")
+            notes.append(f"{counted(nowhere, 'kernel')} started outside timed operators")
         return notes
 
 

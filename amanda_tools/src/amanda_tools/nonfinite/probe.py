@@ -72,7 +72,7 @@ class Probe:
         """
         if isinstance(value, float):
             return value, value
-        raise NotImplementedError("values are looked at where they are read")
+        raise NotImplementedError("this framework's values are read on the host")
 
     def _look(self, value: Any, separate: bool) -> int:
         held = host(self.facts, value)

@@ -58,7 +58,7 @@ def prepare(match: Match, constants: Constants) -> str | None:
     """
     tail = match.roles[0].op
     if any(edge.output not in (0, None) for edge in match.graph.edges_from(tail)):
-        return f"{tail.name} gives more than one value"
+        return f"{tail.name} returns more than one value"
     if match.rule.head is None:
         return _prepare_handing_on(match, constants)
     for role in match.roles[:-1]:
@@ -67,7 +67,7 @@ def prepare(match: Match, constants: Constants) -> str | None:
             if position not in role.links and name not in known:
                 return f"{name} of {role.op.name} is not constant"
     if any(len(role.links) > 1 for role in match.roles):
-        return "its operators are in no row"
+        return "its operators are not in a row"
     head = match.rule.head({role.name: constants[role.op.id] for role in match.roles})
     if isinstance(head, str):
         return head
@@ -127,7 +127,7 @@ def _prepare_handing_on(match: Match, constants: Constants) -> str | None:
                 if reason is not None:
                     return reason
         if not role.is_tail and _type_of(role) != _type_of(match.roles[0]):
-            return f"{role.op.name} gives values of another type than {match.roles[0].op.name}"
+            return f"{role.op.name} returns another dtype than {match.roles[0].op.name}"
     return None
 
 
@@ -140,11 +140,11 @@ def _type_of(role: Role) -> str:
 def _not_carried(kind: TensorType | None, role: Role) -> str | None:
     wanted = _type_of(role)
     if wanted not in _CARRYING or len(role.op.outputs) != 1:
-        return f"{role.op.name} gives {wanted or 'no tensor'}, which cannot hand on what it takes"
+        return f"{role.op.name} returns {wanted or 'no tensor'}, which cannot carry its inputs"
     if kind is None or kind.shape is None:
-        return f"the number of axes of what {role.op.name} takes is not known"
+        return f"the rank of an input of {role.op.name} is not known"
     if kind.dtype not in (wanted, "bool"):
-        return f"{role.op.name} takes {kind.dtype}, which cannot be handed on as {wanted}"
+        return f"{role.op.name} takes {kind.dtype}, which {wanted} cannot carry"
     return None
 
 

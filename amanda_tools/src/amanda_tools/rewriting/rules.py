@@ -235,7 +235,7 @@ def _attention_guard(match: Matched) -> str | None:
     if axis not in (-1, query.dim() - 1):
         return "the softmax is not over the last axis"
     if query.dim() < 3 or match.inputs["key"].dim() != query.dim():
-        return "it is no batch of heads"
+        return "it is not a batch of heads"
     if isinstance(match.inputs.get("scale"), bool) or match.ops["scores"].names[0] != "input":
         return "it is called in another way"
     return None
