@@ -1,7 +1,7 @@
-"""Shows Amanda at work on a pretrained network and real photographs, without touching the network.
+"""Demonstrate Amanda on a pretrained network and real photographs, without changing the network.
 
-Run it with `nox -s demo`. It prints its tables and writes one picture, demo_output/pruning.png;
-what it claims, it checks.
+Run it with `nox -s demo`. It prints tables, checks what it claims, and writes one picture,
+demo_output/pruning.png.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PICTURE = Path(__file__).resolve().parents[2] / "demo_output" / "pruning.png"
 
 def main() -> None:
     """Run the demo."""
-    # Threads that wait for one another make times depend on what else the machine is doing.
+    # With several threads, times depend on what else the machine is doing.
     torch.set_num_threads(1)
     progress("Loading EfficientNet-Lite0 and the photographs ...")
     model, photos = load_model(), load_photos()
@@ -92,7 +92,7 @@ def run_with(model: torch.nn.Module, batch: torch.Tensor, *tools: amanda.Tool) -
 
 
 def show_operators(model: torch.nn.Module, batch: torch.Tensor) -> None:
-    """Print the operators that the model executed, by type."""
+    """Print the operators that the model executed, grouped by type."""
     tool = ListOperators()
     run_with(model, batch, tool)
     by_type: defaultdict[str, list[Operator]] = defaultdict(list)
@@ -103,8 +103,8 @@ def show_operators(model: torch.nn.Module, batch: torch.Tensor) -> None:
         last = group[-1]
         counts = [str(len(group)), str(tool.runs[op_type])]
         rows.append([op_type, *counts, last.name, last.source, last.output_shapes])
-    # A module that is called twice, here the activation of a block, is one operator that runs
-    # twice.
+    # A module that is called twice, here the activation of a block, contains one operator that
+    # runs twice.
     show_table(
         f"{len(tool.operators)} operators in {tool.runs.total()} runs, with the last of each type",
         ["operator", "count", "runs", "name", "source", "output shape"],
@@ -119,7 +119,7 @@ def pruned_run(model: torch.nn.Module, batch: torch.Tensor, tool: PruneConvoluti
 
 
 def show_predictions(policy: str, photos: list[Photo], runs: list[PrunedRun]) -> None:
-    """Print what the model saw in every photograph at every sparsity."""
+    """Print what the model recognized in each photograph at each sparsity."""
     rows = [
         [f"{run.sparsity:.0%}", f"{run.achieved:.1%}", *map(str, run.predictions)] for run in runs
     ]
@@ -128,7 +128,7 @@ def show_predictions(policy: str, photos: list[Photo], runs: list[PrunedRun]) ->
 
 
 def prune_a_copy(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
-    """Return a copy of the model pruned by PyTorch's own means, which change its modules."""
+    """Return a copy of the model pruned with PyTorch's own utilities, which change its modules."""
     twin = copy.deepcopy(model)
     for module in twin.modules():
         if isinstance(module, torch.nn.Conv2d):
@@ -137,14 +137,14 @@ def prune_a_copy(model: torch.nn.Module, sparsity: float) -> torch.nn.Module:
 
 
 def count_conv_modules(model: torch.nn.Module) -> int:
-    """Return how many convolution modules the model has."""
+    """Return the number of convolution modules in the model."""
     return sum(isinstance(module, torch.nn.Conv2d) for module in model.modules())
 
 
 def count_training_step(
     model: torch.nn.Module, batch: torch.Tensor, photos: list[Photo]
 ) -> tuple[CountConvolutions, bool]:
-    """Count the convolutions of one forward and backward run.
+    """Count the convolutions of one forward and backward pass.
 
     Returns the counter, and whether the gradients were the same as without it.
     """
@@ -162,9 +162,9 @@ def count_training_step(
 
 
 def show_cost(model: torch.nn.Module, photo: torch.Tensor) -> None:
-    """Print how long one photograph takes, plain and instrumented."""
+    """Print how long a forward pass over one photograph takes, plain and instrumented."""
     twin = prune_a_copy(model, 0.2)
-    # One instance of each, applied again and again, so that its analysis is paid once.
+    # Apply the same instances again and again, so that each analyses only once.
     nothing, counter, pruner = amanda.Tool(), CountConvolutions(), PruneConvolutions(0.2)
     seconds = interleaved_medians(
         {

@@ -1,4 +1,4 @@
-"""Measures what instrumentation costs: several ways to run a model, timed side by side."""
+"""Measure the cost of instrumentation by timing several ways to run a model side by side."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from time import perf_counter
 
 import torch
 
-#: A model and what makes the context manager to run it in.
+#: A model, and a function that returns the context manager in which to run it.
 Way = tuple[torch.nn.Module, Callable[[], AbstractContextManager[object]]]
 
 
 def interleaved_medians(
     ways: Mapping[str, Way], batch: torch.Tensor, rounds: int = 10, repeats: int = 4
 ) -> dict[str, float]:
-    """Return for each way the median seconds of one forward run.
+    """Return the median seconds of a forward pass for each way to run it.
 
-    The ways take turns, so that a machine that slows down or speeds up meanwhile does so for all
-    of them, and so that the plain runs come after tools were applied and removed.
+    The ways take turns, so that all of them see the same changes in the speed of the machine, and
+    so that plain runs also come after tools were applied and removed.
 
     Args:
-        ways: by name, what is timed.
-        batch: the model's input.
-        rounds: how often each way has its turn.
-        repeats: timed runs in a turn, after one that is not timed.
+        ways: What to time, by name.
+        batch: Input of the model.
+        rounds: Number of turns of each way.
+        repeats: Number of timed runs in a turn, after one that is not timed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.no_grad():
         for _ in range(rounds):
             for name, (model, enter) in ways.items():
                 with enter():
-                    # The first run may analyse, which is paid once and not at every execution.
+                    # Not timed: the first run may include analysis, which happens only once.
                     model(batch)
                     for _ in range(repeats):
                         start = perf_counter()

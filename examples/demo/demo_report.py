@@ -1,4 +1,4 @@
-"""How the demo shows its results: tables on the terminal and one picture."""
+"""Output of the demo: tables on the terminal and one picture."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from PIL import Image, ImageDraw, ImageFont
 
 from demo_model import Photo, Prediction
 
-#: Sizes in pixels of the contact sheet: one thumbnail, what stands under it, and what is around it.
+#: Sizes in pixels on the contact sheet.
 THUMBNAIL, CAPTION, MARGIN, HEADING = 132, 36, 10, 58
 
 INK, PAPER, RIGHT, WRONG = "#222222", "#ffffff", "#1a7f37", "#c62828"
 
 
 def progress(text: str) -> None:
-    """Say on stderr what is going on, so that stdout holds results only."""
+    """Print progress to stderr, so that stdout contains only results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: drawn by rich on a terminal, aligned plain text where the output is piped."""
+    """Print a table: with rich on a terminal, as aligned plain text otherwise."""
     if sys.stdout.isatty():
         from rich.box import SIMPLE_HEAD
         from rich.console import Console
@@ -34,7 +34,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         for column in columns:
             table.add_column(column, overflow="fold")
         for row in rows:
-            # As Text, so that no cell is read as rich's markup.
+            # As Text, so that rich does not interpret markup in a cell.
             table.add_row(*(Text(cell) for cell in row))
         Console().print(table)
     else:
@@ -48,7 +48,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class PrunedRun:
-    """The model's predictions for every photograph with its convolutions pruned."""
+    """Predictions for all photographs with pruned convolutions."""
 
     sparsity: float
     achieved: float
@@ -58,12 +58,12 @@ class PrunedRun:
 def write_contact_sheet(
     path: Path, photos: Sequence[Photo], policies: Mapping[str, Sequence[PrunedRun]]
 ) -> None:
-    """Draw the photographs against the sparsities, one band for each pruning policy.
+    """Draw the photographs against the sparsities, in one band for each pruning policy.
 
     Args:
-        path: where the PNG goes.
-        photos: the rows of each band.
-        policies: for each policy's name the columns of its band.
+        path: File of the PNG.
+        photos: The rows of each band.
+        policies: Name of a policy -> the columns of its band.
     """
     columns = max(len(runs) for runs in policies.values())
     width = MARGIN + columns * (THUMBNAIL + MARGIN)
@@ -90,7 +90,7 @@ def write_contact_sheet(
 def draw_cell(
     sheet: Image.Image, corner: tuple[int, int], photo: Photo, prediction: Prediction, colour: str
 ) -> None:
-    """Draw one photograph, framed in `colour`, with what the model saw under it."""
+    """Draw one photograph in a frame of this colour, with the prediction below it."""
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     left, top = corner
     thumbnail = photo.image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)

@@ -1,6 +1,6 @@
-"""The demo's three tools, as a user would write them.
+"""Three tools, as a user would write them.
 
-Nothing here knows the model: the same tools run on any other.
+Nothing here depends on the model: the same tools run on any other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import amanda
 
 @dataclass(frozen=True)
 class Operator:
-    """What the demo shows of one operator."""
+    """Description of one operator."""
 
     type: str
     name: str
@@ -24,7 +24,7 @@ class Operator:
 
 
 class ListOperators(amanda.Tool):
-    """Look at every operator once, and count how often each type runs."""
+    """Lists every operator, and counts how often each type runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ListOperators(amanda.Tool):
         self.add_inst_for_op(self.collect, require_outputs=True)
 
     def collect(self, context: amanda.OpContext) -> None:
-        """Note down the operator, after its first execution (an analysis routine)."""
+        """Record the operator after its first execution (an analysis routine)."""
         op_type = context.get_op().__name__
         outputs = [value for value in context.get_outputs() if isinstance(value, torch.Tensor)]
         self.operators.append(
@@ -52,7 +52,7 @@ class ListOperators(amanda.Tool):
 
 
 class CountConvolutions(amanda.Tool):
-    """Count the convolutions that run, forward and backward."""
+    """Counts the convolutions that run, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class CountConvolutions(amanda.Tool):
         self.add_inst_for_op(self.select_backward, backward=True, require_outputs=True)
 
     def select(self, context: amanda.OpContext) -> None:
-        """Have the forward convolutions counted (an analysis routine)."""
+        """Insert a counter before forward convolutions (an analysis routine)."""
         if context.get_op().__name__ == "conv2d":
             context.insert_before_op(self.count)
 
     def select_backward(self, context: amanda.OpContext) -> None:
-        """Have the backward convolutions counted (an analysis routine)."""
+        """Insert a counter after backward convolutions (an analysis routine)."""
         if "Convolution" in context.get_backward_op().__name__:
             context.insert_after_backward_op(self.count_backward)
 
@@ -81,11 +81,11 @@ class CountConvolutions(amanda.Tool):
 
 
 class PruneConvolutions(amanda.Tool):
-    """Run every convolution with the smallest of its weights, by magnitude, set to zero.
+    """Sets the smallest weights of every convolution to zero, by magnitude.
 
     Args:
-        sparsity: the share of each weight tensor that becomes zero, from 0 to 1.
-        depthwise: whether to prune depthwise convolutions too.
+        sparsity: Share of each weight tensor that becomes zero, from 0 to 1.
+        depthwise: Prune depthwise convolutions as well.
     """
 
     def __init__(self, sparsity: float, depthwise: bool = True) -> None:
@@ -97,7 +97,7 @@ class PruneConvolutions(amanda.Tool):
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Compute the mask, once for each convolution (an analysis routine)."""
+        """Compute the mask once for each convolution (an analysis routine)."""
         if context.get_op().__name__ != "conv2d":
             return
         weight = context.get_inputs()[1]
@@ -108,17 +108,19 @@ class PruneConvolutions(amanda.Tool):
             context.insert_before_op(self.prune, inputs=[1], mask=mask)
 
     def prune(self, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Give the convolution the masked weight (an instrumentation routine)."""
+        """Return the masked weight, which the convolution uses instead (an instrumentation
+        routine).
+        """
         return weight * mask
 
     @property
     def achieved(self) -> float:
-        """The share of zeros among the weights of all convolutions, those left dense included."""
+        """Return the share of zeros among the weights of all convolutions, pruned or not."""
         return self.zeros / self.weights
 
 
 def magnitude_mask(weight: torch.Tensor, sparsity: float) -> torch.Tensor:
-    """Return a mask: 0 at the `sparsity` share of elements of least magnitude, 1 elsewhere."""
+    """Return a mask that is 0 at the `sparsity` share of smallest magnitudes and 1 elsewhere."""
     mask = torch.ones_like(weight)
     count = round(sparsity * weight.numel())
     least = weight.abs().flatten().topk(count, largest=False, sorted=False).indices

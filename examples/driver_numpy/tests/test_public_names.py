@@ -1,4 +1,4 @@
-"""The driver uses public names of the core only: whoever copies it needs nothing else."""
+"""The driver uses only public names of the core, so that others can copy it."""
 
 from __future__ import annotations
 

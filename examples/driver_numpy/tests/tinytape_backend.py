@@ -14,7 +14,7 @@ from tinytape import Tensor
 
 
 class TinytapeBackend(Backend):
-    """tinytape has one mode."""
+    """Backend of tinytape, which has one mode."""
 
     driver = "tinytape"
     mode = "eager"
@@ -27,7 +27,7 @@ class TinytapeBackend(Backend):
         "tanh": tinytape.tanh,
         "sum": tinytape.total,
     }
-    plugin = plugin  # Where the driver runs from its sources, not installed.
+    plugin = plugin  # So that the driver need not be installed.
 
     def from_python(self, value: Value, like: Any = None) -> Any:
         # Gradients are plain arrays.

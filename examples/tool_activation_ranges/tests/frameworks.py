@@ -1,4 +1,4 @@
-"""The same small program in each framework that is installed, with NumPy's own answer."""
+"""The same small program in each installed framework, with the result that NumPy computes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Framework:
     """One way to run ``relu(x @ w)``.
 
     Attributes:
-        driver: The first part of its namespace.
-        run: Runs it once, and gives the result's numbers.
+        driver: First part of its namespace.
+        run: Runs it once and returns the numbers of the result.
     """
 
     driver: str
@@ -29,7 +29,7 @@ class Framework:
 
 
 def expected() -> dict[str, Any]:
-    """Common word -> what that op computes."""
+    """Return the output of each op, by common type."""
     product = X @ W
     return {"matmul": product, "relu": np.maximum(product, 0)}
 
@@ -84,7 +84,7 @@ _ALL = {
     "tensorflow graph": ("tensorflow", _tensorflow_graph),
     "tinytape": ("tinytape", _tinytape),
 }
-#: Name -> what makes it, for those that are installed.
+#: Name -> factory, for the frameworks that are installed.
 FRAMEWORKS = {
     name: make for name, (module, make) in _ALL.items() if importlib.util.find_spec(module)
 }

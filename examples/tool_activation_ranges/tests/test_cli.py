@@ -1,4 +1,4 @@
-"""The tool under `amanda run`: found by its name, options as text, files in the output folder."""
+"""The tool under `amanda run`: found by name, options as text, files in the output folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables, JSON, CSV, charts, and what they make of awkward names and numbers."""
+"""Tables, JSON, CSV and charts, also of unusual names and numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MANY = [made(np.linspace(-n, 2 * n, 50), f"layer{n}/relu") for n in range(1, 200
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    """Width and height of a PNG."""
+    """Return width and height of a PNG."""
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", content[16:24])

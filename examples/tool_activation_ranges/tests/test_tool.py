@@ -1,4 +1,4 @@
-"""The tool over every framework that is installed, and over values of every kind."""
+"""The tool on every installed framework, and on unusual values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch's tensors may be: of all types, empty, sparse, huge, in modules, recomputed."""
+"""PyTorch's tensors: of all types, empty, sparse, huge, in modules, recomputed."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_of_large_outputs_a_sample_is_looked_at_and_all_extremes_are_found() -> 
     values = torch.zeros(1000, 1000)
     values[123, 456] = 7.0
     values[654, 321] = -5.0
-    # Not in one piece of memory, either.
+    # Not contiguous, either.
     before = torch.random.get_rng_state()
     found = only(lambda: torch.neg(values.t()), ActivationRanges(types=["neg"], sample=500))
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -1,4 +1,5 @@
-"""Amanda's driver for tinytape: an example of a whole driver, written against public names only.
+"""Amanda's driver for tinytape: an example of a complete driver, written with public names only.
 
-`plugin` is what the entry point names; `attachment` intercepts operators; `vocabulary` translates.
+The entry point names `plugin`. `attachment` intercepts operators, `facts` describes tensors, and
+`vocabulary` assigns common operator types.
 """

@@ -1,7 +1,7 @@
-"""One session's hold on tinytape: interception, what an op is, and plans carried out.
+"""Connection of one session to tinytape: interception, identification of ops, execution of plans.
 
-Owns everything that knows tinytape's insides. Read it from the top: `attach` puts `_run` in the
-place of `tinytape.run`, `TapeAttachment.run` is one execution of an op, `pull` one of its backward.
+Everything that depends on tinytape's internals is here. Read it from the top: `attach` replaces
+`tinytape.run` by `_run`, `TapeAttachment.run` executes an op, and `pull` executes its backward.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NAMESPACE = f"tinytape/{tinytape.__version__}/eager"
 
 # Interception.
 
-#: What is replaced, as it was found.
+#: The functions that are replaced, as they were found.
 _VANILLA: dict[str, Callable[..., Any]] = {}
-#: Thread -> its attachment. Tools are for the thread that applied them.
+#: Thread -> its attachment. Tools act only in the thread that applied them.
 _ATTACHED: dict[int, TapeAttachment] = {}
 _LOCK = threading.Lock()
 
 
 def attach(session: Session) -> TapeAttachment:
-    """Intercept operators in the calling thread."""
+    """Start intercepting operators in the calling thread."""
     attachment = TapeAttachment(session)
     with _LOCK:
         if not _ATTACHED:
             _VANILLA.update(run=tinytape.run, sgd=tinytape.sgd)
-            # The operators look `run` up in their module, whoever imported them from there.
+            # Operators look `run` up in their module, even if a program imported them by name.
             tinytape.run, tinytape.sgd = _run, _sgd
         _ATTACHED[attachment.thread] = attachment
     return attachment
@@ -63,13 +63,14 @@ def _sgd(parameters: Sequence[Tensor], rate: float) -> None:
         attachment.session.end_step()
 
 
-# What an op is.
+# Identification of ops.
 
 
 def _site(operator: Operator, inputs: Sequence[Tensor]) -> Site:
-    """The facts of an op. Its key is the same in each iteration and in each process.
+    """Describe an op. Its key is the same in each iteration and in each process.
 
-    The place of the call tells ops apart, and the parameters do where one line runs several layers.
+    The place of the call identifies the op, together with its parameters, because one line may run
+    several layers.
     """
     frame = sys._getframe(1)
     while frame.f_globals["__name__"] in (__name__, tinytape.__name__):
@@ -88,7 +89,7 @@ def _site(operator: Operator, inputs: Sequence[Tensor]) -> Site:
 
 
 def _constant(tensor: Tensor) -> Tensor | None:
-    """What `OpContext.value` answers: an input that is no other op's result has its value."""
+    """Return the value of an input for `OpContext.value`, or None if another op computed it."""
     return None if isinstance(tensor.source, Node) else tensor
 
 
@@ -96,9 +97,9 @@ def _constant(tensor: Tensor) -> Tensor | None:
 
 
 class TapeAttachment:
-    """The driver's hold on tinytape for one session."""
+    """Connection of one session to tinytape."""
 
-    #: What tools ask of tensors is answered here.
+    #: Answers the questions of tools about tensors.
     facts = TapeFacts()
 
     def __init__(self, session: Session) -> None:
@@ -106,27 +107,30 @@ class TapeAttachment:
         self.thread = threading.get_ident()
 
     def detach(self) -> None:
-        """Restore what was found, when the last one leaves."""
+        """Restore the functions that were found, once the last session ends."""
         with _LOCK:
             del _ATTACHED[self.thread]
             if not _ATTACHED:
                 tinytape.run, tinytape.sgd = _VANILLA["run"], _VANILLA["sgd"]
 
     def isolate(self) -> AbstractContextManager[object]:
-        """Extent in which nothing is put on the tape."""
+        """Return a context manager in which nothing is recorded on the tape."""
         return tinytape.no_grad()
 
     def coverage(self) -> Sequence[Blind]:
-        """What cannot be seen."""
+        """Return what this driver does not instrument."""
         return [
-            Blind("Tensor.data", "NumPy functions that are called on it are no operators"),
-            Blind("gradients of an op that is replaced", "what replaces it is not taken apart"),
+            Blind("Tensor.data", "NumPy functions called on it are not operators"),
+            Blind(
+                "gradients of an op that is replaced",
+                "the replacement is not divided into operators",
+            ),
         ]
 
     # Forward.
 
     def run(self, operator: Operator, inputs: Sequence[Tensor]) -> Tensor:
-        """One execution of an op: analysis that is due, edits, the op, edits."""
+        """Execute an op: pending analysis, edits before it, the op itself, edits after it."""
         context = self.session.open(
             _site(operator, inputs),
             operator,
@@ -139,7 +143,7 @@ class TapeAttachment:
                 before = context.trigger_callback(IPoint.BEFORE_FORWARD)
             values = self._fold(before, inputs)
             if before.replacement is not None:
-                # Not isolated: what it computes is differentiated as written.
+                # Not isolated: the replacement is differentiated as written.
                 output = before.replacement.replace(values)
             else:
                 output = _vanilla(operator, values)
@@ -149,34 +153,34 @@ class TapeAttachment:
             self._watch(output, context, is_replaced=before.replacement is not None)
             (output,) = self._fold(after, [output])
         finally:
-            # Values are valid only while the op runs; keys and facts stay.
+            # Values are valid only while the op runs; keys and facts remain.
             context.release()
         assert isinstance(output, Tensor)
         return output
 
     def _fold(self, plan: Plan, values: Sequence[Tensor]) -> list[Tensor]:
-        """Carry out the insertions of a plan, step by step: each may be differentiated or not."""
+        """Execute the insertions of a plan one by one, since each may be differentiated or not."""
         new = list(values)
         for step in plan:
             autodiff = step.action.autodiff
             with nullcontext() if autodiff else self.isolate():
                 changes = step(new)
             for position, value in changes:
-                # Not differentiated: another value in the same place of the tape. The op computes
-                # with it, and the gradient goes straight through to where the old one came from.
+                # Not differentiated: a new value with the old source. The op computes with the new
+                # value, and the gradient goes straight through to the source of the old one.
                 new[position] = value if autodiff else Tensor(value.data, new[position].source)
         return new
 
     # Backward.
 
     def _watch(self, output: Tensor, context: OpContext, *, is_replaced: bool) -> None:
-        """Put `pull` in the place of the op's backward, if anybody wants to hear of it."""
+        """Replace the op's backward by `pull` if a tool needs it."""
         before, after = context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)
         if is_replaced and (before or after):
             raise UnsupportedError(
-                "An op that is replaced has no backward op of its own to act on",
+                "A replaced op has no backward op of its own that a tool could instrument",
                 where=context.where,
-                fix="Do it in the routine that replaces the op, or leave the op as it is",
+                fix="Do this in the routine that replaces the op, or do not replace the op",
             )
         node = output.source
         if not isinstance(node, Node) or is_replaced:
@@ -188,14 +192,14 @@ class TapeAttachment:
     def pull(
         self, node: Node, vanilla: Callable[..., Any], forward: OpContext, gradient: Any
     ) -> Sequence[Any]:
-        """One execution of a backward op.
+        """Execute a backward op.
 
-        A node is the whole backward of its op: the gradient that arrives is the op's whole one,
-        and what it returns are the op's contributions. So the aligned view, planned on the forward
-        context, is just around the raw one.
+        A node is the whole backward of its op: it receives the op's whole gradient and returns the
+        op's contributions. So the aligned view, planned on the forward context, directly surrounds
+        the raw one.
         """
         if self.session.closed:
-            self.session.warn_once("backward runs after the tools were left; routines do not run")
+            self.session.warn_once("backward runs after `apply` has ended, so routines do not run")
         if not self.session.enabled:
             return vanilla(gradient)  # type: ignore[no-any-return]
         with self.isolate():

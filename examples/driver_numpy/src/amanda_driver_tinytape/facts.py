@@ -1,7 +1,7 @@
-"""What tools may ask of tinytape's tensors: shapes, values, memory.
+"""Facts about tinytape's tensors: shapes, values, memory.
 
-Tools never look into a value themselves: a profiler or a pruning tool runs on tinytape because of
-these few lines.
+Tools never inspect a value themselves. These few lines make profilers and pruning tools work on
+tinytape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["TapeFacts"]
 
 
 class TapeFacts(Facts):
-    """A tensor is an array of float64 in main memory; a gradient is the bare array."""
+    """Facts about tensors, which are float64 arrays; gradients are bare arrays."""
 
     def is_tensor(self, value: Any) -> bool:
         """Return True for tensors and gradients."""
@@ -32,11 +32,11 @@ class TapeFacts(Facts):
         return _array(tensor).shape
 
     def nbytes(self, tensor: Tensor | Array) -> int:
-        """Return the size of the elements."""
+        """Return the size of the elements in bytes."""
         return _array(tensor).nbytes
 
     def storage(self, tensor: Tensor | Array) -> Storage | None:
-        """Return the memory of the array; views have that of what they are views of."""
+        """Return the memory of the array; a view has the memory of its base."""
         array = _array(tensor)
         while isinstance(array.base, np.ndarray):
             array = array.base

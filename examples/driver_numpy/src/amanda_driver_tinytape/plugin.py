@@ -1,6 +1,6 @@
-"""The plugin that the entry point ``amanda.drivers`` names: description and hooks.
+"""Plugin that the entry point ``amanda.drivers`` names: description and hooks.
 
-It must not import the framework: a person who does not use it must not wait for it.
+It must not import the framework, so that programs that do not use the framework do not wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["amanda_attach", "amanda_driver_info", "amanda_preflight", "amanda_pr
 
 @hookimpl
 def amanda_driver_info() -> DriverInfo:
-    """Describe the driver. Of what is not among the capabilities, tools are told so."""
+    """Describe the driver. Tools learn which capabilities are missing."""
     return DriverInfo(
         api=2,
         name="tinytape",
@@ -44,7 +44,7 @@ def amanda_driver_info() -> DriverInfo:
 
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
-    """Look for what would make results wrong."""
+    """Find problems of the installation that would make results wrong."""
     if importlib.util.find_spec("tinytape") is None:
         fix = "pip install --force-reinstall amanda-driver-tinytape, which it comes with"
         return [Finding("error", "tinytape is not installed", fix)]
@@ -53,8 +53,8 @@ def amanda_preflight() -> Sequence[Finding]:
 
 @hookimpl
 def amanda_attach(session: Session) -> Attachment | None:
-    """Start intercepting; None where the framework is not loaded. Called again when it is."""
-    # In sys.modules from the begin of its import on; `run` tells that it is through.
+    """Start intercepting, or return None if the framework is not loaded yet."""
+    # The module is in sys.modules from the start of its import; `sgd` is defined last.
     if not hasattr(sys.modules.get("tinytape"), "sgd"):
         return None
     from amanda_driver_tinytape.attachment import attach
@@ -64,6 +64,6 @@ def amanda_attach(session: Session) -> Attachment | None:
 
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
-    """Fill in the common words. Called for the contexts of all drivers, so look whose it is."""
+    """Add common operator types. The hook is called for the contexts of all drivers."""
     if context.namespace.startswith("tinytape/"):
         describe(context)

@@ -1,4 +1,4 @@
-"""tinytape's operators in the words that all backends share."""
+"""Common operator types of tinytape's operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from amanda_core import OpContext
 
 __all__ = ["OP_TYPES", "describe"]
 
-#: Operator -> common word. Every tool that asks for ``context["type"]`` works by these.
+#: Operator -> common type, which tools read as ``context["type"]``.
 OP_TYPES = {
     "add": "add",
     "mul": "mul",
@@ -19,7 +19,7 @@ OP_TYPES = {
 
 
 def describe(context: OpContext) -> None:
-    """Fill in the common words of an op or backward op."""
+    """Add the common types to the context of an op or backward op."""
     if context.is_forward():
         context["type"] = OP_TYPES.get(context.op_type)
         if context.op_type == "matmul":

@@ -1,7 +1,7 @@
 """A small framework on NumPy: tensors, operators, and a tape for gradients.
 
-It stands for the framework that you write a driver for, and knows nothing of Amanda. All operators
-go through `run`; `backward` walks the nodes that `run` left behind.
+It stands for the framework for which you write a driver, and does not depend on Amanda. All
+operators go through `run`; `backward` walks the nodes that `run` has recorded.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 Array = npt.NDArray[np.float64]
-#: From the gradient of an op's output to those of its inputs.
+#: Computes the gradients of an op's inputs from the gradient of its output.
 Pull = Callable[[Array], Sequence[Array]]
 
 
 class Leaf:
-    """Where the gradient of a parameter is summed up."""
+    """Accumulates the gradient of a parameter."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,8 +54,8 @@ class Node:
 
     Attributes:
         name: Name of the backward operator.
-        sources: Where the gradient of each input goes; None where nobody wants it.
-        pull: Computes the gradients of the inputs; None for inputs that have no source.
+        sources: Destination of each input's gradient; None if it is not needed.
+        pull: Computes the gradients of the inputs; None for inputs without a source.
     """
 
     def __init__(self, name: str, sources: Sequence[Leaf | Node | None], pull: Pull) -> None:
@@ -70,7 +70,7 @@ class Node:
 
 
 class Tensor:
-    """An array and where it came from: a node, a leaf, or nowhere that matters."""
+    """An array and its source: a node, a leaf, or None if no gradient is needed."""
 
     def __init__(self, data: Any, source: Leaf | Node | None = None) -> None:
         self.data: Array = np.asarray(data, np.float64)
@@ -81,12 +81,12 @@ class Tensor:
 
     @property
     def grad(self) -> Array | None:
-        """The gradient of a parameter."""
+        """Return the gradient of a parameter."""
         return self.source.grad if isinstance(self.source, Leaf) else None
 
 
 def parameter(data: Any, name: str = "") -> Tensor:
-    """A tensor that wants a gradient."""
+    """Return a tensor that requires a gradient."""
     return Tensor(data, Leaf(name))
 
 
@@ -99,7 +99,7 @@ _local = _Local()
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Extent in which nothing is put on the tape."""
+    """Disable recording on the tape."""
     before, _local.recording = _local.recording, False
     try:
         yield
@@ -109,7 +109,9 @@ def no_grad() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator: its name, its inputs' names, and what it computes, with the pull of it."""
+    """An operator: its name, the names of its inputs, and a function that returns output
+    and pull.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -126,7 +128,9 @@ TOTAL = Operator("total", ("x",), lambda x: (np.asarray(x.sum()), lambda g: (np.
 
 
 def run(operator: Operator, inputs: Sequence[Tensor]) -> Tensor:
-    """Run an operator and put it on the tape; every call of one goes through here."""
+    """Execute an operator and record it on the tape; every operator is called through this
+    function.
+    """
     result, pull = operator.compute(*(tensor.data for tensor in inputs))
     sources = [tensor.source for tensor in inputs]
     if not _local.recording or all(source is None for source in sources):
@@ -135,42 +139,42 @@ def run(operator: Operator, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def add(x: Tensor, y: Tensor) -> Tensor:
-    """The sum of two tensors."""
+    """Return the sum of two tensors."""
     return run(ADD, (x, y))
 
 
 def mul(x: Tensor, y: Tensor) -> Tensor:
-    """The product of two tensors, element by element."""
+    """Return the elementwise product of two tensors."""
     return run(MUL, (x, y))
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """The product of two matrices."""
+    """Return the product of two matrices."""
     return run(MATMUL, (x, y))
 
 
 def relu(x: Tensor) -> Tensor:
-    """The larger of each element and 0."""
+    """Return the larger of each element and 0."""
     return run(RELU, (x,))
 
 
 def exp(x: Tensor) -> Tensor:
-    """The exponential of each element."""
+    """Return the exponential of each element."""
     return run(EXP, (x,))
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent of each element."""
+    """Return the hyperbolic tangent of each element."""
     return run(TANH, (x,))
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum of all elements."""
+    """Return the sum of all elements."""
     return run(TOTAL, (x,))
 
 
 def _order(roots: Sequence[Tensor]) -> list[Node]:
-    """The nodes that the roots were made by, each before those that made its inputs."""
+    """Return the nodes behind the roots, each before the nodes that produced its inputs."""
     done: dict[Node, None] = {}
 
     def visit(source: Leaf | Node | None) -> None:
@@ -185,7 +189,7 @@ def _order(roots: Sequence[Tensor]) -> list[Node]:
 
 
 def backward(outputs: Sequence[Tensor], gradients: Sequence[Any]) -> None:
-    """Add to each parameter's gradient what it has to do with `outputs`."""
+    """Add the contribution of `outputs` to the gradient of each parameter."""
     arriving: dict[Leaf | Node, Array] = {}
 
     def send(source: Leaf | Node | None, gradient: Array | None) -> None:
@@ -204,7 +208,7 @@ def backward(outputs: Sequence[Tensor], gradients: Sequence[Any]) -> None:
 
 
 def sgd(parameters: Sequence[Tensor], rate: float) -> None:
-    """One step of gradient descent; the gradients are used up."""
+    """Perform one step of gradient descent and clear the gradients."""
     for tensor in parameters:
         if isinstance(tensor.source, Leaf) and tensor.source.grad is not None:
             tensor.data = tensor.data - rate * tensor.source.grad

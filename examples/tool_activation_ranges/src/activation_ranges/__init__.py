@@ -1,7 +1,7 @@
 """Value ranges of every op of a model: minimum, maximum, percentiles, histogram, NaN, infinities.
 
-A tool for Amanda; it runs on every framework that a driver is installed for, and imports none.
-`tool` watches, `arrays` and `sketch` reduce, `result` and `plots` tell.
+A tool for Amanda. It runs on every framework with an installed driver and imports none. `tool`
+collects values, `arrays` and `sketch` reduce them, `result` and `plots` present them.
 """
 
 from __future__ import annotations

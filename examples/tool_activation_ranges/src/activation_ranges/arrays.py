@@ -1,6 +1,6 @@
-"""The numbers of a value of any framework, as a NumPy array.
+"""Conversion of any framework's values to NumPy arrays.
 
-Owns what is known of frameworks here: how their tensors are read. It imports none of them.
+Everything that depends on a framework is here: how its tensors are read. Imports no framework.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Array = npt.NDArray[Any]
 
 
 class NotNumbersError(ValueError):
-    """A value has no numbers that a range could be made of; the message says why."""
+    """Raised if a value has no numbers from which a range could be made; the message says why."""
 
 
 def leaves(values: object) -> Iterator[object]:
-    """The values inside lists, lists of lists and so on; None is left out."""
+    """Yield the values inside nested lists, without None."""
     if isinstance(values, (list, tuple)):
         for value in values:
             yield from leaves(value)
@@ -30,22 +30,22 @@ def leaves(values: object) -> Iterator[object]:
 
 
 def as_array(value: Any) -> Array:
-    """The numbers of a tensor, in memory of the host: a view where the framework allows it.
+    """Return the numbers of a tensor in main memory, as a view if the framework allows it.
 
     Returns:
-        An array of any shape and of a real type; half-width types that NumPy lacks as float32.
+        An array of any shape and of a real type; narrow types that NumPy lacks become float32.
 
     Raises:
-        NotNumbersError: It is no tensor of real numbers, or its numbers cannot be read.
+        NotNumbersError: The value is not a tensor of real numbers, or cannot be read.
     """
     try:
         array = _read(value)
     except Exception as error:
-        # Sparse, symbolic, without storage: each framework says so in its own way.
+        # Sparse, symbolic, without storage: each framework raises its own type of error.
         first = str(error).strip().splitlines()[0:1] or [type(error).__name__]
         raise NotNumbersError(f"{type(value).__name__} cannot be read: {first[0]}") from error
     if array.dtype.kind == "V" and array.dtype.name.startswith(("bfloat", "float")):
-        # The types of ml_dtypes, which TensorFlow and JAX use.
+        # Types of ml_dtypes, which TensorFlow and JAX use.
         array = array.astype(np.float32)
     if array.dtype.kind not in "fiu":
         raise NotNumbersError(f"values of type {array.dtype} have no range")
@@ -54,12 +54,12 @@ def as_array(value: Any) -> Array:
 
 def _read(value: Any) -> Array:
     if callable(getattr(value, "detach", None)):
-        # PyTorch: behind autograd, and maybe in the memory of a device.
+        # PyTorch: detach from autograd and copy from the device.
         value = value.detach().cpu()
         try:
             return np.asarray(value.numpy())
         except TypeError:
-            return np.asarray(value.float().numpy())  # bfloat16 and narrower.
+            return np.asarray(value.float().numpy())  # bfloat16 and narrower types.
     data = getattr(value, "data", None)
-    # Frameworks on NumPy keep an array there; arrays themselves keep a buffer.
+    # Frameworks on NumPy keep an array in `data`; an array itself has a buffer there.
     return np.asarray(data if isinstance(data, np.ndarray) else value)

@@ -1,7 +1,7 @@
 """Charts of ranges, as PNG files.
 
-Owns the drawing. Uses no display and none of matplotlib's global state, so that a program that
-draws charts of its own is not disturbed.
+Uses neither a display nor matplotlib's global state, so that it does not disturb a program that
+draws charts of its own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from activation_ranges.result import Range
 
 __all__ = ["draw_histograms", "draw_ranges"]
 
-#: More rows than this are no longer read; the others are in the table.
+#: Maximum number of rows that stay readable; the table has all of them.
 _ROWS = 60
 _LETTERS = 40
-#: Beyond these a logarithmic axis has nowhere to put its ticks.
+#: Beyond these values a logarithmic axis cannot place its ticks.
 _FARTHEST, _NEAREST = 1e30, 1e-30
 _WHOLE, _MIDDLE = "#b9cfe4", "#2f6690"
 
 
 def draw_ranges(ranges: Sequence[Range], path: Path) -> Path:
-    """Draw each range as a bar, from the smallest to the largest value, over the percentiles.
+    """Draw each range as a bar from the smallest to the largest value, with the percentiles over
+    it.
 
-    Of many, those that reach farthest from 0 are drawn, in their order.
+    If there are too many, only those that reach farthest from 0 are drawn, in their order.
     """
     farthest = sorted(range(len(ranges)), key=lambda place: -_reach(ranges[place]))
     shown = [ranges[place] for place in sorted(farthest[:_ROWS])]
@@ -45,7 +46,7 @@ def draw_ranges(ranges: Sequence[Range], path: Path) -> Path:
             axes.barh(row, inner[-1] - inner[0], left=inner[0], height=0.35, color=_MIDDLE)
         if len(inner) % 2:
             axes.plot([inner[len(inner) // 2]], [row], marker="|", color="white", markersize=7)
-    # Linear up to the smallest of the bars, so that none vanishes.
+    # Linear up to the smallest bar, so that every bar is visible.
     reaches = [min(max(_reach(each), _NEAREST), _FARTHEST) for each in shown]
     axes.set_xscale("symlog", linthresh=max(min(reaches), max(reaches) * 1e-6))
     axes.set_yticks(range(len(shown)), [_short(each.title) for each in shown], parse_math=False)
@@ -59,7 +60,7 @@ def draw_ranges(ranges: Sequence[Range], path: Path) -> Path:
 
 
 def draw_histograms(ranges: Sequence[Range], count: int, path: Path) -> Path:
-    """Draw the histograms of the first `count` ranges that have one, with a logarithmic height."""
+    """Draw the first `count` histograms, with logarithmic heights."""
     shown = [each for each in ranges if each.edges][:count]
     columns = min(4, max(1, len(shown)))
     lines = max(1, -(-len(shown) // columns))
@@ -72,7 +73,7 @@ def draw_histograms(ranges: Sequence[Range], count: int, path: Path) -> Path:
         each = shown[place]
         edges = each.edges
         if edges[0] == edges[-1]:
-            # One value: a bar has to have a width.
+            # A single value: give the bar a width.
             edges = (edges[0] - 0.5, edges[0] + 0.5)
         axes.stairs(each.counts, edges, fill=True, color=_MIDDLE)
         axes.set_yscale("symlog", linthresh=1)
@@ -97,7 +98,7 @@ def _short(name: str) -> str:
 
 def _saved(figure: Figure, path: Path) -> Path:
     with warnings.catch_warnings():
-        # Names in letters that the font lacks are drawn as boxes.
+        # Characters that the font lacks are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(path, dpi=120, format="png")
     return path

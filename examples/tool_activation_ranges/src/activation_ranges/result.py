@@ -1,6 +1,6 @@
-"""What the tool found out: a table for people, JSON for programs, CSV and charts in a folder.
+"""Result of the tool: a table for people, JSON for programs, CSV and charts in a folder.
 
-Owns the form of the results; depends on no framework and on nothing that the tool keeps.
+Independent of frameworks and of the tool's internal state.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from amanda_core.results import Table, printable
 
 __all__ = ["FORMAT", "Range", "Ranges"]
 
-#: Name and version of the JSON.
+#: Name and version of the JSON format.
 FORMAT = "activation-ranges/1"
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values of one output of an op, or of all outputs of a module.
+    """Values of one output of an op, or of all outputs of a module.
 
     Attributes:
         name: Readable name of the op, or path of the module.
-        word: The operator in the common words; empty for a module.
-        module: Path of the module that the op runs in.
-        source: ``file:line`` of the call, as far as known.
+        word: Common type of the operator; empty for a module.
+        module: Path of the module in which the op runs.
+        source: ``file:line`` of the call, if known.
         namespace: ``framework/version/mode``.
-        output: Which output, from 0.
-        dtypes: The types of the elements, as NumPy calls them.
-        executions: How often the op ran.
-        elements: Of all executions together.
-        nan: How many elements are not a number.
-        infinite: How many are negative and positive infinity.
-        lowest: The smallest finite element; None where there is none.
-        highest: The largest.
-        mean: Of the sampled elements.
-        zeros: Which part of the sampled elements is 0.
-        percentiles: Percentile -> estimate, within 1/64 of its value, of the sampled elements.
-        edges: Of the histogram's bins.
-        counts: Of the sampled elements, for each bin.
+        output: Number of the output, from 0.
+        dtypes: Types of the elements, as NumPy names them.
+        executions: Number of executions of the op.
+        elements: Number of elements in all executions.
+        nan: Number of elements that are NaN.
+        infinite: Number of elements that are negative and positive infinity.
+        lowest: Smallest finite element; None if there is none.
+        highest: Largest finite element.
+        mean: Mean of the sampled elements.
+        zeros: Share of zeros among the sampled elements.
+        percentiles: Percentile -> estimate from the sampled elements, within 1/64 of its value.
+        edges: Edges of the histogram's bins.
+        counts: Number of sampled elements in each bin.
     """
 
     name: str
@@ -65,19 +65,20 @@ class Range:
 
     @property
     def title(self) -> str:
-        """The name, with the number of the output where it is not the first."""
+        """Return the name, with the number of the output unless it is the first."""
         return printable(f"{self.name}:{self.output}" if self.output else self.name)
 
     def quantization(self, bits: int = 8, clip: float | None = None) -> tuple[float, int]:
-        """Scale and zero point of unsigned integers for these values.
+        """Return the scale and zero point of unsigned integers for these values.
 
         Args:
-            bits: Of the integers.
-            clip: A recorded percentile q: what lies below 100 - q or above q is clipped. Both have
-                to be recorded. None clips nothing.
+            bits: Number of bits of the integers.
+            clip: A recorded percentile q: values below 100 - q or above q are clipped. Both must be
+                recorded. None clips nothing.
 
         Returns:
-            ``real = scale * (integer - zero_point)``; zero itself is always among the numbers.
+            The values of ``real = scale * (integer - zero_point)``. Zero is always represented
+            exactly.
 
         Raises:
             ValueError: Nothing finite was recorded, or the percentile was not.
@@ -105,9 +106,9 @@ class Ranges:
 
     Attributes:
         ranges: One for each output of each op, or for each module.
-        left_out: Name of an op -> why a value of it has no range.
+        left_out: Name of an op -> reason why one of its values has no range.
         by: ``op`` or ``module``.
-        charts: How many histograms are drawn.
+        charts: Number of histograms to draw.
     """
 
     ranges: Sequence[Range]
@@ -116,7 +117,7 @@ class Ranges:
     charts: int = 24
 
     def table(self) -> Table:
-        """The ranges, a row for each."""
+        """Return a table with one row for each range."""
         shown = sorted({percentile for each in self.ranges for percentile in each.percentiles})
         rows = [
             [
@@ -140,7 +141,7 @@ class Ranges:
         return Table(title, columns, rows)
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the whole result as JSON."""
         ranges = []
         for each in self.ranges:
             plain = asdict(each)
@@ -165,7 +166,7 @@ class Ranges:
         drawn = [each for each in self.ranges if each.lowest is not None]
         if not drawn:
             return [path]
-        # Not before: who only reads results need not wait for it.
+        # Imported late, so that reading results does not load matplotlib.
         from activation_ranges.plots import draw_histograms, draw_ranges
 
         files = [path, draw_ranges(drawn, folder / "ranges.png")]

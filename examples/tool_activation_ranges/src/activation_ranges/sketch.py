@@ -1,8 +1,8 @@
-"""A histogram of numbers of any magnitude in little memory, built up as they come.
+"""Histogram of numbers of any magnitude in little memory, built incrementally.
 
-Owns the buckets: each power of two, of either sign, is divided into 64. A bucket is so narrow that
-its values differ by less than 1/64 of themselves; that is the precision of percentiles. Nothing
-has to be known of the range before, and memory grows with the powers of two that occur only.
+Each power of two, of either sign, is divided into 64 buckets. The values in a bucket differ by less
+than 1/64, which is the precision of percentiles. The range need not be known in advance, and memory
+grows only with the powers of two that occur.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARTS = 64
 
 
 class _Side:
-    """Counts of positive numbers, by bucket from the lowest one that occurs to the highest."""
+    """Counts of positive numbers, for the buckets from the lowest to the highest that occurs."""
 
     def __init__(self) -> None:
         self.lowest = 0
@@ -47,7 +47,7 @@ class _Side:
             self.lowest -= ahead
 
     def ends(self) -> tuple[Floats, Floats, Counts]:
-        """Of each bucket that occurs: where it begins, where it ends, how many are in it."""
+        """Return the start, the end and the count of each bucket that occurs."""
         (places,) = np.nonzero(self.counts)
         power, part = np.divmod(places + self.lowest, _PARTS)
         with np.errstate(over="ignore"):
@@ -65,8 +65,8 @@ class Sketch:
     True
 
     Attributes:
-        total: How many numbers were added.
-        zeros: How many of them were 0.
+        total: Number of numbers that were added.
+        zeros: Number of zeros among them.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Sketch:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the counts take."""
+        """Return the size of the counts in bytes."""
         return self._below.counts.nbytes + self._above.counts.nbytes
 
     def add(self, values: Floats) -> None:
@@ -89,17 +89,17 @@ class Sketch:
         self.zeros += flat.size - below.size - above.size
 
     def percentiles(self, wanted: Sequence[float], lowest: float, highest: float) -> list[float]:
-        """Estimates of percentiles (0 to 100), of numbers known to lie between the two others."""
+        """Estimate percentiles (0 to 100) of numbers that lie between `lowest` and `highest`."""
         places, reached = self._cumulated(lowest, highest)
         found = np.interp(np.asarray(wanted) / 100 * self.total, reached, places)
         return [float(value) for value in found]
 
     def histogram(self, bins: int, lowest: float, highest: float) -> tuple[Floats, Floats]:
-        """Counts in bins of equal width between the smallest and the largest number.
+        """Count numbers in bins of equal width between `lowest` and `highest`.
 
         Returns:
             Edges, one more than bins, and counts, which are estimates and add up to `total`. Both
-            are empty where the range is too wide for the width of a bin to be a number.
+            are empty if the width of a bin is not representable.
         """
         with np.errstate(over="ignore"):
             width = np.float64(highest) - np.float64(lowest)
@@ -110,14 +110,14 @@ class Sketch:
         places, reached = self._cumulated(lowest, highest)
         edges = np.linspace(lowest, highest, bins + 1)
         upto = np.interp(edges, places, reached)
-        # What is exactly at the ends is inside.
+        # Values exactly at the ends are inside.
         upto[0], upto[-1] = 0, self.total
         return edges, np.diff(upto)
 
     def _cumulated(self, lowest: float, highest: float) -> tuple[Floats, Floats]:
-        """Both ends of each bucket, in order, and how many numbers lie below them."""
+        """Return both ends of each bucket, in order, and the number of numbers below each."""
         near, far, counts = self._below.ends()
-        # Below zero what is nearer comes later.
+        # Below zero, values nearer to zero come later.
         starts, ends, sizes = [-far[::-1]], [-near[::-1]], [counts[::-1]]
         if self.zeros:
             starts.append(np.zeros(1))

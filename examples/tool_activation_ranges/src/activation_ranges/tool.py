@@ -1,7 +1,7 @@
-"""The tool: asks for the outputs of each op, and keeps a record of each.
+"""The tool: inserts a routine after each op and keeps a record of its outputs.
 
-Owns the options and what happens while a model runs. A model is never disturbed: what cannot be
-read is left out, and the result says so.
+Defines the options and what happens while a model runs. The tool never disturbs a model: a value
+that cannot be read is left out, and the result says so.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from amanda_core.vocabulary import OP_TYPES
 __all__ = ["ActivationRanges"]
 
 
-#: No activations, and `empty` has no values yet.
+#: These do not compute activations, and `empty` returns uninitialized memory.
 _OF_NOTHING = frozenset({"constant", "empty", "eye", "full", "random", "range"})
 
 
 class ActivationRanges(amanda.Tool):
-    """Minimum, maximum, percentiles and a histogram of what each op computes.
+    """Minimum, maximum, percentiles and a histogram of the outputs of each op.
 
     Args:
-        types: Operators to watch, in the words that all frameworks share, such as ``conv2d``;
-            without any, all that have such a word, but those that make tensors of nothing.
+        types: Common types of the operators to watch, such as ``conv2d``. The default is all
+            operators with a common type, except those that create tensors.
         by: One range for each output of each ``op``, or one for each ``module``.
-        percentiles: Which ones, from 0 to 100.
-        bins: Of the histogram of each range.
-        sample: How many elements of one output the percentiles and the histogram are made of, each
-            time; drawn at random where there are more. Extremes, NaN and infinities are of all.
-        charts: How many histograms are drawn.
+        percentiles: The percentiles, from 0 to 100.
+        bins: Number of bins of each histogram.
+        sample: Maximum number of elements of one output, drawn at random, that are used for the
+            percentiles and the histogram. Extremes, NaN and infinities cover all elements.
+        charts: Number of histograms to draw.
 
     Raises:
-        ValueError: An option makes no sense; the message says which one.
+        ValueError: An option is invalid; the message says which one.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ActivationRanges(amanda.Tool):
         self.bins, self.sample, self.charts = bins, sample, charts
         self._records: dict[tuple[str | int, int], _Record] = {}
         self._left_out: dict[str, str] = {}
-        # Graph frameworks call routines from several threads of their own.
+        # Graph frameworks call routines on several threads of their own.
         self._lock = threading.Lock()
         self.add_inst_for_op(self._analyse)
 
@@ -81,7 +81,7 @@ class ActivationRanges(amanda.Tool):
 
     def _record(self, *outputs: Any, context: amanda.OpContext) -> None:
         if context.recomputed:
-            return  # The same values again.
+            return  # A checkpoint computes the same values again.
         for place, value in enumerate(leaves(outputs)):
             try:
                 array = as_array(value)
@@ -100,7 +100,7 @@ class ActivationRanges(amanda.Tool):
         return self._records[key]
 
     def result(self) -> Ranges:
-        """What was seen so far, in the order in which it was seen first."""
+        """Return what has been recorded so far, in the order of first execution."""
         with self._lock:
             ranges = [
                 record.range(self.percentiles, self.bins) for record in self._records.values()
@@ -109,7 +109,7 @@ class ActivationRanges(amanda.Tool):
 
 
 class _Record:
-    """What is known of one output of one op, or of all outputs of one module."""
+    """Record of one output of one op, or of all outputs of one module."""
 
     def __init__(self, context: amanda.OpContext, place: int, by: str) -> None:
         whole = by == "module"
@@ -134,34 +134,34 @@ class _Record:
         self.dtypes[str(array.dtype)] = None
         if not array.size:
             return
-        # The extremes of all elements tell of NaN and infinities, too, without another array.
+        # The extremes also reveal NaN and infinities, without another array.
         lowest, highest = array.min(), array.max()
         if not (np.isfinite(lowest) and np.isfinite(highest)):
             array = self._finite(array)
             if not array.size:
                 return
             lowest, highest = array.min(), array.max()
-        # Python's numbers: whole ones of 64 bits stay exact.
+        # As Python numbers, so that 64-bit integers stay exact.
         self.lowest = lowest.item() if self.lowest is None else min(self.lowest, lowest.item())
         self.highest = highest.item() if self.highest is None else max(self.highest, highest.item())
         if array.size > sample:
-            # A generator of its own leaves the program's random numbers alone. Not every n-th: a
-            # step might hit one channel only.
+            # A separate generator does not change the program's random numbers. Every n-th element
+            # might all be of one channel, so the sample is random.
             chosen = np.random.default_rng(self.executions).integers(array.size, size=sample)
             if array.flags.c_contiguous:
                 array = array.reshape(-1)[chosen]
             else:
-                # Made flat, all of it would be copied.
+                # Flattening would copy the whole array.
                 array = array[np.unravel_index(chosen, array.shape)]
         values = array.astype(np.float64)
         before = self.sketch.total
         self.sketch.add(values)
-        # Weighed like this no sum can overflow.
+        # Weighted like this, so that no sum can overflow.
         self.mean *= before / self.sketch.total
         self.mean += float((values / self.sketch.total).sum())
 
     def _finite(self, array: Array) -> Array:
-        """Count what is not finite, and leave it out."""
+        """Count the elements that are not finite, and return the others."""
         nan = np.isnan(array)
         self.nan += int(nan.sum())
         self.above += int(np.isposinf(array).sum())
@@ -169,7 +169,7 @@ class _Record:
         return array[np.isfinite(array)]
 
     def range(self, percentiles: Sequence[float], bins: int) -> Range:
-        """All of it, as plain numbers."""
+        """Return the record as plain numbers."""
         known: dict[str, Any] = {}
         if self.lowest is not None and self.highest is not None:
             ends = float(self.lowest), float(self.highest)
