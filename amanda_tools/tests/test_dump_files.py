@@ -153,7 +153,7 @@ def test_objects_are_not_unpickled(tmp_path: Path) -> None:
         np.savez(file, **arrays)
     index["tensors"][0]["stored"] = "object"
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(ResultError, match="no numbers"):
+    with pytest.raises(ResultError, match="are not numbers"):
         read(tmp_path)
 
 
