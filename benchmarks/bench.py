@@ -1,4 +1,4 @@
-"""Measures what instrumentation costs, beside plain torch and beside what people use instead.
+"""Measure the cost of instrumentation against plain torch and against the alternatives.
 
 Run it with `nox -s bench`, in about 20 minutes, or `nox -s bench -- --quick`, in about two. It
 writes results.json, README.md and results.png into docs/benchmarks/.
@@ -33,7 +33,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured; times in seconds."""
+    """How much is measured; times are in seconds."""
 
     program: float
     growth: float
@@ -49,14 +49,14 @@ QUICK = Extent(9, 3, 7, [100, 1_000, 10_000], [1, 5, 20], 1_000, 20)
 
 
 def main() -> None:
-    """Measure, and write the results."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer models, fewer rounds")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder for the results")
     options = parser.parse_args()
-    # Threads that wait for one another make times depend on what else the machine is doing.
+    # With several threads, times depend on what else the machine is doing.
     torch.set_num_threads(1)
-    # The peers warn of names of submodules, of inputs without gradients, and so on.
+    # The peers warn about names of submodules, inputs without gradients, and so on.
     warnings.simplefilter("ignore")
     results = measure(options.quick)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def measure(quick: bool) -> Results:
     extent = QUICK if quick else FULL
     results = Results("quick" if quick else "full", machine(), versions())
     narrow, residual = SUBJECTS[:2]
-    # Before anything has been applied here.
+    # First, before anything has been applied in this process.
     progress("After `apply` ...")
     for training in (False, True):
         results.after[name_of(training)] = after_leaving(narrow, training, extent.rounds)
@@ -88,7 +88,7 @@ def measure(quick: bool) -> Results:
         except amanda.AmandaError as error:
             results.missing[name] = str(error).splitlines()[0]
     interceptors = list(results.entering)
-    # What lives now is not looked at again: collecting between turns is then quick.
+    # Exclude the objects that exist now, so that collecting between turns is quick.
     gc.collect()
     gc.freeze()
     for subject in SUBJECTS:
@@ -120,18 +120,18 @@ def compare(
     with_peers: bool = True,
     program: Program | None = None,
 ) -> Comparison:
-    """Measure one program in all ways: plain, Amanda's interceptors, and the peers.
+    """Measure one program in all ways: plain, with Amanda's interceptors, and with the peers.
 
     Args:
         subject: The model.
-        training: A training step instead of a forward run.
-        interceptors: Names of those to measure.
-        seconds: For all ways together.
-        with_peers: Whether to measure the peers too.
-        program: What to run instead of the subject's own program.
+        training: Measure a training step instead of a forward pass.
+        interceptors: Names of the interceptors to measure.
+        seconds: Time for all ways together.
+        with_peers: Measure the peers as well.
+        program: Program to run instead of the subject's own.
     """
     program = program or subject.program(training)
-    # Twice: how much the two differ is the noise.
+    # Plain torch twice: the difference is the noise.
     measured = [Way(PLAIN, program), Way(f"{PLAIN}, again", program)]
     for name in interceptors:
         measured += ways(name, program, subject.counted)
@@ -141,12 +141,12 @@ def compare(
 
 
 def name_of(training: bool) -> str:
-    """What a program's two runs are called."""
+    """Return the name of a kind of run."""
     return "training step" if training else "forward"
 
 
 def progress(message: str) -> None:
-    """Say on standard error how far it is."""
+    """Print progress to stderr."""
     print(message, file=sys.stderr, flush=True)
 
 

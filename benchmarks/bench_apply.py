@@ -1,4 +1,4 @@
-"""What entering and leaving `apply` costs, and what is left of it afterwards."""
+"""Cost of entering and leaving `apply`, and what remains of it afterwards."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NEVER, AGAIN, LEFT = "never applied", "never applied, again", "applied and left"
 
 @dataclass(frozen=True)
 class Entering:
-    """Seconds that it takes to enter and to leave `apply`.
+    """Seconds that entering and leaving `apply` take.
 
     Attributes:
         first: Entering and leaving for the first time in this process.
         enter: Median of entering, from the second time on.
         leave: Median of leaving.
-        times: How often it was measured.
+        times: Number of measurements.
     """
 
     first: float
@@ -38,7 +38,7 @@ class Entering:
 
 
 def entering(interceptor: str, times: int) -> Entering:
-    """Measure entering and leaving, with one run of a small training step in between."""
+    """Measure entering and leaving, with one small training step in between."""
     start = perf_counter()
     with applied(interceptor, amanda.Tool())():
         pass
@@ -58,16 +58,16 @@ def entering(interceptor: str, times: int) -> Entering:
 
 
 def after_leaving(subject: Subject, training: bool, rounds: int) -> dict[str, float]:
-    """Compare processes that differ in whether tools were ever applied in them.
+    """Compare processes in which tools were applied with one in which none ever was.
 
-    They are forked from this one, so that even their addresses are the same, and run the program
-    by turns. To be called before anything else has changed torch in this process.
+    The processes are forked from this one, so that even their addresses are the same, and run the
+    program in turns. Call this before anything else has changed torch in this process.
 
     Returns:
-        The ratios of the median processor times to that of the process in which nothing was ever
-        applied: of one in which every kind of tool was applied with every interceptor and left,
-        and of a second one in which nothing was, which is the noise. Empty where the system
-        cannot fork.
+        Ratios of median processor times to those of the process in which nothing was ever applied.
+        One ratio is for a process in which every kind of tool was applied with every interceptor
+        and left. The other is for a second process in which nothing was applied, and shows the
+        noise. Empty if the system cannot fork.
     """
     if "fork" not in multiprocessing.get_all_start_methods():
         return {}
@@ -84,7 +84,7 @@ def after_leaving(subject: Subject, training: bool, rounds: int) -> dict[str, fl
                     program()
 
     before: dict[str, Callable[[], None] | None] = {NEVER: None, AGAIN: None, LEFT: leave}
-    # The processes differ in how much there is to collect, which is not the question.
+    # Freeze, because the processes differ in how much garbage there is.
     gc.collect()
     gc.freeze()
     context = multiprocessing.get_context("fork")
@@ -104,7 +104,7 @@ def after_leaving(subject: Subject, training: bool, rounds: int) -> dict[str, fl
                 seconds[name].extend(pipes[name].recv())
     finally:
         for pipe, process in zip(pipes.values(), processes, strict=True):
-            # Closing is no end that they would see: the later forks hold copies of the ends.
+            # Closing the pipe is not enough, because later forks hold copies of its ends.
             with suppress(OSError):
                 pipe.send(0)
             process.join(10)

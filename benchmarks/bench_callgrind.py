@@ -1,6 +1,6 @@
-"""Counts of instructions: a benchmark runs itself once more inside valgrind's callgrind.
+"""Counts of instructions: a benchmark runs itself again inside valgrind's callgrind.
 
-A small library, compiled for it, says from where to where to count.
+A small library, compiled on the fly, starts and stops the counting.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ void stop(const char *name) { CALLGRIND_DUMP_STATS_AT(name); CALLGRIND_STOP_INST
 
 
 def missing() -> list[str]:
-    """The programs that this needs and that are not there."""
+    """Return the required programs that are not installed."""
     return [program for program in ("valgrind", "cc") if shutil.which(program) is None]
 
 
 def count(script: str) -> dict[str, int]:
-    """Instructions by the names that `counted` was given, in the order of counting.
+    """Return the number of instructions for each name passed to `counted`, in the order of
+    counting.
 
     Args:
-        script: The benchmark; with ``--inside`` and the path of a library it counts.
+        script: The benchmark. It is called with ``--inside`` and the path of a library.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -47,15 +48,15 @@ def count(script: str) -> dict[str, int]:
             f"--callgrind-out-file={folder / 'counts'}",
             *(sys.executable, script, "--inside", str(library)),
         ]
-        # Python hashes strings alike in each run of this program.
+        # The same hashes of strings in each run.
         subprocess.run(command, check=True, env=os.environ | {"PYTHONHASHSEED": "0"})
         return collected(folder)
 
 
 def collected(folder: Path) -> dict[str, int]:
-    """What callgrind has written down, by the names of its dumps."""
+    """Return the counts that callgrind has written, by the names of its dumps."""
     found = {}
-    # Numbered as they were written.
+    # The suffix numbers the dumps in the order of writing.
     for dump in sorted(folder.glob("counts.*"), key=lambda path: int(path.suffix[1:])):
         text = dump.read_text()
         name = re.search(r"^desc: Trigger: Client Request: (.+)$", text, re.MULTILINE)
@@ -73,15 +74,15 @@ def counted(
     warm: int,
     times: int,
 ) -> None:
-    """Run a program until it is settled, and then as often as is counted.
+    """Run a program until it is warm, and then count the instructions of further runs.
 
     Args:
-        library: What `count` has made.
-        name: What it is counted as.
-        program: What is run.
-        extent: What it is run in.
-        warm: Runs that are not counted.
-        times: Runs that are.
+        library: The library that `count` has compiled.
+        name: Name of the count.
+        program: The program.
+        extent: Context manager in which it runs.
+        warm: Number of runs that are not counted.
+        times: Number of runs that are counted.
     """
     switch = ctypes.CDLL(str(library))
     print(name, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""How the cost grows with the number of operators and of tools, and what the cache saves."""
+"""Growth of the cost with the number of operators and tools, and the savings of the cache."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PLAIN = "plain torch"
 def operators(
     interceptors: Sequence[str], lengths: Sequence[int], seconds: float
 ) -> dict[int, Comparison]:
-    """Time chains of so many operators, each with an identity of its own.
+    """Time chains of this many operators, each with an identity of its own.
 
     Args:
-        interceptors: Names of those that are available.
+        interceptors: Names of the available interceptors.
         lengths: Numbers of operators, multiples of 100.
-        seconds: For each length.
+        seconds: Time for each length.
     """
-    # What else has been made here is not to be looked through while an op is analysed.
+    # Exclude existing objects from garbage collection while operators are analysed.
     gc.collect()
     gc.freeze()
     results = {}
@@ -52,7 +52,7 @@ def operators(
 def tools(
     subject: Subject, interceptors: Sequence[str], counts: Sequence[int], seconds: float
 ) -> Comparison:
-    """Time a forward run with so many tools applied at once."""
+    """Time a forward pass with this many tools applied at once."""
     program = subject.program(training=False)
     ways = [Way(PLAIN, program)]
     for name in interceptors:
@@ -69,10 +69,10 @@ def tools(
 
 
 def caching(subject: Subject, interceptors: Sequence[str], seconds: float) -> Comparison:
-    """Time tools with analysis cached, and with analysis in every run (the paper's figure 12).
+    """Time tools with cached analysis and with analysis in every run (the paper's figure 12).
 
-    Beside static pruning stands the same model with the multiplications by the masks written in
-    by hand.
+    Static pruning is also compared with the same model with hand-written multiplications by the
+    masks.
     """
     program = subject.program(training=False)
     ways = [Way(PLAIN, program), Way("masks by hand", _masked_by_hand(program))]

@@ -1,4 +1,4 @@
-"""On what was measured: the class of the machine and the versions, and nothing that names it."""
+"""Class of the machine and versions of the packages; nothing that identifies the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ["amanda-core", "amanda-driver-torch", "torch", "transformers", "nnsi
 
 
 def machine() -> dict[str, str | int | float]:
-    """Processor, cores, memory, system, and what else was running when this was called."""
+    """Return processor, cores, memory, system, and the load at the start."""
     facts: dict[str, str | int | float] = {
         "processor": _processor(),
         "cores": cores(),
@@ -23,20 +23,20 @@ def machine() -> dict[str, str | int | float]:
         size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         facts["memory (GiB)"] = round(size / 2**30)
     if hasattr(os, "getloadavg"):
-        # Above one for each core the elapsed times are not worth much; processor times are.
+        # With a load above one per core, only the processor times are meaningful.
         facts["load when it began"] = round(os.getloadavg()[0], 1)
     return facts
 
 
 def cores() -> int:
-    """Number of the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
-    """Python's and the packages' versions."""
+    """Return the versions of Python and the packages."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

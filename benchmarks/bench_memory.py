@@ -22,12 +22,12 @@ CHECKPOINTS = 20
 
 @dataclass(frozen=True)
 class Memory:
-    """What is in use while a program runs on and on.
+    """Memory in use while a program runs for many iterations.
 
     Attributes:
-        iterations: When it was looked at.
-        blocks: Allocated blocks of the Python interpreter then, garbage collected.
-        resident: Resident bytes of the process then.
+        iterations: Numbers of the iterations at which it was measured.
+        blocks: Allocated blocks of the Python interpreter after garbage collection.
+        resident: Resident bytes of the process.
     """
 
     iterations: list[int]

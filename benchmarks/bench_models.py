@@ -1,7 +1,4 @@
-"""The programs that are measured: models with random weights, forward and training step.
-
-Owns what one run of each is; knows nothing of tools and of time.
-"""
+"""Programs that are measured: models with random weights, in a forward pass and a training step."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ __all__ = ["SUBJECTS", "Chain", "Program", "Subject", "small_program"]
 
 
 class Program:
-    """One run: a forward run without gradients, or a whole training step.
+    """One run: a forward pass without gradients, or a whole training step.
 
     Args:
-        model: Returns a tensor or an object with tensors under the names in `outputs`.
-        batch: Its input.
-        training: Whether a run is forward, backward, and a step of the optimizer.
+        model: Returns a tensor, or an object with tensors under the names in `outputs`.
+        batch: Input of the model.
+        training: Whether a run is a forward pass, a backward pass and a step of the optimizer.
     """
 
     outputs = ("last_hidden_state", "pooler_output")
@@ -30,7 +27,7 @@ class Program:
         self.model = model.train(training)
         self.batch = batch
         self.training = training
-        # All of a step's work, but no change: that of the thousandth run is that of the first.
+        # A step does all its work but changes nothing, so that every run computes the same.
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0) if training else None
 
     def __call__(self) -> None:
@@ -42,7 +39,7 @@ class Program:
                 self.model(self.batch)
 
     def learn(self, output: Any) -> None:
-        """Do what follows the forward run in a training step."""
+        """Do the rest of a training step after the forward pass."""
         assert self.optimizer is not None
         tensors = (
             [output]
@@ -60,10 +57,10 @@ class Subject:
     """A model that is measured.
 
     Attributes:
-        name: What it is called in the results.
-        counted: The operator type that the counting tools count.
-        make: Makes the model and its input.
-        quick: Whether it is measured in the quick mode too.
+        name: Name in the results.
+        counted: Operator type that the counting tools count.
+        make: Returns the model and its input.
+        quick: Whether it is measured in the quick mode as well.
     """
 
     name: str
@@ -72,7 +69,7 @@ class Subject:
     quick: bool
 
     def program(self, training: bool) -> Program:
-        """The program of one run, the same weights each time."""
+        """Return the program of one run, with the same weights each time."""
         torch.manual_seed(0)
         return Program(*self.make(), training)
 
@@ -94,7 +91,7 @@ def _bert_base() -> tuple[torch.nn.Module, torch.Tensor]:
 
 
 def _resnet(side: int) -> Callable[[], tuple[torch.nn.Module, torch.Tensor]]:
-    # transformers' default configuration is that of ResNet-50.
+    # The default configuration of transformers is that of ResNet-50.
     return lambda: (ResNetModel(ResNetConfig()), torch.randn(1, 3, side, side))
 
 
@@ -108,17 +105,17 @@ SUBJECTS = [
 
 
 def small_program(training: bool) -> Program:
-    """A network of five small operators, for what takes very many runs."""
+    """Return a network of five small operators, for measurements with very many runs."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16)]
     return Program(torch.nn.Sequential(*layers), torch.randn(4, 16), training)
 
 
 class Chain(torch.nn.Module):
-    """As many operators as asked for, each with an identity of its own: modules of a hundred."""
+    """A chain of operators, each with an identity of its own, in modules of a hundred."""
 
     class Part(torch.nn.Module):
-        """Some operators in a row."""
+        """Consecutive operators."""
 
         def __init__(self, length: int) -> None:
             super().__init__()

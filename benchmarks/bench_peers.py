@@ -1,7 +1,7 @@
-"""The other ways to watch a PyTorch program, each doing nothing with what it sees.
+"""Other ways to observe a PyTorch program, each of which does nothing with what it sees.
 
-Those that are packages of their own are imported when they are measured, and what they change in
-torch for good is taken back between their turns.
+Peers that are separate packages are imported when they are measured. What they permanently change
+in torch is undone between their turns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def peers(program: Program) -> tuple[list[Way], dict[str, str]]:
-    """The peers' ways to run the program, and why those that are left out are."""
+    """Return the peers' ways to run the program, and why others are left out."""
     ways = [
         Way("module hooks", program, partial(_module_hooks, program)),
         Way("TorchFunctionMode", program, _FunctionMode),
@@ -84,16 +84,16 @@ def _nnsight(program: Program) -> Way:
     vanilla = torch.Tensor.backward
     import nnsight
 
-    # The import replaces it. A second import finds the module loaded and replaces nothing.
+    # Only the first import replaces it, because the module is loaded only once.
     if torch.Tensor.backward is not vanilla:
         _nnsight_backward.append(torch.Tensor.backward)
         torch.Tensor.backward = vanilla  # type: ignore[method-assign]
-    # Wrapping changes the model's modules: on a copy.
+    # On a copy, because wrapping changes the model's modules.
     twin = Program(copy.deepcopy(program.model), program.batch, program.training)
     wrapped: Any = nnsight.NNsight(twin.model)
     batch = twin.batch
 
-    # nnsight reads the source of what stands in a `with`, which must be on lines of its own.
+    # nnsight reads the source of a `with` block, which must be on lines of its own.
     def forward() -> None:
         with torch.no_grad(), wrapped.trace(batch):
             pass
@@ -130,7 +130,7 @@ def _torchlens(program: Program) -> Way:
             torchlens.trace(twin, program.batch)
 
     def wrapped() -> AbstractContextManager[Any]:
-        # By itself it leaves its wrappers in torch for good.
+        # Otherwise it leaves its wrappers in torch permanently.
         extent: AbstractContextManager[Any] = wrappers.wrapped()
         return extent
 

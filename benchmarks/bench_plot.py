@@ -1,4 +1,4 @@
-"""Draws the results as one figure."""
+"""Draw the results as one figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AMANDA, PEER = "tab:blue", "tab:gray"
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the figure: ratios of every program, growth, cache and memory."""
+    """Draw the ratios of every program, growth, cache and memory."""
     runs = [
         (f"{subject}\n{run}", {way: timing.ratio for way, timing in compared.timings.items()})
         for subject, compareds in results.programs.items()

@@ -1,4 +1,4 @@
-"""Writes the results down, as JSON for programs and as Markdown for people."""
+"""Write the results as JSON for programs and as Markdown for people."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ QUICK = """\
 **A quick run**: fewer models and rounds, and more noise. The whole of it is `nox -s bench`.
 """
 
-#: Where there is no figure.
+#: Cell without a figure.
 NONE = "-"
 
 
 def write_json(results: Results, path: Path) -> None:
-    """Write all results."""
+    """Write all results as JSON."""
     path.write_text(json.dumps(asdict(results), indent=1) + "\n")
 
 
 def write_markdown(results: Results, path: Path) -> None:
-    """Write the tables that a person wants to see."""
+    """Write the tables for people."""
     parts = [INTRODUCTION, *_setting(results), *_programs(results), *_apply(results)]
     parts += [*_operators(results), *_tools(results), *_caching(results), *_memory(results)]
     path.write_text("\n".join(part.rstrip() + "\n" for part in parts))
@@ -171,7 +171,7 @@ def _names(comparisons: Iterable[Comparison]) -> list[str]:
 def _cell(compared: Comparison, way: str) -> str:
     timing: Timing | None = compared.timings.get(way)
     if timing is None:
-        # The first sentence; all of it is in the JSON.
+        # Only the first sentence; the JSON has the whole message.
         return compared.failed.get(way, NONE).partition(". ")[0]
     digits = 3 if timing.ratio < 2 else 2 if timing.ratio < 10 else 1
     low, high = (f"{value:.{digits}f}" for value in (timing.low, timing.high))
@@ -179,7 +179,7 @@ def _cell(compared: Comparison, way: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(
         "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines

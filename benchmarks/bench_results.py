@@ -1,4 +1,4 @@
-"""What the program has measured, as it is written down. No logic."""
+"""Results of the benchmark, as they are written."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Results"]
 
 @dataclass
 class Results:
-    """All that was measured, as it is written down.
+    """Results of the benchmark.
 
     Attributes:
-        mode: `full` or `quick`.
-        machine: Facts of the machine.
+        mode: ``full`` or ``quick``.
+        machine: Facts about the machine.
         versions: Package -> version.
-        missing: Interceptor -> why it is not measured.
-        programs: Subject -> `forward` or `training step` -> timings of the ways.
+        missing: Interceptor -> reason why it is not measured.
+        programs: Subject -> ``forward`` or ``training step`` -> timings of the ways.
         operators: Number of operators -> timings.
         tools: Timings with several tools.
         caching: Subject -> timings, cached and uncached.
         entering: Interceptor -> seconds.
         after: Run -> ratios of processes in which tools were and were not applied.
-        memory: Way -> what was in use.
-        seconds: How long measuring took.
+        memory: Way -> memory in use.
+        seconds: Duration of the measurements.
     """
 
     mode: str

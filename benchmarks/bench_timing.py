@@ -1,6 +1,7 @@
-"""Times several ways to run one program, side by side in one process.
+"""Time several ways to run one program, side by side in one process.
 
-Owns how time is taken: turns, order, garbage collection, medians. Knows nothing of what it times.
+Takes turns, shuffles the order, controls garbage collection and computes medians. Independent of
+what is timed.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from time import perf_counter, process_time
 
 __all__ = ["Comparison", "Timing", "Way", "interleaved"]
 
-#: Below this many seconds several runs are timed as one sample: the clock itself takes a part of
-#: a microsecond.
+#: Runs shorter than this many seconds are timed several at a time, because reading the clock takes
+#: a part of a microsecond.
 SHORTEST_SAMPLE = 0.001
 MOST_SAMPLES = 40
-#: Runs at the begin of a turn that are not timed: the first ones after entering an extent may find
-#: out what later ones know. Where they would take longer than so many seconds, one is not timed.
+#: Number of runs at the start of a turn that are not timed, because the first ones may analyse. If
+#: they would take longer than LONGEST_WARMING seconds, only one is left out.
 WARMING = 4
 LONGEST_WARMING = 3.0
 
@@ -30,9 +31,9 @@ class Way:
     """A way to run the program.
 
     Attributes:
-        name: What it is called in the results.
+        name: Name in the results.
         run: Runs the program once.
-        enter: Makes the extent around the runs of one turn; entering it is not timed.
+        enter: Returns the context manager for the runs of one turn; entering it is not timed.
     """
 
     name: str
@@ -42,19 +43,19 @@ class Way:
 
 @dataclass(frozen=True)
 class Timing:
-    """What one run takes in one way; times in seconds.
+    """Duration of one run in one way, in seconds.
 
     Attributes:
-        cpu: Median processor time of this process. All runs are synchronous, so that it is the
-            elapsed time without what other programs of the machine took.
+        cpu: Median processor time of this process. All runs are synchronous, so this is the elapsed
+            time without the time of other programs on the machine.
         wall: Median elapsed time.
-        ratio: To the first way: the median of this way's turns to that of the turns that the first
-            one had in the same rounds.
-        low: First quartile of the ratios that the single rounds gave.
-        high: Third quartile of them.
+        ratio: Median of this way's turns divided by the median of the first way's turns in the same
+            rounds.
+        low: First quartile of the ratios of the single rounds.
+        high: Third quartile of these ratios.
         first: Elapsed time of the very first run, in which tools analyse.
-        turns: How often the way had its turn.
-        runs: How many runs were timed.
+        turns: Number of turns.
+        runs: Number of timed runs.
     """
 
     cpu: float
@@ -69,7 +70,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The timings by name of the way, and why the ways that failed did."""
+    """Timings by the name of the way, and the errors of ways that failed."""
 
     timings: dict[str, Timing]
     failed: dict[str, str]
@@ -79,9 +80,9 @@ class Comparison:
 class _Record:
     way: Way
     first: float
-    #: Runs before the timed ones.
+    #: Number of runs before the timed ones.
     warming: int
-    #: Runs in one sample, and samples in one turn.
+    #: Number of runs in a sample, and of samples in a turn.
     inner: int
     samples: int
     spent: float = 0.0
@@ -96,18 +97,17 @@ def interleaved(
 ) -> Comparison:
     """Time the ways in turns, in an order that is shuffled in every round.
 
-    A machine that slows down or speeds up meanwhile does so for all of them. The first runs of a
-    turn are not timed: they bring the turn's own code and data into the caches, and tools that are
-    applied again look at each operator anew. The garbage collector runs between turns and not in
-    them.
+    All ways see the same changes in the speed of the machine. The first runs of a turn are not
+    timed: they load the caches, and tools that are applied again analyse each operator again. The
+    garbage collector runs between turns and not during them.
 
     Args:
-        ways: What is timed; the first is what the others are compared with. One that raises in
-            its first turn is left out and its error reported.
-        seconds: For all; a way that has used its even share has no further turn, except for the
-            first, which has one in every round.
-        turn: Timed seconds of one turn, at the least one run.
-        least: Turns that each way has in any case.
+        ways: The ways to time; the others are compared with the first. A way that raises in its
+            first turn is left out, and its error is reported.
+        seconds: Time for all ways. A way that has used its even share gets no further turn, except
+            for the first way, which has a turn in every round.
+        turn: Timed seconds of one turn; at least one run.
+        least: Minimum number of turns of each way.
 
     Raises:
         RuntimeError: The first way failed.
@@ -122,7 +122,7 @@ def interleaved(
     if not records or records[0].way is not ways[0]:
         raise RuntimeError(f"{ways[0].name} failed: {failed[ways[0].name]}")
     share = seconds / len(ways)
-    # The same order in every run of the program.
+    # The same shuffles in every run of the benchmark.
     order = random.Random(0)
     for number in range(1_000_000):
         waiting = [r for r in records[1:] if len(r.turns) < least or r.spent < share]
@@ -177,7 +177,7 @@ def _take_turn(record: _Record, number: int) -> None:
 
 def _summary(record: _Record, base: _Record) -> Timing:
     own = record.turns
-    # The first way had a turn in every round; the others perhaps not.
+    # Unlike the first way, the others may not have had a turn in every round.
     beside = {number: base.turns[number] for number in own}
     ratios = [own[number] / beside[number] for number in own]
     low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3

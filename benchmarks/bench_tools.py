@@ -1,4 +1,4 @@
-"""Amanda's side of the comparison: the tools, and each interceptor as a way to run a program."""
+"""Tools that are measured, and each of Amanda's interceptors as a way to run a program."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
     "ways",
 ]
 
-#: Names of the PyTorch driver's interceptors, and the environment variable that chooses one; it is
-#: read whenever tools are applied.
+#: Names of the PyTorch driver's interceptors, and the environment variable that selects one. It is
+#: read each time tools are applied.
 INTERCEPTORS = ["native", "function_mode"]
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 
 
 class Nothing(amanda.Tool):
-    """All four analysis routines, none of which inserts anything."""
+    """Has all four analysis routines, none of which inserts anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,16 +40,16 @@ class Nothing(amanda.Tool):
                 self.add_inst_for_op(self.look, backward, require_outputs)
 
     def look(self, context: amanda.OpContext) -> None:
-        """Look at the operator, and ask for nothing."""
+        """Do nothing."""
 
 
 class Count(amanda.Tool):
-    """Count the operators of one type, forward and, if asked for, backward.
+    """Counts the operators of one type, forward and, if requested, backward.
 
     Args:
         counted: Type of the operators.
-        backward: Count them by the gradient that arrives at their output.
-        inputs: Count them once more by the gradients that they give to all of their inputs.
+        backward: Also count them by the gradient that arrives at their output.
+        inputs: Also count them by the gradients of all their inputs.
     """
 
     def __init__(self, counted: str, backward: bool = False, inputs: bool = False) -> None:
@@ -59,7 +59,7 @@ class Count(amanda.Tool):
         self.add_inst_for_op(self.select)
 
     def select(self, context: amanda.OpContext) -> None:
-        """Have the operators of the type counted."""
+        """Insert counters into operators of this type."""
         if context.get_op().__name__ == self.counted:
             context.insert_before_op(self.count)
             if self.backward:
@@ -77,7 +77,7 @@ class Count(amanda.Tool):
 
 
 class EveryOp(amanda.Tool):
-    """Call an empty routine before every operator, forward and backward."""
+    """Calls an empty routine before every operator, forward and backward."""
 
     def __init__(self, backward: bool = True) -> None:
         super().__init__()
@@ -98,7 +98,9 @@ class EveryOp(amanda.Tool):
 
 
 class Prune(amanda.Tool):
-    """Static pruning by magnitude: half of each weight; the masks are computed in the analysis."""
+    """Prunes half of each weight statically by magnitude; the masks are computed in the
+    analysis.
+    """
 
     def __init__(self, counted: str) -> None:
         super().__init__()
@@ -113,16 +115,18 @@ class Prune(amanda.Tool):
 
     @staticmethod
     def mask(weight: torch.Tensor) -> torch.Tensor:
-        """One where the weight is of the larger half, zero elsewhere; of the weight's dtype."""
+        """Return 1 for the larger half of the weights and 0 for the others, in the weight's
+        dtype.
+        """
         magnitudes = weight.detach().abs()
         return (magnitudes > magnitudes.median()).to(weight.dtype)
 
     def prune(self, weight: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Mask the weight."""
+        """Return the masked weight."""
         return weight * mask
 
 
-#: The kinds of tools that every program is measured with; each gets the counted type.
+#: Factories of the tools with which every program is measured, given the counted type.
 KINDS: dict[str, Callable[[str], amanda.Tool]] = {
     "nothing inserted": lambda counted: Nothing(),
     "counted forward": lambda counted: Count(counted),
@@ -133,7 +137,7 @@ KINDS: dict[str, Callable[[str], amanda.Tool]] = {
 
 
 def applied(interceptor: str, *tools: amanda.Tool) -> Callable[[], AbstractContextManager[Any]]:
-    """What makes the extent in which the tools are applied by way of one interceptor."""
+    """Return a context manager factory that applies the tools with one interceptor."""
 
     @contextmanager
     def extent() -> Iterator[object]:
@@ -152,7 +156,7 @@ def applied(interceptor: str, *tools: amanda.Tool) -> Callable[[], AbstractConte
 
 
 def unavailable() -> dict[str, str]:
-    """The interceptors that this installation does not have, and why."""
+    """Return the interceptors that are not available in this installation, and why."""
     missing = {}
     for name in INTERCEPTORS:
         try:
@@ -164,8 +168,8 @@ def unavailable() -> dict[str, str]:
 
 
 def ways(interceptor: str, run: Callable[[], object], counted: str) -> list[Way]:
-    """The program with each kind of tool, each with tools of its own."""
-    # One tool each, applied again and again, so that its analysis is paid once.
+    """Return a way to run the program for each kind of tool."""
+    # One tool for each, applied again and again, so that it analyses only once.
     return [
         Way(f"amanda {interceptor}: {kind}", run, applied(interceptor, make(counted)))
         for kind, make in KINDS.items()

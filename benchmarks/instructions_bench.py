@@ -1,8 +1,8 @@
-"""How many instructions instrumentation adds: what decides where noise hides a difference in time.
+"""Count the instructions that instrumentation adds, which decides where differences in time are
+noise.
 
-Counted by `bench_callgrind`, of each way to run a model, the one that is nothing but overhead.
-Writes docs/benchmarks/instructions.md; without valgrind or a C compiler it says so and writes
-nothing.
+Uses `bench_callgrind` for each way to run a model that consists almost only of overhead. Writes
+docs/benchmarks/instructions.md. Without valgrind or a C compiler it says so and writes nothing.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bench_tools import ways
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "instructions.md"
 INTERCEPTOR = "native"
 
-#: Runs before and while counting. The first three with tools analyse and settle; Python adapts its
-#: code to what it meets in some more.
+#: Number of runs before and while counting. The first three with tools analyse and settle, and
+#: Python needs some more to specialize its bytecode.
 WARM, COUNTED = 16, 4
 
 #: Instructions of one run, by model, kind of run, and way.
@@ -46,7 +46,7 @@ instructions than here.
 
 
 def main() -> None:
-    """Count, and write the table; inside valgrind, count only."""
+    """Count and write the table; inside valgrind, only count."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the same: it is short")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def by_way(dumps: dict[str, int]) -> Counts:
-    """Instructions of one run each, from what was counted by name."""
+    """Return the instructions of one run for each way, from the counts by name."""
     counts = {}
     for name, instructions in dumps.items():
         subject, run, way = name.split("; ")
@@ -74,7 +74,7 @@ def by_way(dumps: dict[str, int]) -> Counts:
 
 
 def run_inside(library: Path) -> None:
-    """Run the model in each way, and tell callgrind which part is to be counted."""
+    """Run the model in each way, and tell callgrind which part to count."""
     torch.set_num_threads(1)
     subject = SUBJECTS[0]
     for run, training in (("forward", False), ("training step", True)):
@@ -89,7 +89,7 @@ def run_inside(library: Path) -> None:
 
 
 def report(counts: Counts) -> str:
-    """The page."""
+    """Return the page."""
     facts = {**machine(), **versions()}
     parts = [
         INTRODUCTION.format(warm=WARM + 1, counted=COUNTED),

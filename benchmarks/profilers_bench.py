@@ -1,7 +1,7 @@
-"""What the profilers say of a real network and of a known sleep, and what they cost; on PyTorch.
+"""Accuracy of the profilers on a known sleep, their results on a real network, and their cost.
 
-Run it with `nox -s bench`, or by itself in two minutes. It prints the figures that the pages in
-docs/tools/ give, and draws their pictures.
+Uses PyTorch. Run it with `nox -s bench`, or separately in two minutes. It prints the figures for
+the pages in docs/tools/ and draws their pictures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOOLS: dict[str, Callable[[], amanda.Tool]] = {
 
 
 class OwnTime(Latency):
-    """By the time that the thread has run: what else the machine does is not in it."""
+    """Uses the time of the thread, which excludes other work of the machine."""
 
     now = staticmethod(time.thread_time_ns)
 
@@ -50,13 +50,13 @@ class Sleep(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Wait."""
+        """Sleep for 100 ms."""
         time.sleep(0.1)
         return x.clone()
 
 
 def sleeping() -> None:
-    """A known time."""
+    """Print what the latency profiler measures for a known duration."""
     tool = Latency()
     with amanda.apply(tool):
         for _ in range(5):
@@ -67,7 +67,7 @@ def sleeping() -> None:
 
 
 def resnet() -> nn.Module:
-    """ResNet-50."""
+    """Return ResNet-50."""
     torch.manual_seed(0)
     config = ResNetConfig()
     config.num_labels = 1000
@@ -86,14 +86,14 @@ def train(model: nn.Module, images: int, side: int, steps: int) -> None:
 
 
 def under(tool: Any, *training: Any) -> Any:
-    """The result of a tool after training."""
+    """Return the result of a tool after training."""
     with amanda.apply(tool):
         train(*training)
     return tool.result()
 
 
 def overhead(rounds: int) -> None:
-    """Times of the thread in forward runs under each tool, in turn, by the plain one."""
+    """Print the time of forward passes under each tool, relative to plain ones, in turns."""
     config = BertConfig(hidden_size=32, num_attention_heads=2, intermediate_size=64)
     subjects: dict[str, tuple[nn.Module, torch.Tensor]] = {
         "BERT of width 32, 16 tokens": (BertModel(config), torch.ones(1, 16).long()),
@@ -120,7 +120,7 @@ def overhead(rounds: int) -> None:
 
 
 def draw_latency(path: Path, result: LatencyResult) -> None:
-    """Self time by type, both ways."""
+    """Draw self times by type, forward and backward."""
     sums = dict(list(result.by_type().items())[:10])
     names = list(sums)[::-1]
     forward = [sums[name].forward / 1e6 for name in names]
@@ -134,7 +134,7 @@ def draw_latency(path: Path, result: LatencyResult) -> None:
 
 
 def draw_memory(path: Path, result: MemoryResult) -> None:
-    """What is alive over time."""
+    """Draw the live memory over time."""
     begin = result.timeline[0].time
     times = [(moment.time - begin) / 1e6 for moment in result.timeline]
     live = [moment.live / 1e6 for moment in result.timeline]
@@ -158,7 +158,7 @@ def draw_memory(path: Path, result: MemoryResult) -> None:
 
 
 def draw_sparsity(path: Path, result: SparsityResult) -> None:
-    """Shares of the products that are not with a zero."""
+    """Draw the shares of the products in which no factor is zero."""
     products = result.products
     ticks = range(len(products))
     figure, axes = plt.subplots(figsize=(7, 3.2))
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder for the pictures")
     options = parser.parse_args()
     mpl.use("Agg")
-    # Threads that wait for one another make times depend on what else the machine is doing.
+    # With several threads, times depend on what else the machine is doing.
     torch.set_num_threads(1)
     side, rounds = (64, 5) if options.quick else (224, 15)
     sleeping()

@@ -1,7 +1,7 @@
-"""How long it takes until Amanda is there: the import, and the answers of the command line.
+"""Time until Amanda is ready: the import, and responses of the command line.
 
-Each is a process of its own, in turn with one that does nothing, whose time is subtracted; writes
-docs/benchmarks/start.md. `--quick` takes fewer rounds.
+Each command is a process of its own and alternates with one that does nothing, whose time is
+subtracted. Writes docs/benchmarks/start.md. `--quick` does fewer rounds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bench_machine import machine, versions
 
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "start.md"
 
-#: Name -> arguments of Python, and the most milliseconds of elapsed time that it may take beyond
-#: Python itself on a machine that is otherwise idle.
+#: Name -> arguments of Python, and the maximum of elapsed milliseconds beyond Python itself
+#: on a machine that is otherwise idle.
 COMMANDS: dict[str, tuple[list[str], int]] = {
     "import amanda": (["-c", "import amanda"], 100),
     "amanda --help": (["-m", "amanda", "--help"], 300),
@@ -29,7 +29,7 @@ NOTHING = ["-c", "pass"]
 
 
 def seconds(arguments: list[str]) -> tuple[float, float]:
-    """Elapsed and processor time of one process."""
+    """Return the elapsed and processor time of one process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     subprocess.run([sys.executable, "-P", *arguments], check=True, stdout=subprocess.DEVNULL)
@@ -39,14 +39,14 @@ def seconds(arguments: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure, and write the table."""
+    """Measure and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     rounds = 5 if parser.parse_args().quick else 25
     facts = {**machine(), **versions(), "rounds": rounds}
     programs = {"": NOTHING, **{name: arguments for name, (arguments, _) in COMMANDS.items()}}
     for arguments in programs.values():
-        seconds(arguments)  # The first time reads the files.
+        seconds(arguments)  # Not timed: the first run reads the files.
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for _ in range(rounds):
         for name, arguments in programs.items():

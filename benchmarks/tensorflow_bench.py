@@ -1,7 +1,7 @@
-"""What instrumentation costs on TensorFlow, mode by mode, beside the plain program.
+"""Measure the cost of instrumentation on TensorFlow, by mode, relative to the plain program.
 
-Runs plain and instrumented programs in turn in one process and compares medians; writes
-docs/benchmarks/tensorflow.json and tensorflow.md. `--quick` takes fewer rounds.
+Runs plain and instrumented programs alternately in one process and compares medians. Writes
+docs/benchmarks/tensorflow.json and tensorflow.md. `--quick` does fewer rounds.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from bench_callgrind import count, counted, missing
 from bench_machine import cores
 
 OUTPUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
-#: Pixels: so few that an operator's own work hides little, and as many as the model is made for.
+#: Pixels: few, so that an operator's own work hides little, and as many as the model is made for.
 SIZE, FULL = 64, 224
 
 FULL_EAGER = f"eager, {FULL} pixels"
 
-#: Calls in each extent: the first ones find and analyse their ops, and whose gradients are asked
-#: for; the others are timed, or their instructions counted.
+#: Number of calls in each `apply`: the first ones analyse operators and find out which gradients
+#: are needed; the others are timed, or their instructions counted.
 WARM, TIMED, COUNTED = 6, 3, 2
 
 
 class Nothing(amanda.Tool):
-    """All four analysis routines, none of which inserts anything."""
+    """Has all four analysis routines, none of which inserts anything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,20 +52,20 @@ class Nothing(amanda.Tool):
                 self.add_inst_for_op(self.look, backward, require_outputs)
 
     def look(self, context: amanda.OpContext) -> None:
-        """Look away."""
+        """Do nothing."""
 
 
 def unchanged(*values: Any) -> None:
-    """A routine on the host that changes nothing."""
+    """Change nothing, on the host."""
 
 
 @amanda.staged
 def unchanged_in_graph(*values: Any) -> None:
-    """The same, traced into the graph."""
+    """Change nothing, traced into the graph."""
 
 
 class Convolutions(amanda.Tool):
-    """Insert a routine before each convolution, and behind the gradient of its filter."""
+    """Inserts a routine before each convolution and after the gradient of its filter."""
 
     def __init__(self, routine: Callable[..., None]) -> None:
         super().__init__()
@@ -74,18 +74,18 @@ class Convolutions(amanda.Tool):
         self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: amanda.OpContext) -> None:
-        """Insert before."""
+        """Insert the routine before a convolution."""
         if context.op_type == "Conv2D":
             context.insert_before_op(self.routine)
 
     def backward(self, context: amanda.OpContext) -> None:
-        """Insert behind."""
+        """Insert the routine after the gradient of a filter."""
         if context.op_type == "Conv2DBackpropFilter":
             context.insert_after_backward_op(self.routine)
 
 
 def eager_program(size: int) -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    """ResNet-50, its loss, and one training step without an update."""
+    """Return ResNet-50, its loss, and a training step without an update."""
     model = keras.applications.ResNet50(weights=None, input_shape=(size, size, 3), classes=10)
     images = tf.random.normal((1, size, size, 3), seed=0)
 
@@ -101,7 +101,7 @@ def eager_program(size: int) -> tuple[Any, Callable[[], Any], Callable[[], Any]]
 
 
 def programs() -> dict[str, Callable[[], Any]]:
-    """The training step in each mode."""
+    """Return the training step in each mode."""
     model, loss, step = eager_program(SIZE)
     forward = tf.function(loss)
 
@@ -120,7 +120,7 @@ def programs() -> dict[str, Callable[[], Any]]:
 
 
 def session_program() -> Callable[[], Any]:
-    """A stack of 53 convolutions with their gradients in a session, run ten times."""
+    """Return ten runs of 53 stacked convolutions with their gradients in a session."""
     v1 = tf.compat.v1
     graph = tf.Graph()
     with graph.as_default():
@@ -136,7 +136,7 @@ def session_program() -> Callable[[], Any]:
     feed = {source: np.ones((1, SIZE // 2, SIZE // 2, 16), np.float32)}
 
     def runs() -> None:
-        # One takes so little that the first ones after a change would count as much.
+        # A single run is so short that the first runs after a change would dominate.
         for _ in range(10):
             session.run(gradients, feed)
 
@@ -144,10 +144,10 @@ def session_program() -> Callable[[], Any]:
 
 
 def measure(program: Callable[[], Any], rounds: int) -> dict[str, float]:
-    """The median of the plain program in milliseconds, and of what the others take as ratios.
+    """Return the median of the plain program in milliseconds, and the others' ratios to it.
 
-    Each extent is compared with the plain ones right before and after it: a machine is not as fast
-    in one minute as in another.
+    Each measurement is compared with the plain ones directly before and after it, because the speed
+    of a machine changes.
     """
     tools: dict[str, amanda.Tool | None] = {
         "plain again": None,
@@ -161,7 +161,7 @@ def measure(program: Callable[[], Any], rounds: int) -> dict[str, float]:
         before = _extent(program, None)
         for name, tool in tools.items():
             taken, after = _extent(program, tool), _extent(program, None)
-            if turn >= 1:  # In the first one functions are traced.
+            if turn >= 1:  # Functions are traced in the first turn.
                 plain.append(after)
                 ratios[name].append(2 * taken / (before + after))
             before = after
@@ -183,7 +183,7 @@ def _timed(program: Callable[[], Any]) -> float:
 
 
 def instructions() -> dict[str, float]:
-    """Instructions of the eager program, in millions, and ratios to it; empty without valgrind."""
+    """Count the eager program's instructions, in millions and as ratios; empty without valgrind."""
     absent = missing()
     if absent:
         print(f"No instructions are counted: no {' and no '.join(absent)}.", file=sys.stderr)
@@ -197,7 +197,7 @@ def instructions() -> dict[str, float]:
 
 
 def run_inside(library: Path) -> None:
-    """Run the eager program plainly and with tools, for callgrind."""
+    """Run the eager program plain and with tools, for callgrind."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     _, _, program = eager_program(SIZE)
@@ -209,12 +209,11 @@ def run_inside(library: Path) -> None:
 
 
 def rewriting(sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """What the first call under a tool takes for chains of so many ops.
+    """Measure the first call under a tool for chains of this many ops.
 
     Returns:
-        For each size the median seconds of several chains, those that TensorFlow takes to trace
-        one, and the calls of functions for each op, which neither the caches of the machine nor
-        other programs change.
+        For each size: the median seconds of several chains, the seconds that TensorFlow takes to
+        trace one, and the number of function calls per op, which does not depend on the machine.
     """
     found = {}
     for size in sizes:
@@ -223,7 +222,7 @@ def rewriting(sizes: tuple[int, ...]) -> dict[str, dict[str, float]]:
             start = time.perf_counter()
             chain = _chain(size)
             traced.append(time.perf_counter() - start)
-            # What earlier chains have left is not the collector's to look through.
+            # Exclude what earlier chains have left from garbage collection.
             gc.collect()
             gc.freeze()
             with amanda.apply(Nothing()):
@@ -252,7 +251,7 @@ def _chain(size: int) -> Any:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
@@ -262,7 +261,7 @@ def main() -> None:
         return
     rounds = 3 if options.quick else 20
     modes = {
-        # A step takes seconds.
+        # Fewer rounds, because a step takes seconds.
         name: measure(program, rounds if name != FULL_EAGER else rounds // 2)
         for name, program in programs().items()
     }
@@ -284,7 +283,7 @@ def main() -> None:
 
 
 def as_markdown(report: dict[str, Any]) -> str:
-    """The report as a page."""
+    """Return the report as a page."""
     modes = report["modes"]
     columns = list(next(iter(modes.values())))
     lines = [
