@@ -1,5 +1,5 @@
-"""What the claim of trust rests on: what exists is run plain and instrumented, and compared.
+"""Sweeps: run everything that exists plain and instrumented, and compare.
 
-`python -m sweeps` from the repository's root, or `nox -s sweep`. Each part writes its results as
-JSON; `report` makes docs/trust.md of them.
+Run `python -m sweeps` from the repository's root, or `nox -s sweep`. Each part writes its results
+as JSON, and `report` makes docs/trust.md from them.
 """

@@ -1,4 +1,4 @@
-"""The command line: `python -m sweeps operators --sample 40 --seed 0`."""
+"""Command line of the sweeps: `python -m sweeps operators --sample 40 --seed 0`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ RESULTS = ROOT / "sweep_results"
 
 
 def main() -> int:
-    """Run a part, write its results, and tell by the exit status whether all is explained."""
+    """Run a part and write its results; return 1 if a difference is unexplained."""
     parser = argparse.ArgumentParser(prog="python -m sweeps", description=__doc__)
     parser.add_argument("part", choices=[*PARTS, "report"])
     parser.add_argument("--sample", type=int, help="this many cases, chosen at random")
-    parser.add_argument("--seed", type=int, default=0, help="what the choices start from")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices")
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, from 0")
     parser.add_argument("--inputs", type=int, help="at most this many sample inputs for each case")
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--seconds", type=float, help="begin no case after this time")
-    parser.add_argument("--framework", default="torch", help="whose faults, of frameworks")
+    parser.add_argument("--framework", default="torch", help="framework in which faults are made")
     parser.add_argument("--steps", type=int, default=10_000, help="how long the long runs are")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--verbose", action="store_true", help="name each case before it runs")
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _again(arguments: list[str]) -> Iterator[str]:
-    """The arguments that say what was run, without those that say how."""
+    """Yield the arguments that say what was run, without those that say how."""
     rest = iter(arguments)
     for argument in rest:
         if argument in ("--output", "--seconds"):
@@ -127,7 +127,7 @@ def _shard(options: argparse.Namespace) -> tuple[int, int]:
     return index, count
 
 
-#: Part -> the option whose value tells its results apart from others of this part.
+#: Part -> option whose value is part of the name of its results.
 OF_KIND = {"faults": "framework", "long": "steps"}
 PARTS: dict[str, Callable[[argparse.Namespace], Part]] = {
     "operators": _operators,

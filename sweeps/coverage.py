@@ -1,12 +1,12 @@
-"""Whether an instrumented op accounts for every operator of torch that runs, counted by torch.
+"""Check that instrumented ops account for every operator of torch that runs, as counted by torch.
 
-A dispatch mode of torch's sees each operator below autograd. In a plain run it counts all of them,
-in an instrumented one those that run between the routines before and after some op, forward or
-backward: the numbers have to be the same.
+A dispatch mode of torch sees each operator below autograd. In a plain run it counts all of them. In
+an instrumented run it counts those that run between the routines before and after an op, forward or
+backward. Both numbers must be equal.
 """
 
 # mypy: allow-untyped-calls
-# torch leaves Tensor.backward and its like untyped.
+# torch does not annotate Tensor.backward and similar functions.
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import amanda
 
-#: What no op of the program stands for.
+#: Operators that do not belong to an op of the program, and why.
 UNCOUNTED = {
     "aten::detach": "an alias that computes nothing; routines get values in it",
     "aten::alias": "an alias that computes nothing",
     "aten::lift_fresh": "an alias that computes nothing",
 }
-#: What the engine runs between backward ops, to sum gradients that meet.
+#: Operators with which the engine sums gradients between backward ops.
 SUMS = ("aten::add", "aten::add_")
-#: What makes the gradient that a backward pass starts from.
+#: Operator that creates the first gradient of a backward pass.
 FIRST = "aten::ones_like"
 
 
@@ -34,32 +34,31 @@ class Inside(amanda.Tool):
     """Knows whether an op is running, by routines before and after it.
 
     Attributes:
-        running: Whether one is.
+        running: Whether an op is running.
     """
 
     def __init__(self) -> None:
-        """Start outside."""
         super().__init__()
         self.running = False
         self.add_inst_for_op(self.forward)
         self.add_inst_for_op(self.backward, backward=True)
 
     def forward(self, context: amanda.OpContext) -> None:
-        """Insert around a forward op."""
+        """Insert routines before and after a forward op."""
         context.insert_before_op(self.enter)
         context.insert_after_op(self.leave)
 
     def backward(self, context: amanda.OpContext) -> None:
-        """Insert around a backward op."""
+        """Insert routines before and after a backward op."""
         context.insert_before_backward_op(self.enter)
         context.insert_after_backward_op(self.leave)
 
     def enter(self, *values: Any) -> None:
-        """An op begins."""
+        """Record that an op starts."""
         self.running = True
 
     def leave(self, *values: Any) -> None:
-        """An op ends."""
+        """Record that an op ends."""
         self.running = False
 
 
@@ -67,14 +66,13 @@ class Operators(TorchDispatchMode):
     """Counts operators that return or write a tensor.
 
     Attributes:
-        counts: Name of an operator -> how often it ran; with a tool, inside an op.
-        outside: The same outside of any op.
-        engine: The same of the engine's own, which belong to no op of the program.
-        nodes: Names of the backward nodes in which operators ran outside of any op.
+        counts: Name of an operator -> number of executions; with a tool, only those inside an op.
+        outside: The same outside all ops.
+        engine: The same for the engine's own operators, which belong to no op of the program.
+        nodes: Names of the backward nodes in which operators ran outside all ops.
     """
 
     def __init__(self, tool: Inside | None) -> None:
-        """Start at none."""
         super().__init__()
         self.counts: Counter[str] = Counter()
         self.outside: Counter[str] = Counter()
@@ -88,7 +86,7 @@ class Operators(TorchDispatchMode):
         if computes and schema.name not in UNCOUNTED:
             counts = self.counts
             if self._tool is not None and not self._tool.running:
-                # During a backward pass some graph is the task.
+                # The id is not negative during a backward pass.
                 sums = schema.name in SUMS and torch._C._current_graph_task_id() >= 0
                 counts = self.engine if sums or schema.name == FIRST else self.outside
                 if counts is self.outside:
@@ -99,10 +97,11 @@ class Operators(TorchDispatchMode):
 
 
 def unaccounted(plain: Operators, instrumented: Operators) -> tuple[list[str], int, int]:
-    """Operators of the plain run that no instrumented op accounts for.
+    """Return the operators of the plain run that no instrumented op accounts for.
 
     Returns:
-        Them; how many executions the plain run had; and how many of these are the engine's own.
+        Descriptions of these operators, the number of executions in the plain run, and the number
+        of these that are the engine's own.
     """
     found = instrumented.counts + instrumented.engine
     missing = [

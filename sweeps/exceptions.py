@@ -1,7 +1,7 @@
-"""Where bits may differ, and why that is PyTorch's and not Amanda's: each with its reason.
+"""Differences in bits that are due to PyTorch and not to Amanda, each with its reason.
 
-An exception covers the facts that it names and no others; one that nothing matches any more is
-reported as stale by a full run.
+An exception covers only the facts that it names. A full run reports exceptions that nothing matches
+any more as stale.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Excepted:
 
     Attributes:
         op: Pattern of the operator's name in torch's database.
-        facts: The kinds of facts that may differ.
-        reason: Why, as docs/trust.md prints it.
-        routines: The routines under which it may.
-        forms: The forms of the call in which it may; empty: in all.
-        prefix: How the names of these facts begin.
+        facts: Kinds of facts that may differ.
+        reason: The reason, as printed in docs/trust.md.
+        routines: Routines under which they may differ.
+        forms: Forms of the call in which they may differ; empty for all.
+        prefix: Prefix of the names of these facts.
     """
 
     op: str
@@ -34,7 +34,7 @@ class Excepted:
     prefix: str = ""
 
     def covers(self, op: str, form: str, routine: str, names: Iterable[str]) -> bool:
-        """Whether it explains that these facts differ."""
+        """Return True if this exception explains that these facts differ."""
         return (
             fnmatch.fnmatch(op, self.op)
             and routine in self.routines
@@ -43,7 +43,7 @@ class Excepted:
         )
 
 
-#: Found by running plain once more, many times.
+#: Found by many more plain runs.
 UNSTABLE = "plain PyTorch does not repeat itself here: other plain runs differ from one another"
 TRANSPOSED = (
     "V is a transposed view of a result that nobody else holds; behind the identity where the "
@@ -73,11 +73,11 @@ EXCEPTED: tuple[Excepted, ...] = (
 
 
 def reason(op: str, form: str, routine: str, names: Iterable[str]) -> str:
-    """Why these facts may differ; empty where nothing explains it.
+    """Return why these facts may differ, or an empty string if nothing explains it.
 
     Args:
-        op: The operator's name.
-        form: The form of the call.
+        op: Name of the operator.
+        form: Form of the call.
         routine: The routine.
         names: The facts that differ.
     """

@@ -1,6 +1,6 @@
-"""Everything that can go wrong, made to go wrong: afterwards the framework is as it was before.
+"""Provoke everything that can go wrong, and check that the framework is as before afterwards.
 
-Framework-free: what is done to whom stands in `frameworks`.
+Framework-free; the frameworks are described in `frameworks`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ ERRORS: tuple[type[BaseException], ...] = (Told, KeyboardInterrupt, SystemExit, 
 
 
 def nothing(*values: Any) -> None:
-    """A routine that changes nothing."""
+    """Change nothing."""
 
 
-#: Makes a tool out of a routine that is called at one kind of point.
+#: Creates a tool that calls a routine at one kind of point.
 Point = Callable[[Callable[..., Any]], amanda.Tool]
 
 
@@ -57,7 +57,7 @@ def _routine(method: str, *, backward: bool = False, late: bool = False) -> Poin
     return make
 
 
-#: Point -> the tool, and whether it is one of backward.
+#: Point -> factory of the tool, and whether the point is in backward.
 POINTS: dict[str, tuple[Point, bool]] = {
     "analysis before an op": (_analysis(False, False), False),
     "analysis after an op": (_analysis(False, True), False),
@@ -73,12 +73,12 @@ POINTS: dict[str, tuple[Point, bool]] = {
     "after a backward op": (_routine("insert_after_backward_op", backward=True), True),
     "in the place of a backward op": (_routine("replace_backward_op", backward=True), True),
 }
-#: In the place of something a routine that does nothing is an error of its own.
+#: A routine that replaces something and returns nothing is an error of its own.
 REPLACING = "in the place of"
 
 
 def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
-    """Names of kinds of faults: those of `POINTS` and `FAULTS`, or a random sample of them."""
+    """Return the names of the faults in `POINTS` and `FAULTS`, or a random sample of them."""
     every = [name for name in [*POINTS, *FAULTS] if only is None or only in name]
     if sample is not None and sample < len(every):
         every = random.Random(seed).sample(every, sample)
@@ -86,7 +86,7 @@ def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
 
 
 def sweep(framework: Framework, names: list[str]) -> Part:
-    """Make faults of these kinds in one framework, with each of its settings."""
+    """Provoke these faults in one framework, with each of its settings."""
     part = Part("faults", versions=versions())
     part.totals["kinds of faults"] = len(POINTS) + len(FAULTS)
     part.counts[f"kinds of faults made in {framework.name}"] = len(names)
@@ -108,20 +108,20 @@ def sweep(framework: Framework, names: list[str]) -> Part:
 
 
 class _Check:
-    """Compares the framework and what the program computes with how they were at the start."""
+    """Compares the framework and the program's results with those at the start."""
 
     def __init__(self, framework: Framework, part: Part, name: str) -> None:
         self.framework, self.part, self.name = framework, part, name
         self.program = framework.program()
         self.program()
-        with amanda.apply(self.watching()):  # What is set up lazily is there then.
+        with amanda.apply(self.watching()):  # So that everything lazy is initialized.
             self.program()
         self.found = framework.fingerprint()
         self.result = self.program()
         self.ops = self.seen()
 
     def watching(self) -> amanda.Tool:
-        """A tool that has something to do everywhere."""
+        """Return a tool that inserts routines everywhere."""
 
         def forward(context: amanda.OpContext) -> None:
             context.insert_before_op(nothing)
@@ -135,7 +135,7 @@ class _Check:
         return tool
 
     def seen(self) -> int:
-        """How many operators a fresh tool sees."""
+        """Return the number of operators that a new tool sees."""
         count = itertools.count()
         tool = amanda.Tool()
         tool.add_inst_for_op(lambda c: c.insert_before_op(lambda *values: _ignore(next(count))))
@@ -144,7 +144,9 @@ class _Check:
         return next(count)
 
     def all_is_well(self, case: str, how: str, *, complaint: str = "") -> None:
-        """After a fault: nothing is left, the program computes what it did, tools work again."""
+        """Check after a fault that nothing is left behind and that the program and tools still
+        work.
+        """
         self.part.cases[f"{self.name}: {case}"] += 1
         wrong = [complaint] if complaint else []
         wrong += [f"left: {n}" for n in changed(self.found, self.framework.fingerprint())]
@@ -160,11 +162,13 @@ class _Check:
 
 
 def _ignore(_: int) -> None:
-    """A routine's result: nothing."""
+    """Return None, as the result of a routine."""
 
 
 def _raised(check: _Check, name: str) -> None:
-    """Raise at the first, second, ... call at one kind of point, as long as there is one."""
+    """Raise at the first, second, ... call at one kind of point, as long as there is
+    another call.
+    """
     make, backward = POINTS[name]
     if backward and not check.framework.backward:
         return
@@ -181,7 +185,7 @@ def _raised(check: _Check, name: str) -> None:
                 check.part.left_out[f"{check.name}: {name}"] = str(refusal)
                 return
             except Exception as other:
-                # Ops of a graph run at once: one that raises beside one that returns nothing.
+                # Ops of a graph run concurrently: one may raise while another returns nothing.
                 both = name.startswith(REPLACING) and isinstance(other, RoutineResultError)
                 if not both and (fault.raised or not name.startswith(REPLACING)):
                     complaint = f"raised {other!r} instead"
@@ -208,7 +212,7 @@ class _Fault:
 
 
 def _generators(check: _Check) -> None:
-    """Generators with `apply` open: closed, collected, thrown into, run to their end, crossed."""
+    """Leave generators with an open `apply`: closed, collected, thrown into, exhausted, crossed."""
 
     def generator() -> Iterator[None]:
         with amanda.apply(check.watching()):
@@ -264,7 +268,7 @@ def _in_thread(function: Callable[[], Any]) -> list[BaseException]:
 
 
 def _threads(check: _Check) -> None:
-    """`apply` entered in one thread and left in another is an error, and nothing else."""
+    """Enter `apply` in one thread and leave it in another, which is an error and nothing else."""
     applied = amanda.apply(check.watching())
     applied.__enter__()
     raised = _in_thread(lambda: applied.__exit__(None, None, None))
@@ -282,7 +286,7 @@ def _threads(check: _Check) -> None:
 
 
 def _collected(check: _Check) -> None:
-    """Sessions, tools and handles are garbage once they are left."""
+    """Check that sessions, tools and handles are garbage after they were removed."""
     for way in ("left", "raised"):
         tool = check.watching()
         handle = amanda.attach(tool)
@@ -301,7 +305,7 @@ def _collected(check: _Check) -> None:
 
 
 def _interleaved(check: _Check) -> None:
-    """Handles removed in every order, with the program in between."""
+    """Remove handles in every order, with the program in between."""
     for order in itertools.permutations(range(3)):
         handles = [amanda.attach(check.watching()) for _ in order]
         for index in order:
@@ -312,7 +316,7 @@ def _interleaved(check: _Check) -> None:
 
 
 def _random_handles(check: _Check) -> None:
-    """Handles and extents that come and go at random, some within others, some in generators."""
+    """Attach and remove handles and enter and leave `apply` at random, nested and in generators."""
     for seed in range(8):
         chance = random.Random(seed)
         open_: list[Callable[[], Any]] = []
@@ -338,7 +342,7 @@ def _half_way(check: _Check) -> Iterator[None]:
 
 
 def _dropped(check: _Check) -> None:
-    """What a program made is dropped while tools are applied, and while they are not any more."""
+    """Drop what a program created while tools are applied, and after they were removed."""
     with amanda.apply(check.watching()):
         for _ in range(3):
             check.framework.program()()
@@ -352,7 +356,7 @@ def _dropped(check: _Check) -> None:
 
 
 def _of_the_program(check: _Check) -> None:
-    """The program itself raises, with tools applied once or nested."""
+    """Raise in the program itself, with tools applied once or nested."""
     for error, depth in itertools.product(ERRORS, (1, 2)):
         try:
             with amanda.apply(check.watching()):
@@ -368,7 +372,7 @@ def _of_the_program(check: _Check) -> None:
 
 
 def _again(check: _Check) -> None:
-    """One `apply` entered again, also within itself."""
+    """Enter one `apply` again, also within itself."""
     applied = amanda.apply(check.watching())
     with applied:
         check.program()

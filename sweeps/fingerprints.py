@@ -1,7 +1,7 @@
-"""What a framework looks like from outside: taken before and after, it must be the same.
+"""Fingerprint of a framework as seen from outside, which must be the same before and after.
 
-Framework-free. A driver joins with the names of what it might touch and a function of what is not
-an attribute; see `frameworks`.
+Framework-free. A framework is described by the names of what its driver might change and a function
+for state that is not an attribute; see `frameworks`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BUILT_IN = frozenset(type.__dict__) | {"__dict__", "__weakref__", "__doc__", "_
 
 
 def named(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Modules (``torch.nn.functional``) and classes in modules (``torch.nn:Module``) by name."""
+    """Yield modules (``torch.nn.functional``) and classes (``torch.nn:Module``) by name."""
     for name in names:
         module, _, inside = name.partition(":")
         owner: Any = importlib.import_module(module)
@@ -30,9 +30,9 @@ def named(names: Iterable[str]) -> Iterator[tuple[str, Any]]:
 
 
 def fingerprint(names: Iterable[str], more: Callable[[], Fingerprint]) -> Fingerprint:
-    """Identities of all attributes of the owners, of the code of functions, and `more`.
+    """Return the identities of all attributes of the owners and of functions' code, and `more`.
 
-    Of a module the classes that it defines are owners too.
+    The classes that a module defines are owners as well.
     """
     found: Fingerprint = {"meta path": [id(finder) for finder in sys.meta_path]}
     for name, owner in named(names):
@@ -47,7 +47,7 @@ def fingerprint(names: Iterable[str], more: Callable[[], Fingerprint]) -> Finger
 
 def _attributes(found: Fingerprint, name: str, owner: Any) -> None:
     for key, value in list(vars(owner).items()):
-        # A submodule appears in its parent once anybody imports it.
+        # A submodule becomes an attribute of its parent once something imports it.
         if key in _BUILT_IN or isinstance(value, types.ModuleType):
             continue
         found[f"{name}.{key}"] = id(value)
@@ -57,7 +57,7 @@ def _attributes(found: Fingerprint, name: str, owner: Any) -> None:
 
 
 def changed(before: Fingerprint, after: Fingerprint) -> list[str]:
-    """Names of what is not as it was."""
+    """Return the names of what has changed."""
     missing = object()
     names = list(before) + [name for name in after if name not in before]
     return [name for name in names if before.get(name, missing) != after.get(name, missing)]

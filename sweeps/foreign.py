@@ -1,10 +1,10 @@
-"""Programs of other libraries and of torch's own machinery, run plain and instrumented.
+"""Run programs of other libraries and of torch's own features plain and instrumented.
 
-Each is a small program as its users write it. It runs twice plain, then under every routine of
-`identity`, under a tool that counts and under the shipped tools, with both interceptors. Compared
-are all values that it notes, the random state and the fingerprint of torch; the counts are compared
-with those that follow from the program's own loops. One process for each, so that one that hangs or
-crashes is a result too. The programs themselves are in `foreign_programs`.
+Each is a small program as its users would write it. It runs twice plain, then under every routine
+of `identity`, under a tool that counts and under the shipped tools, with both interceptors. All
+values that it records, the random state and the fingerprint of torch are compared. The counts are
+compared with those that follow from the program's own loops. Each runs in a process of its own, so
+that a hang or a crash is a result as well. The programs are in `foreign_programs`.
 """
 
 from __future__ import annotations
@@ -39,25 +39,24 @@ from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, merged, read, versions
 from .shipped import SHIPPED, WAYS, applied, differing, otherwise
 
-#: After this long a program counts as hanging; none needs a tenth of it.
+#: Time after which a program counts as hanging; none needs a tenth of it.
 SECONDS = 240
 
 
 class Note:
-    """What a program tells of its run.
+    """Records the facts of a program's run.
 
     Attributes:
-        facts: What is compared with the plain run.
+        facts: Facts to compare with the plain run.
         plain: Whether this is a plain run.
     """
 
     def __init__(self, *, plain: bool) -> None:
-        """Start without facts."""
         self.facts: Facts = {}
         self.plain = plain
 
     def __call__(self, name: str, tree: Any) -> None:
-        """Note all tensors in `tree`, to the bit; where there are none, `tree` as it prints."""
+        """Record all tensors in `tree` to the bit, or if there are none, the text of `tree`."""
         with amanda.disabled(), torch.no_grad():
             found = tensors(tree)
             for number, tensor in enumerate(found):
@@ -66,7 +65,7 @@ class Note:
                 self.facts[f"{name}: others"] = repr(tree)
 
     def training(self, model: torch.nn.Module, loss: Any = None) -> None:
-        """Note a step: loss, gradients, parameters and buffers."""
+        """Record a training step: loss, gradients, parameters and buffers."""
         step = sum(name.startswith("step") and name.endswith("end: others") for name in self.facts)
         self(f"step {step}, loss", loss)
         self(f"step {step}, gradients", [parameter.grad for parameter in model.parameters()])
@@ -75,7 +74,9 @@ class Note:
         self(f"step {step}, end", None)
 
     def events(self, name: str, what: Any) -> None:
-        """Note what copies legitimately add to, such as how many kernels a profiler saw."""
+        """Record facts that copies legitimately change, such as the number of kernels in a
+        profile.
+        """
         self.facts[f"{name}: events"] = repr(what)
 
 
@@ -84,14 +85,16 @@ class Program:
     """One program.
 
     Attributes:
-        name: Its name.
-        run: Runs it and notes what came of it.
-        counts: Type of op -> how often it runs, from the program's own loops.
-        backward: Name of a backward op -> how often it runs.
-        needs: Modules that have to be there.
-        processes: How many processes run it at once, as ranks of one group of torch.distributed.
-        notice: What Amanda has to warn of; nothing: no warning of Amanda's is expected.
-        left_alone: Types of ops whose values are not copied, beside those of `models`, and why.
+        name: Name.
+        run: Runs it and records its results.
+        counts: Type of op -> number of executions, from the program's own loops.
+        backward: Name of a backward op -> number of executions.
+        needs: Modules that must be installed.
+        processes: Number of processes that run it together, as ranks of one torch.distributed
+            group.
+        notice: Pattern of the warning that Amanda must give; empty if no warning is expected.
+        left_alone: Types of ops whose values are not copied, in addition to those of `models`, and
+            why.
     """
 
     name: str
@@ -108,7 +111,6 @@ class Count(amanda.Tool):
     """Counts executions of ops by type, and of backward ops by name."""
 
     def __init__(self) -> None:
-        """Start at none."""
         super().__init__()
         self.forward: Counter[str] = Counter()
         self.backward: Counter[str] = Counter()
@@ -116,7 +118,7 @@ class Count(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Count each execution of an op."""
+        """Insert a counter before an op."""
         op_type = context.op_type
 
         def count(*values: Any) -> None:
@@ -125,7 +127,7 @@ class Count(amanda.Tool):
         context.insert_before_op(count)
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
-        """Count each execution of a backward op."""
+        """Insert a counter before a backward op."""
         op_type = context.op_type
 
         def count(*values: Any) -> None:
@@ -136,15 +138,15 @@ class Count(amanda.Tool):
 
 @dataclasses.dataclass
 class Seen:
-    """What one run of a program left, in each of its processes.
+    """Results of one run of a program, in one of its processes.
 
     Attributes:
-        facts: What the program noted, and the random state; `error` where it raised.
-        called: How often a routine ran.
+        facts: The facts that the program recorded, and the random state; `error` if it raised.
+        called: Number of calls of the routine.
         forward: Counts of ops by type.
         backward: Counts of backward ops by name.
         notices: Amanda's warnings.
-        left: What is not as it was in torch.
+        left: What has changed in torch.
         differing: Under shipped tools: what differs from the plain run, and by which tool.
     """
 
@@ -157,7 +159,7 @@ class Seen:
     differing: list[str] = dataclasses.field(default_factory=list)
 
 
-#: The runs of a program: with which interceptor, and how; no interceptor: plain.
+#: The runs of a program: interceptor (empty for a plain run), and how it is instrumented.
 RUNS = (
     *(("", "plain"), ("", "plain")),
     *((interceptor, how) for interceptor in INTERCEPTORS for how in (*ROUTINES, "count", *WAYS)),
@@ -165,7 +167,7 @@ RUNS = (
 
 
 def observe(program: Program) -> list[list[Seen]]:
-    """All runs of a program, each a list with one result for each of its processes."""
+    """Return all runs of a program, each as a list with one result for each of its processes."""
     if program.processes == 1:
         return [[seen] for seen in _runs(program)]
     spawn = multiprocessing.get_context("spawn")
@@ -187,7 +189,7 @@ def observe(program: Program) -> list[list[Seen]]:
 
 
 def _rank(name: str, rank: int, folder: str, results: Any) -> None:
-    """One process of a group."""
+    """Run one process of a group."""
     from .foreign_programs import PROGRAMS
 
     program = PROGRAMS[name]
@@ -202,8 +204,8 @@ def _rank(name: str, rank: int, folder: str, results: Any) -> None:
 
 
 def _runs(program: Program) -> list[Seen]:
-    """All runs of a program in this process, and what each has left changed in torch."""
-    # Whoever first imports it changes a few functions of torch's.
+    """Return all runs of a program in this process, with what each has changed in torch."""
+    # The first import changes a few functions of torch.
     importlib.import_module("torch._dynamo")
     for module in program.needs:
         importlib.import_module(module)
@@ -223,9 +225,9 @@ def _runs(program: Program) -> list[Seen]:
 
 
 def _differing(program: Program, way: str, plain: Facts, found: Facts) -> list[str]:
-    """Return what differs under the shipped tools of a way, and by which of them."""
+    """Return what differs under the shipped tools of a way, and because of which tool."""
     if program.processes > 1:
-        return otherwise(way, plain, found)  # One process cannot run alone, under each tool.
+        return otherwise(way, plain, found)  # A single process of a group cannot run alone.
     return differing(way, plain, lambda how: found if how == way else run(program, how).facts)
 
 
@@ -260,7 +262,7 @@ def run(program: Program, how: str) -> Seen:
 
 
 def check(part: Part, program: Program) -> None:
-    """Run one program in all ways, and note what differs."""
+    """Run one program in all ways and record what differs."""
     name = program.name
     missing = [module for module in program.needs if importlib.util.find_spec(module) is None]
     if missing:
@@ -300,7 +302,7 @@ def _wrong(program: Program, how: str, plain: Seen, seen: Seen) -> list[str]:
         if "error" in seen.facts:
             wrong.append(f"raised {seen.facts['error']}")
     notices = "\n".join(seen.notices)
-    # A shipped tool may warn of what it does not measure.
+    # A shipped tool may warn about what it does not measure.
     if how not in WAYS and (
         bool(notices) != bool(program.notice) or not re.search(program.notice, notices)
     ):
@@ -317,7 +319,7 @@ def _wrong(program: Program, how: str, plain: Seen, seen: Seen) -> list[str]:
 
 
 def chosen(only: str | None, sample: int | None, seed: int) -> list[str]:
-    """The programs of one run, by name."""
+    """Return the names of the programs of one run."""
     from .foreign_programs import PROGRAMS
 
     every = [name for name in PROGRAMS if only is None or only in name]
@@ -352,7 +354,7 @@ def sweep(names: list[str], *, verbose: bool = False) -> Part:
 
 
 def main(path: str, *names: str) -> None:
-    """Run programs in this process, and write what came of them to `path`."""
+    """Run programs in this process and write the results to `path`."""
     from .foreign_programs import PROGRAMS
 
     part = Part("programs", versions=versions())
@@ -363,7 +365,7 @@ def main(path: str, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    # By its own name, so that what processes send one another is of the same classes.
+    # Import by name, so that objects sent between processes have the same classes.
     from sweeps import foreign
 
     foreign.main(*sys.argv[1:])

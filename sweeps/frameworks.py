@@ -1,6 +1,6 @@
-"""The frameworks that faults are made in: what each driver might touch, and a small program.
+"""Frameworks in which faults are made: what each driver might change, and a small program.
 
-A further driver joins by one more `Framework`.
+Add another driver with one more `Framework`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 from .fingerprints import Fingerprint, fingerprint
 
-#: Runs a few operators, forward and backward, and returns what came of it as comparable bytes.
+#: Runs a few operators, forward and backward, and returns the results as comparable bytes.
 Program = Callable[[], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """What the faults need to know of a framework.
+    """Description of a framework for the faults.
 
     Attributes:
-        name: Its driver's name.
-        owners: Modules, and classes as ``module:Class``, that the driver might touch.
-        more: What of its state is not an attribute of these.
-        program: Makes a small program.
+        name: Name of its driver.
+        owners: Modules, and classes as ``module:Class``, that the driver might change.
+        more: Returns state that is not an attribute of these.
+        program: Returns a small program.
         backward: Whether its driver instruments backward in that program.
-        settings: Variables of the environment that the driver reads; each fault is made with each.
+        settings: Environment variables that the driver reads; each fault is made with each setting.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Framework:
     settings: tuple[dict[str, str], ...] = ({},)
 
     def fingerprint(self) -> Fingerprint:
-        """All that could have been left changed."""
+        """Return everything that could have been left changed."""
         return fingerprint(self.owners, self.more)
 
 
@@ -73,7 +73,7 @@ _TORCH_FLAGS = ("quiet", "opaque", "transparent", "backward", "activations")
 def _torch_program() -> Program:
     import torch
 
-    # Whoever first imports it changes a few functions of torch's.
+    # The first import changes a few functions of torch.
     importlib.import_module("torch._dynamo")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -196,7 +196,7 @@ FRAMEWORKS = {
     for framework in (
         TORCH,
         TENSORFLOW,
-        # A mode is another program under the same driver.
+        # Each mode is another program under the same driver.
         dataclasses.replace(TENSORFLOW, name="tensorflow-function", program=_tensorflow_function),
         dataclasses.replace(TENSORFLOW, name="tensorflow-graph", program=_tensorflow_graph),
     )

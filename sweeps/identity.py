@@ -1,7 +1,7 @@
 """Tools that see every operator, forward and backward, and change nothing.
 
-Three ways to change nothing: to return nothing, to return the very objects, and to return fresh
-copies. A copy is a change as far as Amanda can know, so it goes the whole way of an edit.
+There are three ways to change nothing: to return None, to return the same objects, and to return
+new copies. Amanda cannot know that a copy changes nothing, so it is processed like an edit.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def nothing(*values: Any) -> None:
 
 
 def same(*values: Any) -> Any:
-    """Return the very objects."""
+    """Return the same objects."""
     return values
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has others inside, as those of torch.distributed do."""
-    # To mypy it has no such method.
+    """Return True if a tensor contains other tensors, as those of torch.distributed do."""
+    # The stubs lack this method.
     keys: Any = torch._C._dispatch_keys(tensor)
     return bool(keys.has(torch._C.DispatchKey.Python))
 
 
 def movable(tensor: torch.Tensor) -> bool:
-    """Whether another tensor can be made over a copy of its storage."""
+    """Return True if another tensor can be created over a copy of its storage."""
     return (
         tensor.layout == torch.strided
         and not _is_wrapper(tensor)
@@ -48,10 +48,10 @@ def movable(tensor: torch.Tensor) -> bool:
 
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides and alignment, also of views with gaps or overlaps.
+    """Return a copy with the same strides and alignment, also of views with gaps or overlaps.
 
-    `clone` alone would make such views dense, for which torch has other kernels, which round
-    otherwise.
+    `clone` would make such views dense. torch has other kernels for dense tensors, which round
+    differently.
     """
     if not movable(tensor):
         return tensor.detach().clone()
@@ -61,7 +61,7 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a tensor, or of the tensors in a list; anything else as it is."""
+    """Copy a tensor, or the tensors in a list; return anything else unchanged."""
     if isinstance(value, torch.Tensor):
         return twin(value)
     if isinstance(value, (list, tuple)):
@@ -70,15 +70,15 @@ def copied(value: Any) -> Any:
 
 
 def clones(*values: Any) -> Any:
-    """Return copies of the same layout."""
+    """Return copies with the same layout."""
     return tuple(copied(value) for value in values)
 
 
 ROUTINES: dict[str, Routine] = {"none": nothing, "same": same, "clones": clones}
 
 
-#: In-place ops that change the shape of their own input: their result cannot be edited, which is a
-#: documented error; the other five points are.
+#: In-place ops that change the shape of their own input. Editing their result is a documented
+#: error; the other five points are edited.
 RESHAPE_THEMSELVES = frozenset(
     {
         *("squeeze_", "unsqueeze_", "as_strided_", "transpose_", "t_"),
@@ -88,10 +88,10 @@ RESHAPE_THEMSELVES = frozenset(
 
 
 class Identity(Everywhere):
-    """`routine` at all six points: forward, backward aligned and backward raw.
+    """Calls `routine` at all six points: forward, aligned backward and raw backward.
 
     Attributes:
-        called: How often a routine ran.
+        called: Number of calls.
     """
 
     def __init__(
@@ -100,19 +100,19 @@ class Identity(Everywhere):
         refused: Collection[tuple[str, str]] = (),
         left_alone: Collection[str] = (),
     ) -> None:
-        """Make the tool.
+        """Create the tool.
 
         Args:
-            routine: What to return.
+            routine: Function that is called.
             refused: Gradients to leave out: (type of op, "inputs" or "outputs").
-            left_alone: Types of ops whose values are not copied, but returned as they are.
+            left_alone: Types of ops whose values are returned as they are instead of copied.
         """
         super().__init__(self.run)
         self.chosen, self.refused, self.left_alone = routine, refused, left_alone
         self.called = 0
 
     def forward(self, context: amanda.OpContext) -> None:
-        """Insert at the points of a forward op."""
+        """Insert routines at the points of a forward op."""
         copies = self.chosen is clones
         kept = copies and context.op_type in self.left_alone
         reshapes = copies and context.op_type in RESHAPE_THEMSELVES
@@ -124,6 +124,6 @@ class Identity(Everywhere):
             context.insert_after_backward_op(self.run)
 
     def run(self, *values: Any) -> Any:
-        """The routine, counted."""
+        """Call the routine and count the call."""
         self.called += 1
         return self.chosen(*values)

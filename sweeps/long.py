@@ -1,11 +1,11 @@
-"""Long runs: memory, contexts and time must not grow with them, and threads not meet.
+"""Long runs: memory, contexts and time must not grow, and threads must not interfere.
 
-A week of training is millions of steps; what grows by a byte in each of some thousands is found
-here. Memory is that of the process as Linux tells it.
+A week of training has millions of steps. A leak of one byte per step becomes visible in the
+thousands of steps here. Memory is that of the process as Linux reports it.
 """
 
 # mypy: allow-untyped-calls
-# torch leaves Tensor.backward and its like untyped.
+# torch does not annotate Tensor.backward and similar functions.
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from .identity import Identity, nothing
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, versions
 
-#: Where Linux tells how much memory a process has.
+#: File in which Linux reports the memory of a process.
 STATM = Path("/proc/self/statm")
-#: What may come to the memory after the first fifth of a run: an allocator is not all quiet.
+#: Bytes by which memory may grow after the first fifth of a run, because allocators fluctuate.
 GROWTH = 3 << 20
-#: How many objects of Python's may come to them; one that each step leaves is more.
+#: Number of Python objects by which a run may grow; one object left by each step is more.
 OBJECTS = 1000
-#: How much longer the last fifth may take than the second, in runs that are long enough to tell.
+#: Factor by which the last fifth may be slower than the second, and the least number of steps in a
+#: fifth for which this is checked.
 SLOWER, LONG = 1.5, 1000
 THREADS = 32
 
 
 class Statistics(amanda.Tool):
-    """What a user would leave on: norms of outputs and gradients, and a scaling that edits.
+    """A tool as users leave applied: norms of outputs and gradients, and a scaling that edits.
 
     Attributes:
-        calls: How often each routine ran.
-        last: The last value of each op and place: it must not grow either.
+        calls: Number of calls of each routine.
+        last: Last value of each op and place; must not grow either.
     """
 
     def __init__(self) -> None:
-        """Start without values."""
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.last: dict[tuple[int, str], float] = {}
@@ -58,7 +58,7 @@ class Statistics(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Look at outputs and gradients of linear layers, and edit those of relu."""
+        """Insert routines at the outputs and gradients of linear layers, and edit those of relu."""
         if context.op_type == "linear":
             context.insert_after_op(self.note, op=context.op_id, place="output")
             context.insert_after_backward_op(self.note, op=context.op_id, place="gradient")
@@ -67,21 +67,21 @@ class Statistics(amanda.Tool):
             context.insert_before_backward_op(lambda grad: grad * 1.0)
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
-        """Count backward ops."""
+        """Insert a counter before a backward op."""
         context.insert_before_backward_op(self.count)
 
     def note(self, *values: Any, op: int, place: str) -> None:
-        """Keep a norm."""
+        """Record a norm."""
         self.calls[place] += 1
         self.last[op, place] = float(next(v for v in values if v is not None).norm())
 
     def count(self, *grads: Any) -> None:
-        """Count."""
+        """Count a backward execution."""
         self.calls["backward"] += 1
 
 
 def memory() -> int:
-    """The memory of this process, in bytes."""
+    """Return the memory of this process in bytes."""
     gc.collect()
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -97,7 +97,7 @@ def _step(model: Any, optimizer: Any) -> None:
 
 
 class _Watch:
-    """Looks at memory and time five times in a run, and judges."""
+    """Measures memory and time five times in a run."""
 
     def __init__(self, part: Part, case: str, steps: int) -> None:
         self.part, self.case = part, case
@@ -108,7 +108,7 @@ class _Watch:
         self.start = time.process_time()
 
     def after(self, step: int) -> None:
-        """Called after each step, from 1."""
+        """Record the end of a step, from 1."""
         if step % self.fifth:
             return
         self.seconds.append(time.process_time() - self.start)
@@ -117,7 +117,7 @@ class _Watch:
         self.start = time.process_time()
 
     def judge(self, wrong: list[str]) -> None:
-        """Note figures, and what grew."""
+        """Write the figures and report what grew."""
         part, case = self.part, self.case
         grown = self.memory[-1] - self.memory[0]
         micro = [seconds / self.fifth * 1e6 for seconds in self.seconds]
@@ -139,7 +139,7 @@ class _Watch:
 
 
 def training(part: Part, interceptor: str, steps: int) -> None:
-    """Steps of one training under one session."""
+    """Run many steps of one training in one session."""
     model, tool = _model(), Statistics()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     watch = _Watch(part, f"training, {interceptor}", steps)
@@ -161,7 +161,7 @@ def training(part: Part, interceptor: str, steps: int) -> None:
 
 
 def sessions(part: Part, interceptor: str, steps: int) -> None:
-    """Many sessions one after another, each with a step of training."""
+    """Run many sessions, each with one training step."""
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     watch = _Watch(part, f"sessions, {interceptor}", steps)
@@ -182,7 +182,7 @@ def sessions(part: Part, interceptor: str, steps: int) -> None:
 
 
 def _of_a_thread(seed: int, steps: int) -> bytes:
-    """A training whose every number comes from `seed`; what came of it."""
+    """Train with random numbers from `seed` only, and return the resulting weights."""
     chance = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -198,7 +198,7 @@ def _of_a_thread(seed: int, steps: int) -> bytes:
 
 
 def threads(part: Part, interceptor: str, steps: int) -> None:
-    """Threads at once, every other one under tools of its own; results as of one after another."""
+    """Train in many threads at once, half of them under tools, and compare with sequential runs."""
     steps = max(steps // 20, 5)
     expected = [_of_a_thread(seed, steps) for seed in range(THREADS)]
     found: dict[int, bytes] = {}
@@ -242,7 +242,7 @@ def threads(part: Part, interceptor: str, steps: int) -> None:
 
 
 class _Products(amanda.Tool):
-    """Counts products of matrices."""
+    """Counts matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ RUNS: dict[str, Callable[[Part, str, int], None]] = {
 
 
 def sweep(only: str | None, steps: int) -> Part:
-    """The long runs, each under both interceptors."""
+    """Run the long runs, each with both interceptors."""
     part = Part("long", versions=versions())
     if not STATM.exists():
         part.left_out["all"] = f"{STATM} is not here to tell of memory"

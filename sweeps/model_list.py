@@ -1,7 +1,7 @@
-"""The classes of transformers that the sweep runs, by task: a list, so that none goes unnoticed.
+"""Classes of transformers that the sweep runs, by task.
 
-Those of the automatic classes of transformers 5 whose configurations the rule in `models` makes
-small. Long, since it is a list.
+They are listed, so that a missing class is noticed. They are the classes of transformers 5's
+automatic classes whose configurations the rule in `models` makes small.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Models of transformers from small configurations, plain against instrumented at every operator.
+"""Models of transformers with small configurations, plain and instrumented at every operator.
 
-A configuration is made small by one rule for all (`SMALL`): each setting that a configuration has.
+One rule makes all configurations small: `SMALL` applies to each setting that a configuration has.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("pad_token_id", "bos_token_id", "decoder_start_token_id"), 0),
     **dict.fromkeys(("eos_token_id", "sep_token_id", "cls_token_id"), 1),
 }
-#: Ops whose values are not copied in models, and why; the other points of these ops are the same.
+#: Ops whose values are not copied in models, and why. Their other points are instrumented as usual.
 LEFT_ALONE = dict.fromkeys(
     ("to", "contiguous", "type_as", "float", "reshape", "view_as", "expand_as", "dropout"),
     "may hand its input back, so that `y` is `x` and the users of both add up their gradients in "
     "one place; copied, `y` has a sum of its own, as after `y = y.clone()` in the program",
 )
-#: Given where nothing differs any more once these ops are left alone: op -> why.
+#: Op -> explanation of differences that vanish once this op is left alone.
 EXPLAINED = {
     "__getitem__": "the program writes into `x[i]`, and a copied view is no view of its base any "
     "more, as after `y = y.clone()` in the program; with `x[i]` left alone nothing differs",
 }
-#: Nodes that torch makes anew, without the hooks of those before, and why that is no fault.
+#: Nodes that torch creates again without the hooks of the previous ones, and why this is accepted.
 VIEWS = frozenset({"AsStridedBackward0"})
 MADE_ANEW = (
     "a view whose base is written gets a new node when it is next looked at, which has no hooks: "
     "what runs in it is no instrumented op's (docs/internals/pytorch.md, limits)"
 )
-#: Parameters that a model may have; those that the rule does not make small are not in the list.
+#: Maximum number of parameters. Models that the rule does not make small are not in the list.
 MOST = 3_000_000
 
 
 def build(name: str) -> torch.nn.Module:
-    """A model by the name of its class, with random weights."""
+    """Return a model by the name of its class, with random weights."""
     # Nothing is downloaded.
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
@@ -93,7 +93,7 @@ def build(name: str) -> torch.nn.Module:
 
 
 def feed(task: str, model: Any) -> dict[str, Any]:
-    """The arguments of one call."""
+    """Return the arguments of one call."""
     if task == "image classification":
         side = getattr(model.config, "image_size", 32)
         labels = torch.randint(0, 2, (2,))
@@ -110,13 +110,13 @@ def run(
     extent: AbstractContextManager[Any],
     watch: TorchDispatchMode | None = None,
 ) -> Facts:
-    """Train for two steps, look once without gradients, generate; everything that came of it.
+    """Train for two steps, evaluate once without gradients, generate, and return all results.
 
     Args:
-        name: The class.
-        task: What it is for.
-        extent: In which it runs, such as that of a tool.
-        watch: A mode that sees the operators of all this.
+        name: Name of the class.
+        task: Its task.
+        extent: Context manager in which it runs, such as that of a tool.
+        watch: A dispatch mode that sees the operators.
     """
     torch.manual_seed(5)
     model: Any = build(name)
@@ -153,13 +153,13 @@ def run(
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Extent that neither tools nor modes see."""
+    """Hide operators from tools and modes."""
     with amanda.disabled(), _disable_current_modes():
         yield
 
 
 def generate(model: Any, ids: torch.Tensor) -> Any:
-    """A few tokens, sampled."""
+    """Generate a few sampled tokens."""
     return model.generate(
         ids, max_new_tokens=3, min_new_tokens=3, do_sample=True, pad_token_id=0, eos_token_id=None
     )
@@ -168,7 +168,7 @@ def generate(model: Any, ids: torch.Tensor) -> Any:
 def chosen(
     only: str | None, sample: int | None, seed: int, shard: tuple[int, int]
 ) -> list[tuple[str, str]]:
-    """The models of one run, as (class, task)."""
+    """Return the models of one run, as (class, task)."""
     every = [(name, task) for task, names in MODELS.items() for name in names]
     every = [pair for pair in every if only is None or only in pair[0]]
     if sample is not None and sample < len(every):
@@ -224,7 +224,7 @@ def _model(part: Part, name: str, task: str) -> None:
 
 
 def _coverage(part: Part, name: str, task: str) -> None:
-    """Whether instrumented ops account for every operator that torch counts."""
+    """Check that instrumented ops account for every operator that torch counts."""
     plain = Operators(None)
     try:
         run(name, task, amanda.disabled(), plain)

@@ -1,7 +1,7 @@
-"""What can be told of tensors from outside, to the bit: what two runs left is compared by it.
+"""Facts about tensors that can be observed from outside, by which two runs are compared bit by bit.
 
-Values and layout are facts of the result; identity, aliasing and the graph's shape are facts of how
-it came about, which a copy in its place changes and a routine that returns nothing must not.
+Values and layout are facts about the result. Identity, aliasing and the graph's shape are facts
+about how it was computed: a copy changes them, and a routine that returns None must not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Facts = dict[str, Any]
 
 
 def bits(tensor: torch.Tensor) -> Any:
-    """The values of a tensor of whatever layout, as bytes."""
+    """Return the values of a tensor of any layout as bytes."""
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
         # Not coalesced: the order of entries is a fact too.
@@ -42,25 +42,25 @@ def bits(tensor: torch.Tensor) -> Any:
 
 
 def value(tensor: torch.Tensor) -> Any:
-    """Class, dtype, shape and bits."""
+    """Return class, dtype, shape and bits of a tensor."""
     shape = "nested" if tensor.is_nested else tuple(tensor.shape)
     return type(tensor).__name__, str(tensor.dtype), shape, bits(tensor)
 
 
 def storage(tensor: torch.Tensor) -> int | None:
-    """The address of what a tensor lies in; None where it has no storage, or an empty one."""
+    """Return the address of a tensor's storage, or None if it has none or an empty one."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor._is_zerotensor():
         return None
     return tensor.untyped_storage().data_ptr() or None
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors in a result, in order."""
+    """Return the tensors in a result, in order."""
     return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def others(tree: Any) -> tuple[str, ...]:
-    """What in a result is not a tensor: its structure and plain numbers."""
+    """Return what is not a tensor in a result: its structure and plain values."""
     leaves, structure = tree_flatten(tree)
     kinds = [f"{leaf!r}" for leaf in leaves if not isinstance(leaf, torch.Tensor)]
     return (str(structure), *kinds)
@@ -69,7 +69,9 @@ def others(tree: Any) -> tuple[str, ...]:
 def facts(
     name: str, tensor: torch.Tensor, known: Iterable[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, Any]]:
-    """All that is compared of one tensor; `known` are those whose storage it may share."""
+    """Yield all facts that are compared of a tensor; it may share the storage of those in
+    `known`.
+    """
     yield f"{name}: value", value(tensor)
     if tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_mkldnn:
         yield f"{name}: strides", tensor.stride()
@@ -88,31 +90,31 @@ def facts(
 
 
 def _node(tensor: torch.Tensor) -> str | None:
-    """The name of what made a tensor, behind the identity where several gradients meet."""
+    """Return the name of the node that produced a tensor, skipping Amanda's own nodes."""
     node, number = tensor.grad_fn, tensor.output_nr
     while node is not None and node.name().startswith("Amanda"):
         node, number = node.next_functions[number]
     return None if node is None else node.name()
 
 
-#: Facts that hold although a copy came in the place of a value: what is about the result.
+#: Facts about results, which hold even if a value was replaced by a copy.
 OF_RESULTS = ("value", "strides", "requires grad", "error", "others", "random state")
 
 
 def kind(name: str) -> str:
-    """What a fact is about: the last part of its name."""
+    """Return the kind of a fact: the last part of its name."""
     return name.rsplit(": ", 1)[-1]
 
 
 def random_states() -> tuple[int, int]:
-    """The states of torch's and of Python's generator, by checksum."""
+    """Return checksums of the states of torch's and Python's random generators."""
     state = torch.get_rng_state().numpy().tobytes()
-    # Not `hash`, which is another one in another process.
+    # Not `hash`, which differs between processes.
     return zlib.crc32(state), zlib.crc32(repr(random.getstate()).encode())
 
 
 def different(plain: Facts, other: Facts, *, results_only: bool) -> list[str]:
-    """Names of the facts that are not the same in both."""
+    """Return the names of the facts that differ."""
     names = list(plain) + [name for name in other if name not in plain]
     missing = object()
     return [

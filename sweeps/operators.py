@@ -1,6 +1,6 @@
-"""Every operator of torch's own database on its own sample inputs: plain against instrumented.
+"""Every operator of torch's own database on its own sample inputs, plain and instrumented.
 
-Instrumented by routines that change nothing at every point, and by the tools that ship.
+Instrumented by routines that change nothing at every point, and by the shipped tools.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from .shipped import WAYS, applied, differing
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 INTERCEPTORS = ("native", "function_mode")
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.bool)
-#: The errors that the driver refuses a point of an op with.
+#: Pattern of the error with which the driver refuses a point of an op.
 REFUSED = (
     r"The gradients of these (inputs|outputs) (come from|go to) several backward ops of this op"
 )
-#: Runs of a program under one `apply`: it analyses first, then caches, then runs from the cache.
+#: Number of runs under one `apply`: analysis first, then caching, then a run from the cache.
 ITERATIONS = 3
 
 Case = tuple[Any, torch.dtype]
 
 
 def cases() -> list[Case]:
-    """All operators of the database with the dtypes that they support, in a fixed order."""
+    """Return all operators of the database with each dtype that they support, in a fixed order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         name = "torch.testing._internal.common_methods_invocations"
@@ -57,14 +57,14 @@ def cases() -> list[Case]:
 
 
 def name_of(case: Case) -> str:
-    """`linalg_svd float32`; a variant of an operator after a dot."""
+    """Return the name of a case, such as `linalg_svd float32`; the variant comes after a dot."""
     op, dtype = case
     variant = f".{op.variant_test_name}" if op.variant_test_name else ""
     return f"{op.name}{variant} {str(dtype).removeprefix('torch.')}"
 
 
 def chosen(every: list[Case], sample: int | None, seed: int, shard: tuple[int, int]) -> list[Case]:
-    """The cases of one run: a random sample of fixed size, or all; of these a shard."""
+    """Return the cases of one run: all or a random sample of fixed size, and of these a shard."""
     if sample is not None and sample < len(every):
         every = random.Random(seed).sample(every, sample)
     return every[shard[0] :: shard[1]]
@@ -82,7 +82,7 @@ def sweep(
 ) -> Part:
     """Run the cases, with at most `inputs` sample inputs each.
 
-    With `seconds`, no case is begun after that time; those that are missing are counted.
+    With `seconds`, no case starts after that time; the missing cases are counted.
     """
     part = Part("operators", versions=versions())
     start = time.monotonic()
@@ -102,7 +102,7 @@ def sweep(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """One thread, no warnings, and the choice of interceptor as it was."""
+    """Use one thread without warnings, and restore the choice of interceptor at the end."""
     threads, before = torch.get_num_threads(), os.environ.get(VARIABLE)
     torch.set_num_threads(1)
     try:
@@ -163,9 +163,9 @@ def _case(
 
 
 def _plain(program: Program) -> Facts | None:
-    """The facts of a plain run; None where another plain run has others."""
+    """Return the facts of a plain run, or None if another plain run differs."""
     if program.form == "out":
-        # What the function returns says what to write to.
+        # Create the tensors to write to like the result of the function.
         program.destinations = _destinations(program)
     first = program.run(program.inputs()).facts()
     second = program.run(program.inputs()).facts()
@@ -173,9 +173,9 @@ def _plain(program: Program) -> Facts | None:
 
 
 def _unstable(program: Program, plain: Facts, names: list[str]) -> bool:
-    """Whether these facts also differ between many plain runs; two may agree by chance.
+    """Return True if these facts also differ between many plain runs; two may agree by chance.
 
-    What memory the runs get is varied, since some of LAPACK's results depend on that.
+    The memory that the runs get is varied, because some results of LAPACK depend on it.
     """
     draw = random.Random(0)
     held: list[torch.Tensor] = []
@@ -212,7 +212,7 @@ def _instrumented(
         refusal = next((found for found in map(_refusal, runs) if found), None)
         if refusal is None or refusal in refused:
             break
-        # Refused with a named reason: the other points of this op are tried.
+        # Refused with a named reason, so try the other points of this op.
         refused.add(refusal)
         part.refused[f"{refusal[0]}, gradients of {refusal[1]} together"] += 1
     part.counts["instrumented runs"] += len(runs)
@@ -223,7 +223,7 @@ def _instrumented(
         facts = ran.facts()
         names = different(plain, facts, results_only=routine == "clones")
         if plain["error"] and routine == "clones":
-            # How far a backward pass gets that torch ends with an error depends on its order.
+            # How far a failing backward pass gets depends on its order.
             names = [name for name in names if not name.startswith(("second-order", "accumulated"))]
         if names:
             why = exceptions.reason(program.op.name, program.form, routine, names)
@@ -239,7 +239,7 @@ def _instrumented(
 def _under_tools(
     part: Part, name: str, how: str, which: str, program: Program, plain: Facts, way: str
 ) -> None:
-    """Compare the last of some runs under shipped tools, when they act from what they keep."""
+    """Compare the last of several runs under shipped tools, when these act from their caches."""
 
     def run(tools: str) -> Facts:
         given = [program.inputs() for _ in range(ITERATIONS)]
@@ -255,13 +255,13 @@ def _under_tools(
 
 
 def _refusal(ran: Ran) -> tuple[str, str] | None:
-    """An op, by type, whose gradients of inputs or of outputs cannot be had together."""
+    """Return the type of the op whose gradients were refused, and whether of inputs or outputs."""
     found = re.match(rf"UnsupportedError: {REFUSED}.* op '(?:[^'/]*/)?([^'#]+)", ran.error)
     return (found[3], found[1]) if found else None
 
 
 def _fail(part: Part, case: str, how: str, which: str, names: list[str], why: str) -> None:
-    """Note a difference; the same one of another input or iteration is only counted."""
+    """Record a difference; the same difference for another input or iteration is only counted."""
     kinds = {kind(name) for name in names}
     for failure in part.failures:
         same = failure.case == case and failure.how.startswith(how + ";") and failure.reason == why

@@ -1,7 +1,7 @@
 """One operator on one input, in one of the forms in which it is called, with its gradients.
 
-A program makes no difference between a plain run and an instrumented one: it is given fresh inputs,
-runs, and keeps all that came of it, which is looked at afterwards, when no tool is applied.
+A program does not distinguish between plain and instrumented runs. It gets new inputs, runs, and
+keeps all results, which are inspected later, when no tool is applied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMS = ("function", "method", "operator", "inplace", "out")
 
 
 def fresh(tree: Any) -> Any:
-    """A copy of arguments: with their strides, sharing of storages, and wish for gradients."""
+    """Copy arguments with their strides, shared storages and `requires_grad`."""
     storages: dict[int, Any] = {}
     made: dict[int, torch.Tensor] = {}
 
@@ -50,7 +50,7 @@ def _copy(tensor: torch.Tensor, storages: dict[int, Any]) -> torch.Tensor:
 
 @dataclasses.dataclass
 class Ran:
-    """What a run was given and what came of it."""
+    """Inputs and results of a run."""
 
     inputs: list[torch.Tensor]
     result: Any = None
@@ -61,11 +61,11 @@ class Ran:
     random: tuple[int, int] = (0, 0)
 
     def leaves(self) -> list[torch.Tensor]:
-        """What gradients were accumulated in: inputs, and the gradients that were put in."""
+        """Return the tensors that accumulate gradients: inputs, and the gradients passed in."""
         return [tensor for tensor in (*self.inputs, *self.seeds) if tensor.is_leaf]
 
     def facts(self) -> Facts:
-        """All that is compared."""
+        """Return all facts that are compared."""
         found: Facts = {"error": self.error, "random state": self.random}
         known = [(f"input {number}", t) for number, t in enumerate(self.inputs)]
         for name, tensor in known:
@@ -87,7 +87,7 @@ class Ran:
 
 
 def _results(name: str, tensor: torch.Tensor) -> Facts:
-    """Of gradients only the result is compared: whether torch copied one is its business."""
+    """Return the facts of a gradient's value only; whether torch has copied it is irrelevant."""
     return {key: fact for key, fact in facts(name, tensor, ()) if kind(key) in OF_RESULTS}
 
 
@@ -100,10 +100,10 @@ class Program:
         sample: The sample input.
         form: One of `FORMS`.
         gradients: Whether to run backward.
-        twice: Whether to differentiate the gradients too.
-        destinations: For `out=`: what the result looks like.
-        repeated: How often it has been run plain to see which facts vary.
-        varying: The names of those that do.
+        twice: Whether to differentiate the gradients as well.
+        destinations: For `out=`: tensors like the result.
+        repeated: Number of plain runs done to see which facts vary.
+        varying: Names of the facts that vary.
     """
 
     op: Any
@@ -116,12 +116,12 @@ class Program:
     varying: set[str] = dataclasses.field(default_factory=set)
 
     def inputs(self) -> Any:
-        """Fresh arguments of one run: the input, the others, those by name, and `out`."""
+        """Return new arguments for one run: the input, the others, those by name, and `out`."""
         given = (self.sample.input, list(self.sample.args), dict(self.sample.kwargs))
         return fresh((*given, self.destinations))
 
     def run(self, inputs: Any) -> Ran:
-        """Run on what `inputs` made."""
+        """Run the operator on arguments from `inputs`."""
         torch.default_generator.manual_seed(3)
         ran = Ran(tensors(inputs), twice=self.twice)
         leaves = [t for t in ran.inputs if t.requires_grad]
@@ -145,7 +145,7 @@ class Program:
             "out": self.op.op,
         }[self.form]
         if self.form == "inplace":
-            # A leaf that requires gradients may not be written.
+            # A leaf that requires gradients must not be written.
             first = first.clone()
             ran.inputs.append(first)
         if self.form != "out":
@@ -170,7 +170,7 @@ class Program:
 
 
 def _seed(tensor: torch.Tensor) -> torch.Tensor:
-    """A gradient that arrives at a result; making it is not what is looked at."""
+    """Return a gradient for a result, created without being observed."""
     with amanda.disabled(), torch.no_grad():
         if tensor.layout == torch.strided and not tensor.is_nested:
             return torch.randn(tensor.shape, dtype=tensor.dtype)
@@ -178,7 +178,7 @@ def _seed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def programs(op: Any, sample: Any, dtype: torch.dtype) -> list[Program]:
-    """The forms of an operator that its entry says there are, for one sample."""
+    """Return the forms of an operator that its entry provides, for one sample."""
     gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     twice = gradients and op.supports_gradgrad
     made = [Program(op, sample, "function", gradients, twice)]

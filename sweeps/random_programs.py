@@ -2,15 +2,14 @@
 
 Each program is drawn from a seed: shared weights, branches on values, loops, writing in place and
 through views, several dtypes, parts without gradients or recomputed. Compared to the bit are
-
-- identity tools and the shipped tools that look with plain runs, as for operators,
-- a run from the caches with one that analyses anew, under the same edits,
+- identity tools and the shipped tools that only look, with plain runs, as for operators,
+- a run from the caches with one that analyses again, under the same edits,
 - both interceptors, under the same edits,
-- the orders of tools of which none touches an op that another one touches.
+- the orders of tools that edit different ops.
 """
 
 # mypy: allow-untyped-calls
-# torch leaves Tensor.backward and its like untyped.
+# torch does not annotate Tensor.backward and similar functions.
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ from .results import Failure, Part, versions
 from .shipped import WAYS, applied, differing
 
 WIDTH = 4
-#: Edited by one tool each, so that their order is of no consequence.
+#: Types edited by one tool each, so that the order of the tools does not matter.
 EDITED = (("tanh", "linear"), ("sigmoid", "mul"), ("relu", "cat", "layer_norm"))
-#: As for models; and views that lines write through.
+#: As for models, and views through which lines write.
 KEPT = (*LEFT_ALONE, "__getitem__", "t")
 
 Line = Callable[["Drawn", torch.Tensor, torch.Tensor], torch.Tensor]
@@ -52,7 +51,7 @@ def _loop(drawn: Drawn, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _branch(drawn: Drawn, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    # Another way in other steps, as the values are others.
+    # Takes another branch in other steps, because the values change.
     if float(a.detach().sum()) > 0:
         return torch.sigmoid(a)
     return torch.relu(b)
@@ -104,7 +103,7 @@ LINES: dict[str, Line] = {
     "concatenation": lambda drawn, a, b: torch.cat([a[:2], b[2:]]),
     "pieces": lambda drawn, a, b: torch.cat(a.chunk(2)[::-1]),
     "norm": lambda drawn, a, b: F.layer_norm(a, (WIDTH,), b[0]),
-    # Not `a` twice: the gradients of an op of many parts go to one tensor in the parts' order.
+    # Not `a` twice: a composite op adds the gradients of one tensor in the order of its parts.
     "attention": lambda drawn, a, b: F.scaled_dot_product_attention(a, b, a * 2),
     "dropout": lambda drawn, a, b: F.dropout(a, 0.3),
     "shared module": lambda drawn, a, b: drawn.shared(a) + drawn.shared(b),
@@ -123,10 +122,9 @@ LINES: dict[str, Line] = {
 
 
 class Drawn(nn.Module):
-    """A program: lines that each work on two earlier values."""
+    """A random program: each line works on two earlier values."""
 
     def __init__(self, seed: int) -> None:
-        """Draw it."""
         super().__init__()
         chance = random.Random(seed)
         torch.manual_seed(seed)
@@ -138,7 +136,7 @@ class Drawn(nn.Module):
         ]
 
     def forward(self, x: torch.Tensor) -> Any:
-        """The sum of all values."""
+        """Return the sum of all values."""
         values = [x]
         for name, left, right in self.lines:
             values.append(LINES[name](self, values[left], values[right] * self.shared.weight))
@@ -146,12 +144,12 @@ class Drawn(nn.Module):
 
 
 def run(seed: int, *tools: amanda.Tool, cached: bool = True) -> Facts:
-    """Train under some tools for three steps; losses, gradients, the random state."""
+    """Train under some tools for three steps; return losses, gradients and the random state."""
     return trained(seed, amanda.apply(*tools) if tools else amanda.disabled(), cached)
 
 
 def trained(seed: int, extent: AbstractContextManager[Any], cached: bool = True) -> Facts:
-    """Train in an extent, such as that of a tool."""
+    """Train in a context manager, such as that of a tool."""
     model = Drawn(seed)
     found: Facts = {}
     steps = []
@@ -178,16 +176,15 @@ def trained(seed: int, extent: AbstractContextManager[Any], cached: bool = True)
 
 
 class Editing(amanda.Tool):
-    """Scales values and gradients of ops of some types, by factors drawn from a seed."""
+    """Scales values and gradients of ops of some types by factors drawn from a seed."""
 
     def __init__(self, op_types: tuple[str, ...], seed: int) -> None:
-        """Draw them."""
         super().__init__()
         self.op_types, self.seed = op_types, seed
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Insert at one or two places."""
+        """Insert an edit at one or two places."""
         if context.op_type not in self.op_types:
             return
         chance = random.Random(f"{self.seed} {context.op_type}")
@@ -210,7 +207,7 @@ def _scaled(given: Any, factor: float) -> Any:
 
 
 def check(part: Part, seed: int) -> None:
-    """Compare all ways of one program."""
+    """Compare one program in all ways."""
     try:
         plain = run(seed)
     except Exception as error:
@@ -256,7 +253,7 @@ def _compare(part: Part, seed: int, how: str, expected: Facts, found: Facts) -> 
 
 
 def sweep(sample: int, seed: int, seconds: float | None = None) -> Part:
-    """So many programs, of seeds that follow one another; none is begun after `seconds`."""
+    """Run this many programs, with consecutive seeds; none starts after `seconds`."""
     part = Part("random", versions=versions())
     start = time.monotonic()
     with quiet():

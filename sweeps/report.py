@@ -1,4 +1,4 @@
-"""Makes docs/trust.md of the results that are there, and says what is missing."""
+"""Write docs/trust.md from the results that are available, and say what is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ that changes nothing must not change a bit, and nothing may be left behind, what
 page says what was run to see whether that holds, how often, and what was found.
 """
 
-#: Part -> its heading, and what was done.
+#: Part -> its heading, and a description.
 PARTS = {
     "operators": (
         "Operators",
@@ -90,12 +90,12 @@ be a place to hide, and is named as stale.""",
 
 _SHARD = re.compile(r" --shard (\d+/\d+)")
 
-#: Part -> the heading of what is in `Part.refused`, where it is not of errors.
+#: Part -> heading of `Part.refused`, if it does not contain errors.
 REFUSED = {"programs": "Run in another way, with a named notice"}
 
 
 def write(folder: Path) -> int:
-    """Write the page from the JSON files in `folder`; 1 where something is unexplained."""
+    """Write the page from the JSON files in `folder`; return 1 if something is unexplained."""
     found = merged(read(path) for path in sorted(folder.glob("*.json")))
     PAGE.write_text("\n".join(_page(found)).rstrip() + "\n")
     sys.stderr.write(f"Written to {PAGE}\n")
@@ -163,7 +163,7 @@ def _part(part: Part) -> Iterator[str]:
 
 
 def _without_shards(options: list[str]) -> list[str]:
-    """What was asked for; all shards of it are it."""
+    """Return the options that were requested; a complete set of shards becomes one option."""
     found: dict[str, set[str]] = defaultdict(set)
     for option in options:
         whole = _SHARD.sub("", option)

@@ -1,4 +1,4 @@
-"""What the parts of the sweep find out, as it is written to JSON and merged from shards."""
+"""Results of the parts of the sweep, written to JSON and merged from shards."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Failure:
 
     Attributes:
         case: What ran: an operator and dtype, a model, a fault.
-        how: The way it was instrumented: sample, form, interceptor, routine, iteration.
+        how: How it was instrumented: sample, form, interceptor, routine, iteration.
         what: The facts that differ.
-        reason: Why this is upstream's and not Amanda's; empty: nobody knows yet.
-        times: In how many runs it was seen.
+        reason: Why this is due to the framework and not to Amanda; empty if unexplained.
+        times: Number of runs in which it was seen.
     """
 
     case: str
@@ -40,19 +40,19 @@ class Failure:
 
 @dataclasses.dataclass
 class Part:
-    """The results of one part of the sweep, or of a shard of one.
+    """Results of one part of the sweep, or of a shard of one.
 
     Attributes:
-        name: Which part.
-        counts: How many of what was run, by name.
-        totals: How many there are in all, also of what was not run.
-        cases: How many comparisons each case had.
+        name: Name of the part.
+        counts: Numbers of what was run, by name.
+        totals: Total numbers, including what was not run.
+        cases: Number of comparisons of each case.
         failures: What differed, explained or not.
         refused: What Amanda refused with a named error -> how often.
         left_out: Case -> why it could not be compared at all.
-        figures: What was measured, by case, in words.
-        options: What of the part was asked for.
-        when: When it began, in seconds since the epoch.
+        figures: Measurements by case, as text.
+        options: Command-line options of the runs.
+        when: Start, in seconds since the epoch.
     """
 
     name: str
@@ -69,19 +69,19 @@ class Part:
 
     @property
     def unexplained(self) -> list[Failure]:
-        """Failures that no exception explains."""
+        """Return the failures that no exception explains."""
         return [failure for failure in self.failures if not failure.reason]
 
     def write(self, path: Path) -> None:
-        """Write as JSON."""
+        """Write the results as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        # `asdict` would make another Counter of the items of a Counter.
+        # `asdict` would count the items of a Counter.
         found = {**vars(self), "failures": [vars(failure) for failure in self.failures]}
         path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
 
 
 def read(path: Path) -> Part:
-    """Read what `write` wrote."""
+    """Read results that `write` wrote."""
     found: dict[str, Any] = json.loads(path.read_text())
     for name in ("counts", "cases", "refused"):
         found[name] = Counter(found[name])
@@ -90,9 +90,9 @@ def read(path: Path) -> Part:
 
 
 def merged(parts: Iterable[Part]) -> dict[str, Part]:
-    """The parts by name, shards of one part put together.
+    """Merge parts with the same name, such as shards.
 
-    Where a case was run again, what the last run found of it counts.
+    If a case was run again, the results of the last run count.
     """
     whole: dict[str, Part] = {}
     for part in sorted(parts, key=lambda part: part.when):
@@ -112,7 +112,7 @@ def merged(parts: Iterable[Part]) -> dict[str, Part]:
 
 
 def versions() -> dict[str, str]:
-    """What this runs on."""
+    """Return the versions of Python, the platform and the packages."""
     machine = f"{sys.platform} {platform.machine()}"
     found = {"Python": platform.python_version(), "platform": machine}
     for package in PACKAGES:

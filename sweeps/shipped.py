@@ -1,7 +1,8 @@
-"""The tools of amanda-tools as the sweep applies them: those that only look all at once.
+"""The tools of amanda-tools as the sweep applies them.
 
-That costs one run more for each program, not one for each tool. Where that run differs, each tool
-runs alone, so that the failure names the tool. Tools that edit are applied one by one.
+Tools that only look are applied all at once, which costs only one more run of each program. If that
+run differs, each tool runs alone, so that the failure names the tool. Tools that edit are applied
+one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .observations import Facts, different
 
 Maker = Callable[[Path], amanda.Tool]
 
-#: By the name of the entry point: tools that change nothing, with what they do by default and more.
+#: Entry point -> tool that changes nothing, with its default options and more.
 LOOKING: Mapping[str, Maker] = {
     "dump": lambda folder: dump.Dump(
         ["inputs", "weights", "outputs", "gradients"], stats=True, folder=folder
@@ -47,16 +48,16 @@ LOOKING: Mapping[str, Maker] = {
     "sparsity": lambda folder: sparsity.Sparsity(gradients=True),
     "trace": lambda folder: trace.Trace(),
 }
-#: Tools that edit: one masks with ones, the other computes the same in another way.
+#: Tools that edit: one multiplies by ones, the other computes the same result differently.
 EDITING: Mapping[str, Maker] = {
     "prune": lambda folder: prune.Prune(0.0),
     "rewrite": lambda folder: rewriting.Rewrite(["conv_bn", "sdpa", "softmax"]),
 }
 SHIPPED = {**LOOKING, **EDITING}
 
-#: The way to run a program that changes nothing.
+#: The way in which all tools only look.
 LOOKS = "tools"
-#: Way to run a program -> the tools.
+#: Way to run a program -> its tools.
 WAYS: Mapping[str, tuple[str, ...]] = {
     LOOKS: tuple(LOOKING),
     **{name: (name,) for name in EDITING},
@@ -65,7 +66,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
 
 @contextlib.contextmanager
 def applied(way: str) -> Iterator[None]:
-    """Apply the tools of a way, or the one tool that it names, and make their results at the end.
+    """Apply the tools of a way, or a single tool, and create their results at the end.
 
     Args:
         way: A key of `WAYS` or `SHIPPED`.
@@ -80,12 +81,12 @@ def applied(way: str) -> Iterator[None]:
 
 
 def differing(way: str, plain: Facts, run: Callable[[str], Facts]) -> list[str]:
-    """Return what a run under the tools of a way does otherwise, and which tool alone does so.
+    """Return what differs in a run under the tools of a way, and which tool alone causes it.
 
     Args:
         way: A key of `WAYS`.
-        plain: The facts of a plain run, `error` among them where it raised.
-        run: Runs the program under `applied` of what it is given.
+        plain: The facts of a plain run, with `error` if it raised.
+        run: Runs the program under `applied` of its argument.
     """
 
     def compared(tools: str) -> list[str]:
@@ -105,9 +106,9 @@ def differing(way: str, plain: Facts, run: Callable[[str], Facts]) -> list[str]:
 
 
 def otherwise(way: str, plain: Facts, found: Facts) -> list[str]:
-    """Return what differs of the results; tools that edit may only not raise."""
+    """Return what differs in the results; for tools that edit, only whether the run raised."""
     error = found.get("error", "")
     if error != plain.get("error", ""):
         return [f"raised {error!r}"]
-    # What tools compute is seen by the modes of a program.
+    # A program's modes see the operators that tools run, so compare only results.
     return [] if way in EDITING else different(plain, found, results_only=True)

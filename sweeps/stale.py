@@ -1,7 +1,7 @@
-"""Whether each exception of the sweep is still needed: an explanation of nothing hides something.
+"""Check whether each exception of the sweep is still needed; an unneeded one could hide something.
 
-Each is tried where it is listed: an operator's on all inputs of that operator, an op that models
-leave alone in models until one differs, one of a program in that program.
+Each is tried where it is listed: that of an operator on all inputs of the operator, an op that
+models leave alone in models until one differs, and one of a program in that program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .observations import different
 from .operators import INTERCEPTORS, VARIABLE, quiet
 from .results import Failure, Part, versions
 
-#: Models that are tried for each op that they leave alone.
+#: Number of models that are tried for each op that they leave alone.
 TRIED = 25
 
 

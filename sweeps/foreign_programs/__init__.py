@@ -1,6 +1,6 @@
-"""The programs of `foreign`, and how often each of their ops runs, by their own loops.
+"""Programs of `foreign`, and how often each of their ops runs according to their own loops.
 
-A module for each theme, whose programs enter themselves into the list of `catalog`.
+There is one module for each theme. Its programs register themselves in `catalog`.
 """
 
 from . import compilers, control, distributed, layouts, loops, tensors, watchers

@@ -1,7 +1,7 @@
-"""The list of the programs, and what they share."""
+"""Registry of the programs, and the parts that they share."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sweeps.foreign import Note, Program
 
 PROGRAMS: dict[str, Program] = {}
 
-#: Why the values of some ops are not copied in a program.
+#: Reason why the values of some ops are not copied in a program.
 WRITTEN = "the program writes through this view, and a copied view is no view of its base any more"
 
 
@@ -27,7 +27,7 @@ def program(
     backward: Mapping[str, int] | None = None,
     **options: Any,
 ) -> Callable[[Callable[[Note], None]], Callable[[Note], None]]:
-    """Enter a program into the list."""
+    """Register a program."""
 
     def enter(run: Callable[[Note], None]) -> Callable[[Note], None]:
         PROGRAMS[name] = Program(name, run, counts or {}, backward or {}, **options)
@@ -36,21 +36,21 @@ def program(
     return enter
 
 
-# What they share: a net of two linear layers, and 12 samples of 6 features in 3 classes.
+# Shared: a net of two linear layers, and 12 samples of 6 features in 3 classes.
 
 
 def net() -> nn.Sequential:
-    """The net, with random weights."""
+    """Return the net with random weights."""
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
 
 
 def samples() -> TensorDataset:
-    """The samples."""
+    """Return the samples."""
     return TensorDataset(torch.randn(12, 6), torch.randint(0, 3, (12,)))
 
 
 def train(note: Note, model: Any, data: Any, optimizer: Any = None) -> None:
-    """An epoch."""
+    """Train for one epoch."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for features, labels in data:
         optimizer.zero_grad()
@@ -60,11 +60,11 @@ def train(note: Note, model: Any, data: Any, optimizer: Any = None) -> None:
         note.training(model, loss)
 
 
-#: Of one epoch of three batches.
+#: Counts of one epoch of three batches.
 EPOCH = {"linear": 6, "relu": 3, "dropout": 3, "cross_entropy_loss": 3}
 EPOCH_BACKWARD = {"AddmmBackward0": 6, "ReluBackward0": 3, "NllLossBackward0": 3}
 
 
 def times(number: int, counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts of several such epochs."""
+    """Return the counts of several such epochs."""
     return {op_type: number * count for op_type, count in counts.items()}

@@ -1,7 +1,7 @@
-"""What takes programs apart or transforms them: compilers, exports, scripts, `torch.func`."""
+"""Programs with compilers, exports, scripts and `torch.func`."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _compiled(backend: str) -> Callable[[Note], None]:
         model[0] = torch.compile(part, backend=backend)  # type: ignore[assignment]
         eagerly: Any = contextlib.nullcontext()
         if note.plain and backend == "inductor":
-            # Its kernels round otherwise than the operators that run where tools are applied.
+            # Its kernels round differently from the operators that run under tools.
             eagerly = torch.compiler.set_stance("force_eager")
         with eagerly:
             train(note, model, DataLoader(samples(), 4))
@@ -51,7 +51,7 @@ for _backend in ("eager", "aot_eager", "inductor"):
 
 @program("export, save, load, run", {"linear": 4, "relu": 2}, {"AddmmBackward0": 2})
 def export(note: Note) -> None:
-    """Export a module, write and read it, and train what came back."""
+    """Export a module, write and read it, and train the result."""
     model, features = net().eval(), torch.randn(4, 6)
     exported = torch.export.export(model, (features,))
     note("graph", exported.graph_module.code)
@@ -67,7 +67,7 @@ def export(note: Note) -> None:
 
 @program("jit: script, trace, save, load", {"linear": 2, "relu": 1})
 def scripts(note: Note) -> None:
-    """Scripted and traced modules, run with gradients; each is one opaque op."""
+    """Run scripted and traced modules with gradients; each is one opaque op."""
     model, features = net().eval(), torch.randn(4, 6)
     for made in (torch.jit.script(model), torch.jit.trace(model, features)):
         stored = io.BytesIO()
@@ -83,7 +83,7 @@ def scripts(note: Note) -> None:
 
 @program("fx: symbolic trace, transform, run", {"linear": 4, "relu": 1, "tanh": 1})
 def fx(note: Note) -> None:
-    """Trace a module, put another op into the graph, run both."""
+    """Trace a module, insert another op into the graph, and run both."""
     model, features = net().eval(), torch.randn(4, 6)
     traced = torch.fx.symbolic_trace(model)
     note("code", traced.code)
@@ -101,7 +101,7 @@ def fx(note: Note) -> None:
 
 @program("fake tensors, meta device", {"linear": 2, "relu": 1})
 def fake(note: Note) -> None:
-    """Shapes without values, then values."""
+    """Compute shapes without values, then values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     model = net().eval()
@@ -118,7 +118,7 @@ def fake(note: Note) -> None:
 
 @program("torch.func: grad, vmap, jacrev, hessian", {"exp": 1}, notice=TRANSFORMS)
 def transforms(note: Note) -> None:
-    """Transforms of functions, nested, and an op outside them."""
+    """Transform functions, also nested, and run an op outside the transforms."""
     from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ def transforms(note: Note) -> None:
     notice=TRANSFORMS,
 )
 def functional(note: Note) -> None:
-    """Modules as functions of their parameters."""
+    """Call modules as functions of their parameters."""
     from torch.func import functional_call, grad, stack_module_state, vmap
 
     models: Any = [net().eval() for _ in range(3)]

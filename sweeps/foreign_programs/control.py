@@ -1,7 +1,7 @@
-"""How a program goes on: exceptions, generators, threads, switches of gradients."""
+"""Programs with unusual control flow: exceptions, generators, threads, gradient modes."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .catalog import program
 
 @program("exceptions in the program, generators, threads", {"linear": 3})
 def control(note: Note) -> None:
-    """Errors that the program catches, generators left half-way, threads that run beside."""
+    """Catch errors, leave generators half-way, and run threads in parallel."""
     import threading
 
     model = nn.Linear(6, 3)
@@ -49,7 +49,7 @@ def control(note: Note) -> None:
 
 @program("save_on_cpu, no_grad, inference_mode, set_grad_enabled", {"linear": 5})
 def switches(note: Note) -> None:
-    """What switches gradients on and off."""
+    """Switch gradients on and off in every way."""
     model, features = nn.Linear(6, 3), torch.randn(2, 6)
     with torch.no_grad():
         note("no_grad", model(features))

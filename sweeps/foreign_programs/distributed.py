@@ -1,7 +1,7 @@
-"""Programs of several processes."""
+"""Programs with several processes."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rank() -> int:
 
 @program("DDP over gloo", EPOCH, EPOCH_BACKWARD, processes=2)
 def distributed(note: Note) -> None:
-    """Each rank trains on its own samples; gradients are averaged."""
+    """Train each rank on its own samples with averaged gradients."""
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(3)
@@ -34,7 +34,7 @@ def distributed(note: Note) -> None:
 
 @program("DDP: accumulation without synchronisation, buffers, unused parameters", processes=2)
 def accumulating(note: Note) -> None:
-    """`no_sync`, batch norm's buffers, and a branch that only one rank takes."""
+    """Use `no_sync`, batch norm's buffers, and a branch that only one rank takes."""
     from torch.nn.parallel import DistributedDataParallel
 
     class Branches(nn.Module):
@@ -68,7 +68,7 @@ def accumulating(note: Note) -> None:
     left_alone=dict.fromkeys(("narrow", "chunk", "as_strided", "view"), WRITTEN),
 )
 def sharded(note: Note) -> None:
-    """Parameters sharded over two processes."""
+    """Train with parameters sharded over two processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -94,7 +94,7 @@ def sharded(note: Note) -> None:
     left_alone=dict.fromkeys(("narrow", "view"), WRITTEN),
 )
 def deferred(note: Note) -> None:
-    """Sharded before there is memory, as FSDP2's example does; converted while tools watch."""
+    """Shard before memory is allocated, as in FSDP2's example, and convert under tools."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -117,7 +117,7 @@ def deferred(note: Note) -> None:
 
 @program("DTensor: in place, redistribute, to", processes=2)
 def placed(note: Note) -> None:
-    """Tensors over two processes, written in place and moved."""
+    """Write tensors over two processes in place, and move them."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 

@@ -1,7 +1,7 @@
-"""Tensors of every layout and class, and lines that programs of others died of."""
+"""Programs with tensors of every layout and class, and lines on which others' programs failed."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .catalog import WRITTEN, net, program, samples, train
 from .compilers import COMPILED
 
 _DENSE = torch.tensor([[0.0, 2.0, 0.0, 4.0], [1.5, 0.0, -3.0, 0.0]])
-#: Layout or class -> makes a tensor of it from a dense one of the same values.
+#: Layout or class -> converts a dense tensor to it.
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "strided": lambda dense: dense.clone(),
     "transposed": lambda dense: dense.clone().t(),
@@ -45,7 +45,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "inference": lambda dense: _inference(dense),
     "meta": lambda dense: dense.to("meta"),
 }
-#: Operator in place -> what it is called with beside the tensor.
+#: In-place operator -> its further arguments for a tensor.
 IN_PLACE: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
     **{name: lambda t: () for name in ("zero_", "neg_", "abs_", "sin_", "relu_", "sqrt_", "t_")},
     **{name: lambda t: (2.0,) for name in ("mul_", "div_", "add_", "sub_", "pow_", "fill_")},
@@ -66,7 +66,9 @@ def _inference(dense: torch.Tensor) -> torch.Tensor:
 
 @program("in-place operators on every layout", left_alone=dict.fromkeys(("expand", "t"), WRITTEN))
 def in_place(note: Note) -> None:
-    """Each operator in place on a tensor of each layout: its result, or the error it ends with."""
+    """Call each in-place operator on a tensor of each layout, and record the result or the
+    error.
+    """
     for layout, make in LAYOUTS.items():
         for name, arguments in IN_PLACE.items():
             tensor = make(_DENSE)
@@ -74,7 +76,7 @@ def in_place(note: Note) -> None:
             try:
                 result = getattr(tensor, method)(*arguments(tensor))
             except (RuntimeError, TypeError, NotImplementedError) as error:
-                # Only what the error is: some messages print an address.
+                # Without addresses, which some messages contain.
                 message = re.sub(r"0x[0-9a-f]+", "", str(error).splitlines()[0])
                 note(f"{layout}: {name}: error", (type(error).__name__, message))
                 continue
@@ -84,7 +86,7 @@ def in_place(note: Note) -> None:
 
 
 def _plain(tensor: Any) -> Any:
-    """What is noted of a tensor of a class that has its values inside."""
+    """Return what to record of a tensor; some classes have their values inside."""
     if hasattr(tensor, "get_data"):
         return [tensor.get_data(), tensor.get_mask()]
     if tensor.is_nested:
@@ -96,7 +98,7 @@ def _plain(tensor: Any) -> Any:
     "rows of a leaf and of views, written without gradients", left_alone={"__getitem__": WRITTEN}
 )
 def rows(note: Note) -> None:
-    """Stochastic gradient descent by hand, on rows and slices of parameters."""
+    """Perform stochastic gradient descent by hand, on rows and slices of parameters."""
     weight = nn.Parameter(torch.randn(6, 4))
     for _ in range(3):
         (weight.square().sum() + weight[1].sum()).backward()
@@ -123,7 +125,7 @@ def rows(note: Note) -> None:
 
 @program("many tensors: clipping 40 gradients, unbind(40), split, rows", {"unbind": 6})
 def many(note: Note) -> None:
-    """Operators with more outputs or inputs than a fixed table would hold."""
+    """Use operators with more outputs or inputs than a table of fixed size would hold."""
     parameters = [nn.Parameter(torch.randn(3)) for _ in range(40)]
     for step in range(2):
         torch.stack([p.square().sum() for p in parameters]).sum().backward()
@@ -139,7 +141,7 @@ def many(note: Note) -> None:
 
 @program("SparseAdam, gradients set to zero")
 def sparse_adam(note: Note) -> None:
-    """An embedding with sparse gradients, which are kept and emptied in place."""
+    """Train an embedding with sparse gradients, which are kept and cleared in place."""
     embedding = nn.Embedding(10, 4, sparse=True)
     optimizer = torch.optim.SparseAdam(embedding.parameters(), lr=0.1)
     for step in range(3):
@@ -153,7 +155,7 @@ def sparse_adam(note: Note) -> None:
 
 @program("torch.compile(fullgraph=True)", notice=COMPILED)
 def fullgraph(note: Note) -> None:
-    """One that has to be one graph, and one that compiles for itself what it is made of."""
+    """Compile a module that must be one graph, and a function."""
     torch._dynamo.reset()
     model = torch.compile(net(), fullgraph=True, backend="eager")
     train(note, model, DataLoader(samples(), 4))
@@ -164,7 +166,7 @@ def fullgraph(note: Note) -> None:
 
 @program("flex_attention without compiling", notice=f"({COMPILED})?")
 def flex(note: Note) -> None:
-    """It compiles inside, also where nobody asked for it."""
+    """Call `flex_attention`, which compiles internally without being asked to."""
     from torch.nn.attention import flex_attention as module
 
     def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
@@ -179,7 +181,7 @@ def flex(note: Note) -> None:
 
 
 class _Lists(nn.Module):
-    """Operators whose tensors are in lists, where a tracer's proxies are."""
+    """Operators that take lists of tensors, which contain proxies under a tracer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +194,7 @@ class _Lists(nn.Module):
         return torch.einsum("ij,ij->i", parts[0], F.relu(parts[1]))
 
 
-# Once by the module and once by what was traced of it; nothing is counted while others trace.
+# Once in the module and once in the traced graph; nothing is counted during tracing.
 @program("fx and make_fx: proxies in lists", {"cat": 2, "stack": 2, "linear": 4})
 def proxies(note: Note) -> None:
     """Trace a module whose operators take lists, and run both."""
@@ -206,14 +208,14 @@ def proxies(note: Note) -> None:
 
 
 def _operators(logs: list[str]) -> list[str]:
-    """What was logged, without the `detach` of the node where a gradient is edited."""
+    """Return the logged operators without the `detach` of nodes where a gradient is edited."""
     names = re.findall(r"aten\.(\w+)", "\n".join(logs))
     return [name for name in names if name != "detach"]
 
 
 @program("logging tensors and modes")
 def logging(note: Note) -> None:
-    """Tensors and modes of torch's own tests, which note the operators below autograd."""
+    """Use torch's own tensors and modes for tests, which log the operators below autograd."""
     from torch.testing._internal.logging_tensor import (
         LoggingTensor,
         LoggingTensorMode,
@@ -236,7 +238,7 @@ def logging(note: Note) -> None:
 
 @program("swap_tensors, to and to_empty inside", left_alone={"detach": WRITTEN})
 def swapped(note: Note) -> None:
-    """Modules that are converted by swapping their parameters with others."""
+    """Convert modules by swapping their parameters."""
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         model, x = net().eval(), torch.randn(3, 6)
@@ -257,7 +259,7 @@ def swapped(note: Note) -> None:
 
 @program("torchao: quantized weights, 8-bit AdamW", needs=("torchao",), notice=f"({COMPILED})?")
 def torchao(note: Note) -> None:
-    """Weights of torchao's classes are used, moved and trained."""
+    """Use, move and train weights of torchao's classes."""
     optimizers: Any = importlib.import_module("torchao.optim")
     quantization: Any = importlib.import_module("torchao.quantization")
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(4, 64)

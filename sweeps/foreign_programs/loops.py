@@ -1,7 +1,7 @@
-"""Loops of training: of other libraries, with workers, mixed precision, recomputation, closures."""
+"""Training loops: other libraries, data workers, mixed precision, recomputation, closures."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .catalog import EPOCH, EPOCH_BACKWARD, WRITTEN, net, program, samples, time
 
 @program(
     "lightning: fit, validate, checkpoint",
-    # Two epochs of three batches, and after each a validation of two.
+    # Two epochs of three batches, each followed by a validation of two.
     {"linear": 20, "relu": 10, "cross_entropy_loss": 10},
     times(2, EPOCH_BACKWARD),
     needs=("lightning",),
 )
 def lightning_loop(note: Note) -> None:
-    """A LightningModule with validation, a checkpoint and a schedule."""
+    """Train a LightningModule with validation, a checkpoint and a schedule."""
     import lightning
 
     class Lit(lightning.LightningModule):  # type: ignore[misc,unused-ignore]
@@ -77,7 +77,7 @@ def lightning_loop(note: Note) -> None:
     needs=("accelerate",),
 )
 def accelerate_loop(note: Note) -> None:
-    """A loop of accelerate's, with gradients accumulated over two batches."""
+    """Train with accelerate, with gradients accumulated over two batches."""
     import accelerate
     from accelerate.state import AcceleratorState, GradientState
 
@@ -115,7 +115,7 @@ def accelerate_loop(note: Note) -> None:
     needs=("accelerate", "transformers"),
 )
 def trainer_loop(note: Note) -> None:
-    """The Trainer of transformers: two epochs of three batches of a small GPT-2."""
+    """Train a small GPT-2 with the Trainer of transformers, two epochs of three batches."""
     import transformers
 
     config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=8, vocab_size=16)
@@ -140,7 +140,7 @@ def trainer_loop(note: Note) -> None:
 
 
 def in_a_worker(batch: list[Any]) -> Any:
-    """Puts a batch together, with operators, in a worker."""
+    """Collate a batch with operators in a worker."""
     features, labels = (torch.stack(part) for part in zip(*batch, strict=True))
     return features * 2 + torch.rand(()), labels
 
@@ -173,7 +173,7 @@ for _method, _workers in (("fork", 2), ("spawn", 1), ("none", 0)):
 
 @program("autocast and GradScaler", EPOCH, {"ReluBackward0": 3, "NllLossBackward0": 3})
 def autocast(note: Note) -> None:
-    """Mixed precision on the CPU, with scaled gradients that are clipped."""
+    """Train with mixed precision on the CPU, with scaled and clipped gradients."""
     model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for features, labels in DataLoader(samples(), 4):
@@ -206,7 +206,7 @@ def _checkpointed(reentrant: bool) -> Callable[[Note], None]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for features, labels in DataLoader(samples(), 4):
             optimizer.zero_grad()
-            # The reentrant kind wants an input that requires gradients.
+            # The reentrant variant needs an input that requires gradients.
             loss = F.cross_entropy(forward(features.requires_grad_()), labels)
             loss.backward()
             optimizer.step()
@@ -217,7 +217,7 @@ def _checkpointed(reentrant: bool) -> Callable[[Note], None]:
 
 
 for _reentrant in (False, True):
-    # Of each layer one execution and one more when it is recomputed, but for the last segment.
+    # Each layer runs once and once more when it is recomputed, except in the last segment.
     program(
         f"gradient checkpointing: use_reentrant={_reentrant}",
         {"cross_entropy_loss": 3},
@@ -230,7 +230,7 @@ for _reentrant in (False, True):
     left_alone=dict.fromkeys(("detach",), WRITTEN),
 )
 def closures(note: Note) -> None:
-    """An optimizer that calls the model as often as it likes."""
+    """Train with an optimizer that calls the model any number of times."""
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     averaged = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
@@ -260,7 +260,7 @@ OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "A
     times(2 * len(OPTIMIZERS), EPOCH_BACKWARD),
 )
 def optimizers(note: Note) -> None:
-    """An epoch with each optimizer, in both of its implementations."""
+    """Train an epoch with each optimizer, in both of its implementations."""
     for name in OPTIMIZERS:
         for foreach in (False, True):
             model = net()

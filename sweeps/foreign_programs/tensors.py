@@ -1,7 +1,7 @@
-"""Kinds of tensors and of weights, functions of the user's, copies and files."""
+"""Programs with kinds of tensors and weights, user-defined functions, copies and files."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .catalog import WRITTEN, net, program
 
 @program("dtypes: double, half, complex, integers", {"matmul": 4})
 def dtypes(note: Note) -> None:
-    """The same in several dtypes, with conversions between them."""
+    """Compute the same in several dtypes, with conversions between them."""
     for dtype in (torch.double, torch.half, torch.bfloat16, torch.cfloat):
         weight = torch.randn(4, 4).to(dtype).requires_grad_()
         result = torch.randn(3, 4).to(dtype) @ weight
@@ -30,13 +30,13 @@ def dtypes(note: Note) -> None:
 
 @program("pickle, deepcopy, save, load", {"linear": 8, "relu": 4, "dropout": 4})
 def copies(note: Note) -> None:
-    """Copies of a model, by all ways, each of which runs; their bytes are those without tools."""
+    """Copy a model in all ways, run each copy, and compare the bytes with those without tools."""
     model, features = net(), torch.randn(4, 6)
     stored, whole = io.BytesIO(), io.BytesIO()
     torch.save(model.state_dict(), stored)
     torch.save(model, whole)
     pickled = pickle.dumps(model)
-    # Pickled alone, a storage carries its address.
+    # A storage pickled by itself contains its address.
     note("bytes", (stored.getvalue(), whole.getvalue()))
     stored.seek(0)
     whole.seek(0)
@@ -57,7 +57,7 @@ def copies(note: Note) -> None:
 
 @program("autograd.Function, double backward, gradient penalty", {"tanh": 3})
 def penalty(note: Note) -> None:
-    """Gradients of gradients, through a function of the user's."""
+    """Compute gradients of gradients through a user-defined function."""
 
     class Cubed(torch.autograd.Function):
         @staticmethod
@@ -84,7 +84,7 @@ def penalty(note: Note) -> None:
     left_alone=dict.fromkeys(("diagonal", "view"), WRITTEN),
 )
 def parametrizations(note: Note) -> None:
-    """Weights that are computed: spectral and weight norm, orthogonal, pruned, lazily made."""
+    """Use computed weights: spectral and weight norm, orthogonal, pruned, lazy."""
     from torch.nn.utils import parametrizations, prune
 
     layers: list[Any] = [
@@ -107,7 +107,7 @@ def parametrizations(note: Note) -> None:
     {"lstm": 2, "gru": 2, "lstm_cell": 3},
 )
 def recurrent(note: Note) -> None:
-    """Recurrent layers, with hidden states handed on."""
+    """Run recurrent layers and pass their hidden states on."""
     lstm, gru, cell = (
         nn.LSTM(3, 4, 2, dropout=0.2),
         nn.GRU(4, 4, bidirectional=True),
@@ -131,7 +131,7 @@ def recurrent(note: Note) -> None:
 
 
 class Labelled(torch.Tensor):
-    """A subclass that stays itself through operators."""
+    """A subclass that is preserved by operators."""
 
 
 @program(
@@ -140,7 +140,7 @@ class Labelled(torch.Tensor):
     left_alone=dict.fromkeys(("__getitem__", "t"), WRITTEN),
 )
 def kinds(note: Note) -> None:
-    """Tensors that are not plain."""
+    """Use tensors that are not plain."""
     labelled = torch.randn(3, 4).as_subclass(Labelled)
     note("class", type(labelled * 2 + 1).__name__)
     note("value", labelled.exp().sum())

@@ -1,7 +1,7 @@
-"""What watches a program beside Amanda: hooks of the user's, profilers, checks, modes."""
+"""Programs with other observers: users' hooks, profilers, checks, modes."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
-# torch and the libraries leave much untyped.
+# Much in torch and the libraries is not annotated.
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .catalog import EPOCH, EPOCH_BACKWARD, net, program, samples, train
 
 @program("hooks of the user's", EPOCH, EPOCH_BACKWARD)
 def hooks(note: Note) -> None:
-    """Every kind of hook, noting what it is called with, some changing it."""
+    """Use every kind of hook; each records its arguments, and some change them."""
     model, order = net(), list[str]()
 
     def heard(name: str, *values: Any) -> None:
@@ -28,7 +28,7 @@ def hooks(note: Note) -> None:
         note(f"{order.count(name)} {name}", values)
 
     def at_node(name: str, *values: Any) -> None:
-        # Where the loss is a copy, its node is the copy's.
+        # If the loss is a copy, this is the node of the copy.
         order.append(name)
         note.events(f"{order.count(name)} {name}", values)
 
@@ -89,20 +89,20 @@ def hooks(note: Note) -> None:
 
 @program("torch.profiler", EPOCH, EPOCH_BACKWARD)
 def profiled(note: Note) -> None:
-    """How often each of torch's operators ran, as the profiler saw it."""
+    """Record how often each operator of torch ran according to the profiler."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
         train(note, net(), DataLoader(samples(), 4))
     counted = {e.key: e.count for e in seen.key_averages() if e.key.startswith("aten::")}
-    # Routines get values detached, so there are more of these.
+    # Routines receive detached values, so there are more of these.
     counted.pop("aten::detach")
     note.events("seen", sorted(counted.items()))
 
 
 @program("anomaly mode, deterministic algorithms", EPOCH, EPOCH_BACKWARD)
 def anomalies(note: Note) -> None:
-    """Torch's own checks switched on."""
+    """Train with torch's own checks enabled."""
     torch.use_deterministic_algorithms(True)
     try:
         with torch.autograd.detect_anomaly():
@@ -119,7 +119,7 @@ def anomalies(note: Note) -> None:
 
 @program("modes of the user's", {"relu": 2, "exp": 2})
 def modes(note: Note) -> None:
-    """Function and dispatch modes, around and beside one another."""
+    """Use function and dispatch modes, nested in both orders."""
     from torch.overrides import TorchFunctionMode
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -145,5 +145,5 @@ def modes(note: Note) -> None:
     with Dispatched(), Functions():
         value = F.relu(x).exp()
     note("values", [value, x.grad])
-    # Routines get values detached, which the dispatch mode sees.
+    # Routines receive detached values, which the dispatch mode sees.
     note.events("names", [name for name in names if name != "aten.detach.default"])

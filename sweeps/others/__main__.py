@@ -1,4 +1,4 @@
-"""The command line: `python -m sweeps.others torch --from FOLDER --only test_nn`."""
+"""Command line: `python -m sweeps.others torch --from FOLDER --only test_nn`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = ROOT / "sweep_results" / "others"
 
 
 def main() -> int:
-    """Run files of a suite, and write their results; fail if a failure has no reason."""
+    """Run files of a suite and write their results; return 1 if a failure is unexplained."""
     parser = argparse.ArgumentParser(prog="python -m sweeps.others", description=__doc__)
     parser.add_argument("suite", choices=[*SUITES, "report", "failures"])
     parser.add_argument("--from", dest="source", type=Path, help="folder of the sources")

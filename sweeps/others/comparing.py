@@ -1,7 +1,7 @@
-"""Compares the outcomes of a file's tests under the tools with those of a plain run.
+"""Comparison of the outcomes of a file's tests under tools with those of a plain run.
 
-A test that passes plain and fails under a tool is run again, both ways. It counts as a failure if
-it passes plain again and fails under the tool again; otherwise it is unstable.
+A test that passes plain and fails under a tool is run again both ways. It counts as a failure if it
+passes plain again and fails under the tool again; otherwise it is unstable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .running import Limits, Outcome, Ran, TestFile, run
 
 TOOLS = ("watch", "none")
 BAD = ("failed", "crashed", "hung")
-#: Addresses and numbers of objects, which differ from run to run.
+#: Addresses of objects, which differ between runs.
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 
 
@@ -27,11 +27,11 @@ class Failure:
     """A test that passes plain and fails under a tool.
 
     Attributes:
-        test: Its id.
-        outcome: `failed`, `crashed` or `hung`.
-        error: The lines with which the exception prints.
-        where: The last place in the traceback, without its folders.
-        printed: The end of what pytest prints.
+        test: Id of the test.
+        outcome: ``failed``, ``crashed`` or ``hung``.
+        error: The lines of the exception.
+        where: Last place in the traceback, without its folders.
+        printed: End of pytest's output.
     """
 
     test: str
@@ -43,15 +43,15 @@ class Failure:
 
 @dataclasses.dataclass
 class Compared:
-    """What came of one file under one tool.
+    """Results of one file under one tool.
 
     Attributes:
-        passed: How many tests pass plain and under the tool.
-        failures: Those that pass plain and fail under the tool.
-        unstable: Ids of tests that failed under the tool in one of two runs only, or plain.
-        other: Outcome -> how many tests that pass plain end so; tests that are skipped.
-        incomplete: Why not all were compared; empty if they were.
-        seconds: How long it took.
+        passed: Number of tests that pass plain and under the tool.
+        failures: Tests that pass plain and fail under the tool.
+        unstable: Ids of tests that failed under the tool in only one of two runs, or failed plain.
+        other: Other outcome, such as ``skipped`` -> number of tests that pass plain.
+        incomplete: Why not all tests were compared; empty if they were.
+        seconds: Duration.
     """
 
     passed: int = 0
@@ -64,19 +64,19 @@ class Compared:
 
 @dataclasses.dataclass
 class FileResult:
-    """What came of one file.
+    """Results of one file.
 
     Attributes:
-        suite: Of which suite it is.
+        suite: Name of the suite.
         path: The file.
         every: Only each n-th of its tests was run.
-        interceptor: PyTorch's interceptor, where one was asked for.
-        plain: Outcome of the plain run -> how many tests.
+        interceptor: PyTorch's interceptor, if one was requested.
+        plain: Outcome of the plain run -> number of tests.
         not_collected: What could not be imported, and why.
         incomplete: Why not all tests ran plain.
-        tools: Name of the tool -> what came of it.
-        seconds: How long the plain run took.
-        when: When it began, in seconds since the epoch.
+        tools: Name of the tool -> results.
+        seconds: Duration of the plain run.
+        when: Start, in seconds since the epoch.
     """
 
     suite: str
@@ -150,7 +150,7 @@ def _failure(name: str, outcome: Outcome) -> Failure:
 
 
 def _error(why: str) -> str:
-    """Return the lines that pytest marks as the exception, of the last one."""
+    """Return the lines of the last exception, which pytest marks."""
     lines = why.splitlines()
     marked = [number for number, line in enumerate(lines) if line.startswith("E  ")]
     if not marked:
@@ -162,13 +162,13 @@ def _error(why: str) -> str:
 
 
 def path_of(folder: Path, suite: str, path: str, interceptor: str) -> Path:
-    """Return where the result of a file is written."""
+    """Return the path of a file's result."""
     name = re.sub(r"\W+", "-", f"{suite}-{path}-{interceptor}").strip("-")
     return folder / f"{name}.json"
 
 
 def write(result: FileResult, folder: Path) -> Path:
-    """Write a result as JSON, in place of an earlier one of the same file."""
+    """Write a result as JSON and replace an earlier one of the same file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, result.suite, result.path, result.interceptor)
     path.write_text(json.dumps(dataclasses.asdict(result), indent=1) + "\n")
@@ -176,7 +176,7 @@ def write(result: FileResult, folder: Path) -> Path:
 
 
 def read(path: Path) -> FileResult:
-    """Read what `write` wrote."""
+    """Read a result that `write` wrote."""
     found: dict[str, Any] = json.loads(path.read_text())
     for tool, compared in found["tools"].items():
         compared["failures"] = [Failure(**failure) for failure in compared["failures"]]

@@ -1,7 +1,8 @@
-"""Tests of others that a tool may make fail, each with its reason.
+"""Others' tests that may fail under a tool, each with its reason.
 
-They look at what a tool is bound to change, such as how many objects there are or the frames of a
-stack, or at what Amanda refuses by name. A line that no test needs any more is reported as stale.
+Such a test checks something that a tool necessarily changes, such as the number of objects or the
+frames of a stack, or something that Amanda refuses with a named error. Exceptions that no test
+needs any more are reported as stale.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class Excepted:
     Attributes:
         suite: Pattern of the suite.
         test: Pattern of the test's id.
-        reason: Why it fails, as docs/others.md prints it.
-        tools: The tools under which it may.
+        reason: The reason, as printed in docs/others.md.
+        tools: Tools under which the test may fail.
     """
 
     suite: str
@@ -27,7 +28,7 @@ class Excepted:
     tools: tuple[str, ...] = ("watch", "none")
 
     def covers(self, suite: str, test: str, tool: str) -> bool:
-        """Return whether it explains that a test fails under a tool."""
+        """Return True if this explains that a test fails under a tool."""
         return (
             tool in self.tools
             and fnmatch.fnmatchcase(suite, self.suite)
@@ -63,7 +64,7 @@ EXCEPTED: tuple[Excepted, ...] = (
 
 
 def reason(suite: str, test: str, tool: str) -> str:
-    """Return why a test may fail under a tool; empty if nothing explains it."""
+    """Return why a test may fail under a tool, or an empty string if nothing explains it."""
     for excepted in EXCEPTED:
         if excepted.covers(suite, test, tool):
             return excepted.reason

@@ -1,4 +1,4 @@
-"""Makes docs/others.md of the results."""
+"""Write docs/others.md from the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = "sources.json"
 
 
 def note_source(folder: Path, suite: str, commit: str) -> None:
-    """Write down of which commit the tests of a suite are, and what they ran with."""
+    """Record the commit of a suite's tests, and the versions that they ran with."""
     path = folder / SOURCES
     path.parent.mkdir(parents=True, exist_ok=True)
     found = json.loads(path.read_text()) if path.exists() else {}
@@ -37,7 +37,7 @@ def unexplained(result: FileResult, tool: str) -> list[Failure]:
 
 
 def line(result: FileResult) -> str:
-    """Return one line about a file."""
+    """Return a summary of a file in one line."""
     parts = [f"{result.path} (every {result.every}): {result.plain} in {result.seconds:.0f} s"]
     for tool, compared in result.tools.items():
         part = f"{tool}: {compared.passed} pass, {len(compared.failures)} fail"
@@ -56,13 +56,13 @@ def line(result: FileResult) -> str:
 
 
 def results(folder: Path) -> list[FileResult]:
-    """Return all results in a folder, by suite and file."""
+    """Return all results in a folder, sorted by suite and file."""
     paths = (path for path in folder.glob("*.json") if path.name != SOURCES)
     return sorted(map(read, paths), key=lambda found: (found.suite, found.path))
 
 
 def write(folder: Path) -> int:
-    """Write the page, and return 1 if a failure is unexplained."""
+    """Write the page; return 1 if a failure is unexplained."""
     found = results(folder)
     sources = json.loads((folder / SOURCES).read_text())
     left = [

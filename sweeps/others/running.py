@@ -1,7 +1,7 @@
-"""Runs the tests of one file in processes of their own, and returns the outcome of each test.
+"""Run the tests of one file in processes of their own, and return the outcome of each test.
 
-The plugin in `injected` notes each outcome as soon as it is known. A process that crashes or hangs
-therefore costs one test: its outcome is the crash, and another process goes on after it.
+The plugin in `injected` writes each outcome as soon as it is known. If a process crashes or hangs,
+this is the outcome of the current test, and another process continues after it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 
 INJECTED = Path(__file__).parent / "injected"
 
-#: So many processes are started for one file, at most.
+#: Maximum number of processes that are started for one file.
 PROCESSES = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long to wait, in seconds.
+    """Time limits in seconds.
 
     Attributes:
-        collection: For the first test to begin.
-        test: For one test to end.
-        file: For all tests of a file.
+        collection: Until the first test starts.
+        test: Until one test ends.
+        file: Until all tests of a file end.
     """
 
     collection: float = 600
@@ -41,13 +41,13 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one test.
+    """Outcome of one test.
 
     Attributes:
-        outcome: `passed`, `failed`, `skipped`, `expected` (an expected failure), `crashed` or
-            `hung`.
-        why: The end of what pytest prints of it.
-        seconds: How long it took.
+        outcome: ``passed``, ``failed``, ``skipped``, ``expected`` (an expected failure),
+            ``crashed`` or ``hung``.
+        why: End of pytest's output about it.
+        seconds: Duration.
     """
 
     outcome: str
@@ -57,13 +57,13 @@ class Outcome:
 
 @dataclasses.dataclass
 class Ran:
-    """What came of the tests of one file.
+    """Outcomes of the tests of one file.
 
     Attributes:
-        outcomes: By id, in the order in which they ran.
+        outcomes: Outcomes by id, in the order of execution.
         not_collected: What could not be imported, and why.
         incomplete: Why not all tests ran; empty if they did.
-        printed: The end of what the last process printed.
+        printed: End of the last process's output.
     """
 
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
@@ -77,12 +77,12 @@ class TestFile:
     """A file of tests.
 
     Attributes:
-        path: Relative to `root`.
-        root: The folder to which ids of tests are relative.
-        every: Only each n-th test is run.
+        path: Path relative to `root`.
+        root: Folder to which the ids of tests are relative.
+        every: Run only each n-th test.
         variables: Environment variables of the process.
-        alone: Whether the file is copied into a folder of its own. Others beside it would otherwise
-            be imported instead of what is installed.
+        alone: Whether to copy the file into a folder of its own. Otherwise files next to it would
+            be imported instead of the installed package.
     """
 
     path: str
@@ -97,9 +97,9 @@ def run(file: TestFile, applied: str, limits: Limits, only: Collection[str] | No
 
     Args:
         file: The file.
-        applied: `plain`, or the name of a tool of the plugin.
-        limits: How long to wait.
-        only: The ids of the tests to run; None: each `file.every`-th.
+        applied: ``plain``, or the name of a tool of the plugin.
+        limits: Time limits.
+        only: Ids of the tests to run; None for each `file.every`-th.
     """
     ran = Ran()
     if only is not None and not only:
@@ -124,7 +124,7 @@ def _process(
     folder: Path,
     end: float,
 ) -> bool:
-    """Run one process and add what it notes; return whether it reached the last test."""
+    """Run one process and add its outcomes; return whether it reached the last test."""
     noted, printed = folder / "outcomes.jsonl", folder / "printed"
     noted.write_text("")
     settings = _write(folder / "pytest.ini", ["[pytest]"])
@@ -169,7 +169,7 @@ def _process(
         ran.incomplete = f"the time limit of {limits.file:.0f} s was reached"
     elif hung:
         ran.incomplete = "no test began within the time limit"
-    # Of pytest: tests failed, none failed, none was there.
+    # pytest's status: 0 all passed, 1 some failed, 5 no tests.
     elif process.returncode not in (0, 1, 5) and not ran.not_collected:
         ran.incomplete = f"the process ended with status {process.returncode}"
     elif not ran.outcomes and not ran.not_collected:
@@ -178,7 +178,7 @@ def _process(
 
 
 def _wait(process: subprocess.Popen[bytes], noted: Path, limits: Limits, end: float) -> bool:
-    """Wait until a process ends, or end it as soon as a limit is reached; return whether it was."""
+    """Wait until a process ends, and kill it if it reaches a limit; return whether it did."""
     size, since = 0, time.monotonic()
     while process.poll() is None:
         time.sleep(0.2)
@@ -193,7 +193,7 @@ def _wait(process: subprocess.Popen[bytes], noted: Path, limits: Limits, end: fl
 
 
 def _read(noted: Path, ran: Ran) -> str | None:
-    """Read what a process noted, and return the test in which it ended, if there is one."""
+    """Read the outcomes of a process; return the test in which it ended, or None."""
     running = None
     for line in noted.read_text().splitlines():
         note = json.loads(line)

@@ -1,4 +1,4 @@
-"""Which files of tests there are, of which framework, and where they come from."""
+"""Suites of tests: their files, their frameworks, and where they come from."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .running import TestFile
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """The tests of one framework or library.
+    """Tests of one framework or library.
 
     Attributes:
-        files: Pattern of a file, relative to the root -> only each n-th of its tests is run. A file
-            that is matched by several belongs to the first.
-        package: The installed package whose version is the tests' own, or that ships them.
-        folder: Where in the folder given by `--from` the root is.
+        files: Pattern of a file, relative to the root -> run only each n-th of its tests. A file
+            that matches several patterns belongs to the first.
+        package: Installed package whose version is that of the tests, or that contains them.
+        folder: Path of the root in the folder given by `--from`.
         shipped: Whether the tests come with the installed package.
         variables: Environment variables that the tests need.
-        alone: Whether each file is copied into a folder of its own; see `TestFile`.
+        alone: Whether to copy each file into a folder of its own; see `TestFile`.
         left_out: Pattern of a file -> why it is not run.
-        about: Which copy of the tests it is, where these are not the authors' own files.
+        about: Which copy of the tests it is, if these are not the authors' own files.
     """
 
     files: Mapping[str, int]
@@ -49,7 +49,9 @@ class Suite:
         return (inside if inside.is_dir() else source).resolve()
 
     def test_files(self, source: Path | None, only: str, every: int) -> Iterator[TestFile]:
-        """Yield the files whose path contains `only`, with each `every`-th test, 0: as listed."""
+        """Yield the files whose path contains `only`; `every` replaces the listed steps unless it
+        is 0.
+        """
         root = self.root(source)
         seen = set()
         for pattern, step in self.files.items():
@@ -65,7 +67,7 @@ class Suite:
 
 
 def commit(source: Path | None) -> str:
-    """Return the commit of a folder of sources; empty if there is none."""
+    """Return the commit of a folder of sources, or an empty string."""
     if source is None:
         return ""
     command = ["git", "-C", str(source), "rev-parse", "HEAD"]

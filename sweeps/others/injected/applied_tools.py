@@ -1,7 +1,7 @@
-"""A plugin of pytest: each test runs under a tool, and its outcome is noted at once.
+"""Plugin of pytest that runs each test under a tool and writes its outcome at once.
 
-It is loaded into processes that run the tests of others (`pytest -p applied_tools`), alone on
-`PYTHONPATH`; so it imports nothing of this repository but `amanda`.
+It is loaded into processes that run others' tests (`pytest -p applied_tools`), as the only module
+on `PYTHONPATH`, so it imports nothing of this repository except `amanda`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TOOLS = {"watch": watch, "none": none}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options that the starting process gives."""
+    """Add the options that the parent process passes."""
     group = parser.getgroup("applied tools")
     group.addoption("--applied", choices=["plain", *TOOLS], default="plain")
     group.addoption("--outcomes", type=Path, help="where outcomes are appended, one JSON a line")
@@ -61,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what applies the tool and notes the outcomes."""
+    """Register the plugin that applies the tool and writes the outcomes."""
     config.pluginmanager.register(Applied(config))
 
 
@@ -79,7 +79,7 @@ class Applied:
         self.began = 0.0
 
     def note(self, **what: object) -> None:
-        """Write a line, at once: the process may crash in the next test."""
+        """Write a line immediately, because the process may crash in the next test."""
         self.file.write(json.dumps(what) + "\n")
         self.file.flush()
 
@@ -87,19 +87,19 @@ class Applied:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Choose the tests."""
+        """Select the tests."""
         chosen = items[:: self.every]
         if self.only:
             chosen = [item for item in items if item.nodeid in self.only]
         items[:] = [item for item in chosen if item.nodeid not in self.left_out]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Note what could not be imported."""
+        """Write down what could not be imported."""
         if report.outcome != "passed":
             self.note(id=report.nodeid, outcome="not collected", why=_why(report))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Note which test is the next, in case that the process ends in it."""
+        """Write down the next test, in case the process ends in it."""
         self.note(id=nodeid, outcome="started")
         self.reports = []
         self.began = time.perf_counter()
@@ -108,7 +108,7 @@ class Applied:
     def pytest_runtest_setup(self) -> None:
         """Apply the tool."""
         if "absl.flags" in sys.modules:
-            # What `absl.testing.absltest.main` does, which pytest does not call.
+            # `absl.testing.absltest.main` does this, but pytest does not call it.
             sys.modules["absl.flags"].FLAGS.mark_as_parsed()
         if self.tool is not None:
             self.handle = amanda.attach(self.tool())
@@ -124,11 +124,11 @@ class Applied:
                 handle.remove()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the report of one part of a test."""
+        """Keep the report of one phase of a test."""
         self.reports.append(report)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Note the outcome of a test: of its parts the worst."""
+        """Write down the outcome of a test: the worst of its phases."""
         worst = max(self.reports, key=lambda report: _RANK[_outcome(report)])
         why = "" if worst.outcome == "passed" else _why(worst)
         seconds = round(time.perf_counter() - self.began, 2)

@@ -1,4 +1,4 @@
-"""What copies of PyTorch's tests for another device import: no device, and no package."""
+"""Substitute for a package that copies of PyTorch's tests import; it provides no device."""
 
 import sys
 import types
@@ -9,7 +9,7 @@ import torch
 
 
 class _Absent(types.ModuleType):
-    """A module of the package: every name in it skips the test that uses it."""
+    """A module of the package; any name in it skips the test that uses it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
