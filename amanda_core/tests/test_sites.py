@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import sys
 from collections.abc import Callable
@@ -12,8 +13,8 @@ import pytest
 
 from amanda_core import Site
 from amanda_core.identity import stable_id
-from amanda_core.scopes import Activation, Labels, Scopes
-from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules, Sites
+from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
+from amanda_core.sites import FRAMES, FRAMEWORK, OWN, QUIET, STOP, USER, Level, Rules, Sites
 
 
 class Tensor:
@@ -274,6 +275,59 @@ def test_frames_that_do_not_count_are_passed_over(toy: Toy) -> None:
     assert "program" in frame[1]
 
 
+def test_in_a_layered_framework_all_its_frames_count_up_to_the_users() -> None:
+    toy = Toy(dataclasses.replace(RULES, is_layered=True))
+
+    def library() -> Site:
+        return toy.locate(1)
+
+    def unseen() -> Site:
+        return library()
+
+    def wrapper(first: bool) -> Site:
+        if first:
+            return unseen()
+        return unseen()
+
+    def program() -> list[Site]:
+        return [wrapper(True), wrapper(False)]
+
+    found = program()
+    for site in found:
+        names = [frame[1].rpartition(".")[2] for frame in key_of(site)[4]]
+        assert names[:3] == ["library", "unseen", "wrapper"]
+    # Where one wrapper makes all operators of a type, the frames around it tell them apart.
+    assert found[0].key != found[1].key
+    assert key_of(found[0])[4][0] == key_of(found[1])[4][0]
+
+
+def test_a_walk_says_what_a_short_cut_has_to_compare(toy: Toy) -> None:
+    levels: list[Level] = []
+
+    def library() -> list[Any]:
+        return list(toy.sites.walk(sys._getframe(), FRAMES, levels))
+
+    def call_module() -> list[Any]:
+        return (lambda: library())()
+
+    found = call_module()
+    assert [code.code for code, _ in found] == [code for _, code, _ in levels[:-1]]
+    assert [depth for depth, _, _ in levels] == [0, 1, 2]
+    assert levels[-1] == (2, call_module.__code__, -1)
+    # Without a limit it goes on to where call sites end.
+    assert toy.sites.walk(sys._getframe(), -1) != toy.sites.walk(sys._getframe(), 1)
+
+
+def test_the_ops_of_a_part_of_the_program_are_apart_from_all_others(toy: Toy) -> None:
+    part = Scope(-1, "", "", zone="optimizer")
+    weights = [(0, 1, Weight())]
+    inside, outside = (
+        toy.sites.passed("read", scope, (), weights, {})[0] for scope in (part, OUTSIDE)
+    )
+    assert inside.key != outside.key
+    assert (inside.zone, outside.zone) == ("optimizer", "model")
+
+
 def test_a_call_site_ends_at_the_call_of_the_module(toy: Toy) -> None:
     module = Module(lambda: toy.locate(1))
     found = [toy.call_module(module), toy.call_module(module)]
@@ -313,6 +367,15 @@ def test_native_code_asks_for_what_it_has_not_seen(toy: Toy) -> None:
     assert key_of(found)[4] == ((*code.label, 8),)
     assert code.label[0] == __name__
     assert key_of(found)[6] == 2
+
+
+def test_a_passing_says_which_one_it_is(toy: Toy) -> None:
+    scope, counts = toy.scopes.enter(Module(), None, False), dict[Any, int]()
+    passings = [toy.sites.passed("mul", scope, (), (), counts) for _ in range(3)]
+    assert [occurrence for _, _, occurrence in passings] == [0, 1, 2]
+    (group,) = {group for _, group, _ in passings}
+    assert group.records == {n: record for n, (record, _, _) in enumerate(passings)}
+    assert counts == {group: 3}
 
 
 def test_what_is_gone_is_forgotten_and_names_stay(toy: Toy) -> None:
@@ -413,6 +476,84 @@ def test_holders_lead_outwards(scopes: Scopes) -> None:
     inner = scopes.enter(leaf, outer, False)
     assert scopes.holders(leaf, inner, None) == [(part, "leaf"), (root, "part")]
     assert scopes.holders(leaf, inner, scopes.enter(part, outer, False)) == [(part, "leaf")]
+
+
+# Frameworks whose modules have names.
+
+
+class Named(Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+@pytest.fixture
+def named() -> Scopes:
+    return Scopes(lambda _: {}, Module.named_weights, lambda module: str(module.name))
+
+
+def test_a_named_module_has_a_path_wherever_it_is_called(named: Scopes) -> None:
+    root, shared, other = Named("net"), Named("shared"), Named("shared")
+    top = named.enter(root, None, False)
+    block = named.enter(Named("block"), top, False)
+    assert (top.root, top.path) == ("net", "net")
+    assert named.enter(shared, top, False).path == "net/shared"
+    assert named.enter(shared, block, False).path == "net/block/shared"
+    assert named.enter(other, top, False).path == "net/shared#2"
+    assert named.enter(shared, top, False) is named.enter(shared, top, False)
+    # By itself it is a root.
+    assert named.enter(shared, None, False).path == "shared"
+    second = Named("net")
+    assert named.enter(second, None, False).path == "net#2"
+
+
+def test_names_of_ops_lead_with_the_root_of_a_named_module(named: Scopes) -> None:
+    toy = Toy()
+    toy.scopes = named
+    toy.sites = Sites(RULES, toy.place, named, Labels(()), {}, "toy/1/eager", toy.make, toy.drop)
+    models = [Named("net") for _ in range(2)]
+    for model in models:
+        model.body = lambda: toy.locate(1)
+    assert [toy.call_module(model).name for model in models] == ["net/mul", "net#2/mul"]
+
+
+def test_with_a_named_module_its_path_ends(named: Scopes) -> None:
+    root = Named("net")
+    top = named.enter(root, None, False)
+    numbers = set()
+    for _ in range(3):
+        scope = named.enter(Named("part"), top, False)
+        assert scope.path == "net/part"
+        gc.collect()
+        assert named.take_dead() == [("net", "net/part")]
+        numbers.add(scope.number)
+    # What is kept by the number of a scope is not another module's.
+    assert len(numbers) == 3
+
+
+def test_with_a_named_root_all_below_it_ends(named: Scopes) -> None:
+    shared = Named("shared")
+
+    def program() -> list[str]:
+        root = Named("net")
+        return paths(named, root, shared)
+
+    for _ in range(3):
+        assert program() == ["net/shared"]
+        gc.collect()
+        dead = named.take_dead()
+        assert set(dead) == {("net", None), ("net", "net"), ("net", "net/shared")}
+        named.free(label for label, path in dead if path is None)
+
+
+def test_tensors_may_carry_their_tokens() -> None:
+    carried = {"weight": 7, "value": -8}
+    labels = Labels((), lambda tensor: carried[tensor.name])
+    tensors = [Named(name) for name in carried]
+    assert [labels.look_up(tensor) for tensor in tensors] == [(7, 0), (-8, 1)]
+    del tensors
+    gc.collect()
+    assert sorted(labels.take_dead()) == [(-8, False), (7, True)]
 
 
 def test_an_activation_that_is_resumed_goes_on_counting() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from amanda_core.weak import Known
@@ -19,25 +19,36 @@ __all__ = ["OUTSIDE", "Activation", "Labels", "Scope", "Scopes"]
 
 
 class Scope:
-    """One module as seen from its root; `number` tells scopes apart within this process."""
+    """One module as seen from its root; `number` tells scopes apart within this process.
 
-    __slots__ = ("number", "path", "root")
+    Attributes:
+        root: Label of the outermost module; empty outside of any module.
+        path: Path of the module.
+        zone: Part of the program that all of its ops belong to; empty where that differs.
+    """
 
-    def __init__(self, number: int, root: str, path: str) -> None:
-        self.number, self.root, self.path = number, root, path
+    __slots__ = ("number", "path", "root", "zone")
+
+    def __init__(self, number: int, root: str, path: str, zone: str = "") -> None:
+        self.number, self.root, self.path, self.zone = number, root, path, zone
 
 
 OUTSIDE = Scope(0, "", "")
 
 
 class Activation:
-    """One call of a module: its scope, and how often each site was passed during the call."""
+    """One call of a module: its scope, and how often each site was passed during the call.
 
-    __slots__ = ("counts", "scope")
+    Attributes:
+        last: The record that was passed last, where a driver keeps it for a short cut.
+    """
+
+    __slots__ = ("counts", "last", "scope")
 
     def __init__(self, scope: Scope, counts: dict[Any, int] | None = None) -> None:
         self.scope = scope
         self.counts: dict[Any, int] = counts if counts is not None else {}
+        self.last: Any = None
 
     def copy(self) -> Activation:
         """Return the activation as it stands, to be resumed by a recomputation."""
@@ -70,6 +81,10 @@ class Scopes:
     Args:
         children_of: Returns the modules that a module holds, by name; None stands for no module.
         weights_of: Returns the weights of a module and of those under it, with qualified names.
+        name_of: Returns the name that a module itself has, in frameworks where each has one. Then
+            a path consists of the names of the calls that lead to the module, from the root on,
+            and `children_of` is not asked. As frameworks count such names up, a path ends with its
+            module: otherwise a program that makes its modules anew would make paths without end.
 
     Attributes:
         dead: Labels of roots that died, and paths that got another module, since `take_dead`.
@@ -79,11 +94,16 @@ class Scopes:
         self,
         children_of: Callable[[Any], Mapping[str, Any]],
         weights_of: Callable[[Any], Iterable[tuple[str, Any]]],
+        name_of: Callable[[Any], str] | None = None,
     ) -> None:
-        self._children_of, self._weights_of = children_of, weights_of
+        self._children_of, self._weights_of, self._name_of = children_of, weights_of, name_of
         self._roots: dict[int, _Root] = {}
+        self._by_label: dict[str, _Root] = {}
+        #: Number of the calling scope and id of a module with a name of its own -> that module.
+        self._named: dict[tuple[int, int], _Known] = {}
         self._labels: set[str] = set()
         self._numbers: dict[tuple[str, str], int] = {}
+        self._count = itertools.count(1)
         self.dead: list[tuple[str, str | None]] = []
 
     def enter(self, module: Any, parent: Scope | None, again: bool) -> Scope:
@@ -95,18 +115,24 @@ class Scopes:
             again: Whether this runs inside a backward pass, where a part of a known model may be
                 called by itself in order to recompute it.
         """
-        if parent is None or not parent.root:
+        above = parent if parent is not None and parent.root else OUTSIDE
+        named = self._named.get((above.number, id(module)))
+        if named is not None and named.module() is module:
+            return named.scope
+        if above is not OUTSIDE:
+            root = self._by_label.get(above.root)
+            if root is None:
+                return above  # The root died in the middle of its own call.
+        else:
             if again:
                 for root in self._roots.values():
                     known = root.paths.get(id(module))
                     if known is not None and known.module() is module:
                         return known.scope
-            return self._path(self._root(module), module, "")
-        root_label = parent.root
-        for root in self._roots.values():
-            if root.label == root_label:
-                return self._path(root, module, parent.path)
-        return parent  # The root died in the middle of its own call.
+            root = self._root(module)
+        if self._name_of is not None:
+            return self._called(root, module, above, self._name_of(module))
+        return self._path(root, module, above.path)
 
     def holders(self, module: Any, scope: Scope, parent: Scope | None) -> list[tuple[Any, str]]:
         """Return who holds `module`, which was just entered as `scope`, and by what name.
@@ -115,7 +141,7 @@ class Scopes:
         root. Empty for a root, and for a module that no other holds.
         """
         found: list[tuple[Any, str]] = []
-        root = next((root for root in self._roots.values() if root.label == scope.root), None)
+        root = self._by_label.get(scope.root)
         known = root.paths.get(id(module)) if root is not None else None
         while root is not None and known is not None and known.owner is not None:
             owner = known.owner()
@@ -129,18 +155,17 @@ class Scopes:
 
     def weight_name(self, scope: Scope, weight: Any) -> str | None:
         """Return the qualified name of a weight in the root that `scope` belongs to, or None."""
-        for root in self._roots.values():
-            if root.label != scope.root:
-                continue
+        root = self._by_label.get(scope.root)
+        if root is None:
+            return None
+        known = root.weights.get(weight)
+        module = root.module()
+        if known is None and module is not None:
+            root.weights.clear()
+            for name, each in self._weights_of(module):
+                root.weights.set(each, name)
             known = root.weights.get(weight)
-            module = root.module()
-            if known is None and module is not None:
-                root.weights.clear()
-                for name, each in self._weights_of(module):
-                    root.weights.set(each, name)
-                known = root.weights.get(weight)
-            return known
-        return None
+        return known
 
     def roots(self) -> list[Any]:
         """Return the outermost modules that have been called and are alive."""
@@ -148,7 +173,9 @@ class Scopes:
         return [module for module in modules if module is not None]
 
     def take_dead(self) -> list[tuple[str, str | None]]:
-        """Return what is gone: (root, None) for a root, (root, path) for a path with a new module.
+        """Return what is gone: (root, None) for a root, (root, path) for a path.
+
+        A path is gone once it has a new module, or, where modules have names, none.
 
         What tools know of the ops there can go, and then the labels of the roots.
         """
@@ -163,13 +190,11 @@ class Scopes:
         root = self._roots.get(id(module))
         if root is not None and root.module() is module:
             return root
-        name = type(module).__qualname__
-        label, count = name, 1
-        while label in self._labels:
-            count += 1
-            label = f"{name}#{count}"
+        name = type(module).__qualname__ if self._name_of is None else self._name_of(module)
+        label = _unused(name, self._labels)
         self._labels.add(label)
-        root = self._roots[id(module)] = _Root(module, label, self._forgetting(id(module), label))
+        root = _Root(module, label, self._forgetting(id(module), label))
+        self._roots[id(module)] = self._by_label[label] = root
         return root
 
     def _forgetting(self, key: int, label: str) -> Callable[[weakref.ref[Any]], None]:
@@ -178,9 +203,13 @@ class Scopes:
         def forget(dead: weakref.ref[Any]) -> None:
             scopes = held()
             if scopes is not None:
-                root = scopes._roots.get(key)
-                if root is not None and root.module is dead:
+                root = scopes._by_label.pop(label)
+                if scopes._roots.get(key) is root:
                     del scopes._roots[key]
+                for called, known in tuple(scopes._named.items()):
+                    if known.scope.root == label:
+                        del scopes._named[called]
+                        scopes.dead.append((label, known.scope.path))
                 scopes.dead.append((label, None))
 
         return forget
@@ -195,13 +224,28 @@ class Scopes:
             return known.scope
         # Not registered under its root: kept in a plain list, or made on the fly. Numbered by first
         # call; the number is free again once the module is gone.
-        name = base = f"{parent}." * bool(parent) + f"<{type(module).__qualname__}>"
+        name = f"{parent}." * bool(parent) + f"<{type(module).__qualname__}>"
         taken = {known.scope.path for known in root.paths.values()}
-        for number in itertools.count(2):
-            if name not in taken:
-                break
-            name = f"{base}#{number}"
-        return self._add(root, module, name, None, "")
+        return self._add(root, module, _unused(name, taken), None, "")
+
+    def _called(self, root: _Root, module: Any, above: Scope, name: str) -> Scope:
+        """Return the scope of a module that has this name itself, and was not called there yet."""
+        path = root.label
+        if above.root:
+            path = _unused(f"{above.path}/{name}", root.holders)
+        scope = Scope(next(self._count), root.label, path)
+        key, held = (above.number, id(module)), weakref.ref(self)
+
+        def forget(dead: weakref.ref[Any]) -> None:
+            del root.holders[path]
+            scopes = held()
+            if scopes is not None and scopes._named.get(key) is known:
+                del scopes._named[key]
+                scopes.dead.append((root.label, path))
+
+        root.holders[path] = weakref.ref(module, forget)
+        known = self._named[key] = _Known(root.holders[path], scope, None, name)
+        return scope
 
     def _in_place(self, root: _Root, module: Any) -> bool:
         """Return True if a module is still held where it was found, all the way up to the root."""
@@ -240,15 +284,10 @@ class Scopes:
                 waiting.append((child, path))
 
     def _add(
-        self,
-        root: _Root,
-        module: Any,
-        path: str,
-        owner: weakref.ref[Any] | None,
-        name: str,
+        self, root: _Root, module: Any, path: str, owner: weakref.ref[Any] | None, name: str
     ) -> Scope:
         # By path: a module made anew in each iteration does not make its sites anew.
-        number = self._numbers.setdefault((root.label, path), len(self._numbers) + 1)
+        number = self._numbers.setdefault((root.label, path), next(self._count))
         scope = Scope(number, root.label, path)
         paths, key = root.paths, id(module)
 
@@ -268,10 +307,14 @@ class Labels:
 
     Args:
         weight_types: Types of tensors that are always weights.
+        token_of: Returns the token of a tensor, where tensors carry theirs, so that native code
+            finds it at every operator: above 0 for weights, below 0 for others, never given again.
     """
 
-    def __init__(self, weight_types: tuple[type, ...]) -> None:
-        self._weight_types = weight_types
+    def __init__(
+        self, weight_types: tuple[type, ...], token_of: Callable[[Any], int] | None = None
+    ) -> None:
+        self._weight_types, self._token_of = weight_types, token_of
         #: Tensor -> its token, its number, and whether it is of these types.
         self._known: Known[tuple[int, int, bool]] = Known(self._forgotten)
         self._taken: set[int] = set()
@@ -287,9 +330,13 @@ class Labels:
         while number in self._taken:
             number += 1
         self._taken.add(number)
-        self._tokens += 1
-        token = self._tokens
-        self._known.set(tensor, (token, number, isinstance(tensor, self._weight_types)))
+        if self._token_of is not None:
+            token = self._token_of(tensor)
+            weight = token > 0
+        else:
+            token = self._tokens = self._tokens + 1
+            weight = isinstance(tensor, self._weight_types)
+        self._known.set(tensor, (token, number, weight))
         return token, number
 
     def take_dead(self) -> list[tuple[int, bool]]:
@@ -301,3 +348,9 @@ class Labels:
         token, number, weight = known
         self._taken.discard(number)
         self._dead.append((token, weight))
+
+
+def _unused(name: str, taken: Container[str]) -> str:
+    """Return the name, with a number where it is taken."""
+    numbered = (f"{name}#{number}" for number in itertools.count(2))
+    return next(one for one in itertools.chain([name], numbered) if one not in taken)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,25 +19,48 @@ from amanda_core.driver import Site
 from amanda_core.identity import call_offsets
 from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
 
-__all__ = ["FRAMEWORK", "OWN", "QUIET", "STOP", "USER", "Code", "Place", "Rules", "Sites"]
+__all__ = [
+    "FRAMES",
+    "FRAMEWORK",
+    "OCCURRENCES",
+    "OWN",
+    "QUIET",
+    "STOP",
+    "USER",
+    "Code",
+    "Frames",
+    "Group",
+    "Level",
+    "Operands",
+    "Place",
+    "Rules",
+    "Sites",
+]
 
 R = TypeVar("R")
 
-# Frames of the user's that make up a call site within a module activation. Helper functions that
-# several lines call are told apart by it; three also bounds the walk.
-_FRAMES = 3
-# Equal sites within one activation beyond this share an id, so that a module whose forward is an
-# endless loop does not make endless ops.
-_OCCURRENCES = 1024
+#: Frames of the user's that make up a call site within a module activation. Helper functions that
+#: several lines call are told apart by it; three also bounds the walk.
+FRAMES = 3
+#: Equal sites within one activation beyond this share an id, so that a module whose forward is an
+#: endless loop does not make endless ops.
+OCCURRENCES = 1024
 # Codes made by exec() are new objects each time; the table is rebuilt when it gets this large.
 _CODES = 16384
 
 #: Kinds of frames in a call site: the user's; the framework's; of Amanda; at which a call site
-#: ends, since what lies further out may differ from run to run; and those that do not count.
-#: Native code knows them by their numbers.
+#: ends, since what lies further out may differ from run to run; and those whose operators are none
+#: of the model's. Native code knows them by their numbers (`include/amanda_identity.h`).
 USER, FRAMEWORK, OWN, STOP, QUIET = range(5)
 
+#: A frame that made a call site end or counts in it: how far out it is, its code, and `f_lasti`;
+#: -1 where any will do.
+Level = tuple[int, CodeType, int]
+
 _CORE = os.path.dirname(__file__) + os.sep
+
+# Where no module runs.
+_NOWHERE = Activation(OUTSIDE)
 
 # Whether values of a type tell ops apart.
 _NEVER, _ALWAYS, _ASKED = range(3)
@@ -60,18 +83,22 @@ class Rules:
     Attributes:
         kind_of: Returns what a frame is in a call site, by the code that it runs and its globals.
             Not asked of the core's own frames.
+        zone_of: Returns which part of the program runs, by the frames of its caller's callers.
         weight_types: Types of values that are always weights, with their subclasses.
         tensor_types: Types of values that may be weights; subclasses never are.
         is_weight: Returns True if a value of `tensor_types` is a weight. Only asked outside of any
             module and not of the first operand, where what flows stands.
-        zone_of: Returns which part of the program runs, by the frames of its caller's callers.
+        is_layered: Whether all frames of the framework count up to those of the user's, and not
+            only the innermost. It is so where a framework is layers of Python over one wrapper for
+            each type of operator: the innermost frame is the same for all calls.
     """
 
     kind_of: Callable[[CodeType, Mapping[str, Any]], int]
-    weight_types: tuple[type, ...]
-    tensor_types: frozenset[type]
-    is_weight: Callable[[Any], bool]
     zone_of: Callable[[], str]
+    weight_types: tuple[type, ...] = ()
+    tensor_types: frozenset[type] = frozenset()
+    is_weight: Callable[[Any], bool] = bool
+    is_layered: bool = False
 
 
 class Code:
@@ -82,6 +109,27 @@ class Code:
     def __init__(self, code: CodeType, kind: int, label: tuple[str, str, int], number: int) -> None:
         self.code, self.kind, self.label, self.number = code, kind, label, number
         self.offsets = call_offsets(code)
+
+
+#: The frames of a call site, innermost first, each with the offset that it calls from.
+Frames = Sequence[tuple[Code, int]]
+#: The weights among the operands of a call: position, token, weight.
+Operands = Sequence[tuple[int, int, Any]]
+
+
+class Group(Generic[R]):
+    """What is one op but for how often it was passed in one activation; compared by identity.
+
+    Attributes:
+        records: Records by occurrence.
+        tokens: Of the operands; with one of them the group goes.
+    """
+
+    __slots__ = ("records", "tokens")
+
+    def __init__(self, tokens: Iterable[int]) -> None:
+        self.records: dict[int, R] = {}
+        self.tokens = frozenset(tokens)
 
 
 class Sites(Generic[R]):
@@ -95,7 +143,7 @@ class Sites(Generic[R]):
 
     Args:
         rules: What the driver says of its framework.
-        place: Where the calling thread is.
+        place: Where the calling thread is; None where `locate` is not called.
         scopes: Scopes and their names; resume with the contexts.
         labels: Numbers of weights outside modules; likewise.
         names: Readable names given so far and how often; likewise.
@@ -107,7 +155,7 @@ class Sites(Generic[R]):
     def __init__(
         self,
         rules: Rules,
-        place: Place,
+        place: Place | None,
         scopes: Scopes,
         labels: Labels,
         names: dict[str, dict[Any, int]],
@@ -118,57 +166,63 @@ class Sites(Generic[R]):
         self._rules, self._place, self._is_weight = rules, place, rules.is_weight
         self._scopes, self.labels, self._names = scopes, labels, names
         self._namespace, self._make, self._drop = namespace, make, drop
-        self._records: dict[Any, R] = {}
-        #: Key of a record -> tokens of its operands; with one of them the record goes.
-        self._tokens: dict[Any, frozenset[int]] = {}
+        self._groups: dict[Any, Group[R]] = {}
         self._codes: dict[int, Code] = {}
         self._code_numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
         #: Type of a value -> whether such values tell ops apart.
         self._kinds: dict[type, int] = dict.fromkeys(rules.tensor_types, _ASKED)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return sum(len(group.records) for group in self._groups.values())
 
     def discard(self, gone: Callable[[R], bool]) -> None:
         """Forget the records for which `gone` holds."""
-        for key in [key for key, record in self._records.items() if gone(record)]:
-            del self._records[key], self._tokens[key]
+        for key, group in tuple(self._groups.items()):
+            for occurrence in [n for n, record in group.records.items() if gone(record)]:
+                del group.records[occurrence]
+            if not group.records:
+                del self._groups[key]
 
     def clear(self) -> None:
         """Forget all records, though not the names."""
-        self._records.clear()
-        self._tokens.clear()
+        self._groups.clear()
 
     def locate(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
         """Return the record of the op that is being called with these values, not yet edited."""
-        activations = self._place.activations
-        activation = activations[-1] if activations else None
-        scope = activation.scope if activation is not None else OUTSIDE
-        inside = bool(scope.root)
-        # One flat tuple of numbers: this is built and hashed at every operator.
-        numbers: list[Any] = [scope.number, op_type]
-        self._walk(sys._getframe(2), _FRAMES if inside else 1, numbers)
-        operands = self._operands(args, kwargs, inside, numbers)
-        occurrence = 0
-        if activation is not None and inside:
-            counted = tuple(numbers)
-            counts = activation.counts
-            occurrence = counts.get(counted, 0)
-            counts[counted] = occurrence + 1
-            numbers.append(min(occurrence, _OCCURRENCES))
-        key = tuple(numbers)
-        record = self._records.get(key)
+        assert self._place is not None
+        activation = self._place.activations[-1] if self._place.activations else _NOWHERE
+        scope, inside = activation.scope, bool(activation.scope.root)
+        frames = self.walk(sys._getframe(2), FRAMES if inside else 1)
+        operands = self._operands(args, kwargs, inside)
+        return self.passed(op_type, scope, frames, operands, activation.counts)[0]
+
+    def passed(
+        self, op_type: str, scope: Scope, frames: Frames, operands: Operands, counts: dict[Any, int]
+    ) -> tuple[R, Group[R], int]:
+        """Count a passing of an op; gives its record, its group and which occurrence it is.
+
+        Args:
+            op_type: Its type.
+            scope: That of the innermost activation.
+            frames: Its call site, from `walk`.
+            operands: The weights among its operands.
+            counts: Those of the innermost activation.
+        """
+        group, occurrence = self._group(op_type, scope, frames, operands), 0
+        if scope.root:
+            occurrence = counts.get(group, 0)
+            counts[group] = occurrence + 1
+            occurrence = min(occurrence, OCCURRENCES)
+        record = group.records.get(occurrence)
         if record is None:
-            frames = self._walk(sys._getframe(2), _FRAMES if inside else 1, [])
-            occurrence = min(occurrence, _OCCURRENCES)
-            record = self._add(key, op_type, scope, frames, operands, occurrence)
-        return record
+            record = self._add(group, op_type, scope, frames, operands, occurrence)
+        return record, group, occurrence
 
     def resolve(
         self,
         op_type: str,
         scope: Scope,
-        frames: list[tuple[Code, int]],
+        frames: Frames,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         occurrence: int,
@@ -178,66 +232,72 @@ class Sites(Generic[R]):
         For native interceptors, which do the lookup of `locate` themselves and ask here for
         what they have not seen before.
         """
+        operands = self._operands(args, kwargs, bool(scope.root))
+        group = self._group(op_type, scope, frames, operands)
+        if occurrence in group.records:
+            return group.records[occurrence]
+        return self._add(group, op_type, scope, frames, operands, occurrence)
+
+    def _group(self, op_type: str, scope: Scope, frames: Frames, operands: Operands) -> Group[R]:
+        # One flat tuple of numbers: this is built and hashed at every operator.
         numbers: list[Any] = [scope.number, op_type]
         for code, offset in frames:
             numbers += (code.number, offset)
-        inside = bool(scope.root)
-        operands = self._operands(args, kwargs, inside, numbers)
-        if inside:
-            numbers.append(occurrence)
+        for position, token, _ in operands:
+            numbers.append((position, token))
         key = tuple(numbers)
-        record = self._records.get(key)
-        if record is None:
-            record = self._add(key, op_type, scope, frames, operands, occurrence)
-        return record
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(token for _, token, _ in operands)
+        return group
 
     def _add(
         self,
-        key: Any,
+        group: Group[R],
         op_type: str,
         scope: Scope,
-        frames: list[tuple[Code, int]],
-        operands: list[tuple[int, int, Any]],
-        occurrence: int,
+        frames: Frames,
+        operands: Operands,
+        n: int,
     ) -> R:
         self._purge()
-        site = self._site(op_type, scope, frames, operands, occurrence)
-        record = self._make(site, frames[0][0].label[0] if frames else "")
-        self._records[key] = record
-        self._tokens[key] = frozenset(token for _, token, _ in operands)
+        caller = frames[0][0].label[0] if frames else ""
+        record = self._make(self._site(op_type, scope, frames, operands, n), caller)
+        group.records[n] = record
         return record
 
     # Call sites.
 
-    def _walk(
-        self, frame: FrameType | None, limit: int, numbers: list[Any]
+    def walk(
+        self, frame: FrameType | None, limit: int, levels: list[Level] | None = None
     ) -> list[tuple[Code, int]]:
-        """Return the frames of a call site, innermost first; adds their numbers and offsets."""
+        """Return the frames of a call site, innermost first.
+
+        Args:
+            frame: What called the op.
+            limit: How many frames of the user's count; below 0 all.
+            levels: Gets what a short cut has to compare.
+        """
         found: list[tuple[Code, int]] = []
-        codes = self._codes
-        innermost = True
+        codes, is_layered = self._codes, self._rules.is_layered
+        depth = 0
         while frame is not None:
             code = codes.get(id(frame.f_code)) or self.classify(frame.f_code, frame.f_globals)
             kind = code.kind
-            if kind == USER:
-                offset = code.offsets[frame.f_lasti >> 1]
-                numbers += (code.number, offset)
-                found.append((code, offset))
-                innermost = False
-                limit -= 1
+            if kind == STOP:
+                if levels is not None:
+                    levels.append((depth, code.code, -1))
+                break
+            # Of the framework's frames only the innermost counts, if it is the caller: its
+            # wrappers may call several operators from one line of the user's.
+            if kind == USER or (kind == FRAMEWORK and not found) or (is_layered and kind != OWN):
+                found.append((code, code.offsets[frame.f_lasti >> 1]))
+                if levels is not None:
+                    levels.append((depth, code.code, frame.f_lasti))
+                limit -= kind == USER
                 if not limit:
                     break
-            elif kind == FRAMEWORK:
-                # Of the framework's frames only the innermost counts, if it is the caller: its
-                # wrappers may call several operators from one line of the user's.
-                if innermost:
-                    offset = code.offsets[frame.f_lasti >> 1]
-                    numbers += (code.number, offset)
-                    found.append((code, offset))
-                    innermost = False
-            elif kind == STOP:
-                break
-            frame = frame.f_back
+            frame, depth = frame.f_back, depth + 1
         return found
 
     def classify(self, code: CodeType, namespace: Mapping[str, Any]) -> Code:
@@ -259,10 +319,8 @@ class Sites(Generic[R]):
 
     # Weight operands.
 
-    def _operands(
-        self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool, numbers: list[Any]
-    ) -> list[tuple[int, int, Any]]:
-        """Return the operands that tell ops apart, as (position, token, value); adds the tokens."""
+    def _operands(self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool) -> list[Any]:
+        """Return the operands that tell ops apart, as (position, token, value)."""
         found: list[tuple[int, int, Any]] = []
         kinds, is_weight = self._kinds, self._is_weight
         position = 0
@@ -278,33 +336,27 @@ class Sites(Generic[R]):
                     kind and not inside and position and is_weight(value)
                 ):
                     token = self.labels.look_up(value)[0]
-                    numbers.append((position, token))
                     found.append((position, token, value))
                 position += 1
         return found
 
-    def _operand_label(self, scope: Any, operand: tuple[int, int, Any]) -> Any:
-        position, _, tensor = operand
+    def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
+        number = self.labels.look_up(tensor)[1]
         name = self._scopes.weight_name(scope, tensor)
-        return (position, name if name is not None else self.labels.look_up(tensor)[1])
+        return (position, name if name is not None else number)
 
     # New sites.
 
     def _site(
-        self,
-        op_type: str,
-        scope: Any,
-        frames: list[tuple[Code, int]],
-        operands: list[tuple[int, int, Any]],
-        occurrence: int,
+        self, op_type: str, scope: Scope, frames: Frames, operands: Operands, occurrence: int
     ) -> Site:
         key = (
             "op",
-            scope.root,
+            scope.root or scope.zone,
             scope.path,
             op_type,
             tuple((*code.label, offset) for code, offset in frames),
-            tuple(self._operand_label(scope, operand) for operand in operands),
+            tuple(self._operand_label(scope, n, tensor) for n, _, tensor in operands),
             occurrence,
         )
         return Site(
@@ -313,13 +365,22 @@ class Sites(Generic[R]):
             namespace=self._namespace,
             name=self._name(scope, op_type, key),
             module_path=scope.path,
-            source=_source(self),
-            zone=self._rules.zone_of(),
+            source=self.source(sys._getframe(1)),
+            zone=scope.zone or self._rules.zone_of(),
         )
 
-    def _name(self, scope: Any, op_type: str, key: Any) -> str:
+    def source(self, frame: FrameType | None) -> str | None:
+        """Return ``file:line`` of the innermost frame of the user's from this one outwards."""
+        while frame is not None:
+            code = self._codes.get(id(frame.f_code))
+            if (code or self.classify(frame.f_code, frame.f_globals)).kind == USER:
+                return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return None
+
+    def _name(self, scope: Scope, op_type: str, key: Any) -> str:
         base = f"{scope.path}/{op_type}" if scope.path else op_type
-        if "#" in scope.root:
+        if "#" in scope.root and not scope.path.startswith(scope.root):
             base = f"{scope.root}:{base}"
         same = self._names.setdefault(base, {})
         number = same.setdefault(key, len(same) + 1)
@@ -329,18 +390,10 @@ class Sites(Generic[R]):
         dead = dict(self.labels.take_dead())
         if not dead:
             return
-        for key in [key for key, tokens in self._tokens.items() if not tokens.isdisjoint(dead)]:
-            weight = any(dead.get(token) for token in self._tokens.pop(key))
-            record = self._records.pop(key)
-            if weight:
-                self._drop(record)
-
-
-def _source(sites: Sites[Any]) -> str | None:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = sites._codes.get(id(frame.f_code)) or sites.classify(frame.f_code, frame.f_globals)
-        if code.kind == USER:
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return None
+        for key, group in tuple(self._groups.items()):
+            if group.tokens.isdisjoint(dead):
+                continue
+            del self._groups[key]
+            if any(dead.get(token) for token in group.tokens):
+                for record in group.records.values():
+                    self._drop(record)
