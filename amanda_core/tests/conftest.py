@@ -29,11 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
     """What is installed: nothing, until a test appends to `points`."""
     nothing = Installed()
     monkeypatch.setattr(importlib_metadata, "entry_points", nothing.entry_points)
-    monkeypatch.setattr(discovery, "_manager", None)
-    monkeypatch.setattr(discovery, "_drivers", {})
-    monkeypatch.setattr(discovery, "_broken", {})
-    monkeypatch.setattr(discovery, "_broken_plugins", {})
-    monkeypatch.setattr(discovery, "_without", "")
+    monkeypatch.setattr(discovery, "registered", None)
     monkeypatch.setattr(installation, "_blocked", {})
     return nothing
 

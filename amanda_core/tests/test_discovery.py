@@ -98,7 +98,7 @@ def test_a_driver_of_another_interface_is_refused(installed: Installed) -> None:
         discovery.register(ToyDriver(api=future), "future")
     assert discovery.drivers() == ()
     installed.points.append(Point("future", lambda: ToyDriver(api=future)))
-    discovery._manager = None
+    discovery.registered = None
     with pytest.warns(AmandaWarning, match="driver API"):
         assert discovery.drivers() == ()
 
@@ -301,7 +301,7 @@ def test_a_broken_plugin_is_warned_about_once_and_skipped(installed: Installed) 
     with pytest.warns(AmandaWarning, match=r"Plugin 'toy' of .*libtoy") as warned:
         assert [driver.info.name for driver in discovery.drivers()] == ["toy"]
     assert len(warned) == 1
-    assert list(discovery.broken_plugins()) == ["toy"]
+    assert list(discovery.plugins().broken_plugins) == ["toy"]
 
 
 def test_a_blocked_plugin_is_not_loaded(

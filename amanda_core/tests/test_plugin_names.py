@@ -11,8 +11,9 @@ import pytest
 
 import amanda
 from amanda_core import discovery, hookimpl
+from amanda_core.cli.blocking import block
 from amanda_core.config import factories, from_environment, from_flags, load
-from amanda_core.config.settings import Layer
+from amanda_core.config.settings import Layer, Setting
 from amanda_core.errors import BrokenToolError, ConfigError, MissingDriverError, UnknownToolError
 from amanda_core.installed import canonical
 from amanda_core.preflight import preflight
@@ -234,7 +235,7 @@ def test_what_is_blocked_later_is_not_called_any_more(installed: Installed) -> N
         Point("other", lambda: ToyDriver("other"), dist=of("amanda-driver-other")),
     ]
     assert [found.info.name for found in discovery.drivers()] == ["toy", "other"]
-    discovery.block(["watching", "other"], "--disable-plugins")
+    block([Setting(["watching", "other"], "--disable-plugins")])
     assert [found.info.name for found in discovery.drivers()] == ["toy"]
     preflight(discovery.driver("toy"))
     assert log == []

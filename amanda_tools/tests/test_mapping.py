@@ -36,9 +36,7 @@ class Quiet:
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib_metadata, "entry_points", lambda *, group: [])
-    monkeypatch.setattr(discovery, "_manager", None)
-    monkeypatch.setattr(discovery, "_drivers", {})
-    monkeypatch.setattr(discovery, "_broken", {})
+    monkeypatch.setattr(discovery, "registered", None)
     discovery.register(Quiet(), "flow")
 
 

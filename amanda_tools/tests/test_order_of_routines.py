@@ -41,8 +41,7 @@ class Unordered:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Unordered:
     monkeypatch.setattr(importlib_metadata, "entry_points", lambda *, group: [])
-    monkeypatch.setattr(discovery, "_manager", None)
-    monkeypatch.setattr(discovery, "_drivers", {})
+    monkeypatch.setattr(discovery, "registered", None)
     plugin = Unordered()
     discovery.register(plugin, "flow")
     return plugin

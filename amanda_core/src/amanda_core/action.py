@@ -50,49 +50,39 @@ _ORDER = {point: rank for rank, point in enumerate(IPoint)}
 
 
 class ActionKind(Enum):
-    """The six kinds of action (paper, listing 3), named like the methods that ask for them."""
+    """The six kinds of action (paper, listing 3), named like the methods that ask for them.
 
-    INSERT_BEFORE_OP = "insert_before_op"
-    INSERT_AFTER_OP = "insert_after_op"
-    INSERT_BEFORE_BACKWARD_OP = "insert_before_backward_op"
-    INSERT_AFTER_BACKWARD_OP = "insert_after_backward_op"
-    REPLACE_OP = "replace_op"
-    REPLACE_BACKWARD_OP = "replace_backward_op"
+    Attributes:
+        point: The point whose plan the action joins; a replacement belongs to the point before.
+        selects: Name of the values that the routine gets.
+    """
+
+    INSERT_BEFORE_OP = "insert_before_op", IPoint.BEFORE_FORWARD, "inputs"
+    INSERT_AFTER_OP = "insert_after_op", IPoint.AFTER_FORWARD, "outputs"
+    INSERT_BEFORE_BACKWARD_OP = (
+        "insert_before_backward_op",
+        IPoint.BEFORE_BACKWARD,
+        "grad_outputs",
+    )
+    INSERT_AFTER_BACKWARD_OP = "insert_after_backward_op", IPoint.AFTER_BACKWARD, "grad_inputs"
+    REPLACE_OP = "replace_op", IPoint.BEFORE_FORWARD, "inputs"
+    REPLACE_BACKWARD_OP = "replace_backward_op", IPoint.BEFORE_BACKWARD, "grad_outputs"
+
+    point: IPoint
+    selects: str
 
     __hash__ = object.__hash__
 
-    @property
-    def point(self) -> IPoint:
-        """The point whose plan the action joins; a replacement belongs to the point before."""
-        return _POINT_OF[self]
+    def __new__(cls, value: str, point: IPoint, selects: str) -> ActionKind:  # noqa: D102
+        kind = object.__new__(cls)
+        kind._value_, kind.point, kind.selects = value, point, selects
+        return kind
 
     @property
     def is_replacement(self) -> bool:
         """Whether the routine stands in for the op."""
         return self in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 
-    @property
-    def selects(self) -> str:
-        """Name of the values that the routine gets."""
-        return _SELECTS[self]
-
-
-_POINT_OF = {
-    ActionKind.INSERT_BEFORE_OP: IPoint.BEFORE_FORWARD,
-    ActionKind.REPLACE_OP: IPoint.BEFORE_FORWARD,
-    ActionKind.INSERT_AFTER_OP: IPoint.AFTER_FORWARD,
-    ActionKind.INSERT_BEFORE_BACKWARD_OP: IPoint.BEFORE_BACKWARD,
-    ActionKind.REPLACE_BACKWARD_OP: IPoint.BEFORE_BACKWARD,
-    ActionKind.INSERT_AFTER_BACKWARD_OP: IPoint.AFTER_BACKWARD,
-}
-_SELECTS = {
-    ActionKind.INSERT_BEFORE_OP: "inputs",
-    ActionKind.REPLACE_OP: "inputs",
-    ActionKind.INSERT_AFTER_OP: "outputs",
-    ActionKind.INSERT_BEFORE_BACKWARD_OP: "grad_outputs",
-    ActionKind.REPLACE_BACKWARD_OP: "grad_outputs",
-    ActionKind.INSERT_AFTER_BACKWARD_OP: "grad_inputs",
-}
 
 _STAGED = "__amanda_staged__"
 

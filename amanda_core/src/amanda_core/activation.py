@@ -7,17 +7,17 @@ over 400 lines: the control API of the paper, half of it documentation.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ContextDecorator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core import discovery
-from amanda_core.containment import contain, described, without_exit
+from amanda_core.containment import driver_errors, without_exit
 from amanda_core.driver import Attachment, Blind, DescribingAttachment, NotifiedAttachment
 from amanda_core.errors import (
     AmandaError,
@@ -29,7 +29,7 @@ from amanda_core.errors import (
 )
 from amanda_core.session import Session
 from amanda_core.store import Store
-from amanda_core.threads import THREAD, Control
+from amanda_core.threads import THREAD
 from amanda_core.tool import Tool, check_tool, in_dependency_order
 
 # The rest is imported where it is needed: most applications of tools need none of it.
@@ -53,8 +53,8 @@ __all__ = [
     "step",
 ]
 
+E = TypeVar("E", bound="_Extent")
 F = TypeVar("F", bound=Callable[..., Any])
-
 
 _LOCAL = threading.local()
 # From `_Stack.attach` up to the line that enters `apply`.
@@ -69,21 +69,15 @@ class _Stack:
         self.thread = threading.get_ident()
         self.attachments: dict[str, Attachment] = {}
         self.declined: Declined | None = None
-        self.closed = False
         #: Whether `open` is through: what is asked of drivers from then on is asked in an import.
         self.opened = False
-        manager = discovery.plugin_manager()
-        tools = in_dependency_order(first.tools)
-        self.session = Session(tools, Store.resume(tools), manager.hook, self.resolve)
-        self.session.set_policy(self.policy())
+        tools, hook = self.resolve(), discovery.plugin_manager().hook
+        self.session = Session(tools, Store.resume(tools), hook, self.resolve)
+        self.session.set_policy(first.on_driver_error)
 
     def resolve(self) -> tuple[Tool, ...]:
         """The tools of all entries and what they depend on, in order."""
         return in_dependency_order(tool for entry in self.entries for tool in entry.tools)
-
-    def policy(self) -> OnDriverError:
-        """Return what is done where a driver fails: one entry that would go on is enough."""
-        return "skip" if any(e.on_driver_error == "skip" for e in self.entries) else "raise"
 
     def open(self) -> None:
         THREAD.session = self.session
@@ -105,28 +99,17 @@ class _Stack:
         """Tell the attachments that a switch or the epoch has changed."""
         for name, attachment in tuple(self.attachments.items()):
             if isinstance(attachment, NotifiedAttachment):
+                what = f"Driver {name!r} fails at a change of the switches or tools"
                 try:
-                    attachment.changed()
-                except BaseException as error:  # A switch must not stay half entered for it.
-                    contain(error)
-                    broken = DriverError(
-                        f"Driver {name!r} fails at a change of the switches or tools: "
-                        f"{described(error)}"
-                    )
-                    broken.__cause__ = error
-                    self.session.defer(broken)
+                    with driver_errors(what, passing=()):
+                        attachment.changed()
+                except DriverError as error:  # A switch must not stay half entered for it.
+                    self.session.defer(error)
 
     def attach(self, driver: discovery.Driver) -> bool:
-        try:
+        what = f"Driver {driver.info.name!r} of {driver.distribution} failed to attach"
+        with driver_errors(what, passing=AmandaError):
             attachment = driver.call("amanda_attach", session=self.session)
-        except AmandaError:
-            raise
-        except BaseException as error:
-            contain(error)
-            raise DriverError(
-                f"Driver {driver.info.name!r} of {driver.distribution} failed to attach: "
-                f"{described(error)}"
-            ) from error
         if attachment is None:
             return False
         self.attachments[driver.info.name] = attachment
@@ -143,11 +126,12 @@ class _Stack:
 
     def change(self, entries: list[Handle]) -> None:
         self.entries = entries
-        self.session.set_policy(self.policy())
+        # One entry that would go on where a driver fails is enough.
+        skips = any(entry.on_driver_error == "skip" for entry in entries)
+        self.session.set_policy("skip" if skips else "raise")
         self.session.set_tools(self.resolve())
 
     def close(self) -> None:
-        self.closed = True
         THREAD.session = None
         self.session.listener = self.session.control.listener = None
         self.session.close()
@@ -176,18 +160,11 @@ class _ThreadsEnd:
 
     def __del__(self) -> None:
         # A forked process loses the other threads, but drivers detach there by themselves.
-        if self._stack.closed or sys.is_finalizing() or os.getpid() != self._process:
+        if self._stack.session.closed or sys.is_finalizing() or os.getpid() != self._process:
             return
         for entry in self._stack.entries:
             entry._stack = None
         self._stack.close()
-
-
-def _check_policy(policy: str) -> None:
-    if policy != "raise":
-        from amanda_core.driver_failures import check_policy
-
-        check_policy(policy)
 
 
 class Handle:
@@ -199,7 +176,6 @@ class Handle:
     """
 
     def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
-        _check_policy(on_driver_error)
         self.tools = tuple(tools)
         self.on_driver_error = on_driver_error
         self._stack: _Stack | None = None
@@ -258,13 +234,11 @@ class Handle:
 
     def coverage(self) -> dict[str, list[Blind]]:
         """Driver name -> what it cannot see here, and why; empty once removed."""
-        attachments = self._stack.attachments if self._stack is not None else {}
-        return {
-            name: [*held.coverage(), *self._failures(name)] for name, held in attachments.items()
-        }
-
-    def _failures(self, framework: str) -> list[Blind]:
-        return self._stack.session.failures.coverage(framework) if self._stack is not None else []
+        if self._stack is None:
+            return {}
+        failed = self._stack.session.failures.coverage
+        attachments = self._stack.attachments
+        return {name: [*held.coverage(), *failed(name)] for name, held in attachments.items()}
 
     def conflicts(self) -> list[Conflict]:
         """The values that several of the applied tools have changed, and in which order.
@@ -285,50 +259,54 @@ class Handle:
         return self._stack.session if self._stack is not None else None
 
 
-def _refuse_generators(func: Callable[..., Any], extent: str) -> None:
-    # A call of such a function only makes an object: the extent would be over when it runs.
-    if (
-        inspect.isgeneratorfunction(func)
-        or inspect.iscoroutinefunction(func)
-        or inspect.isasyncgenfunction(func)
-    ):
-        raise ToolError(
-            f"{func.__qualname__} is a generator or coroutine function",
-            where=f"@{extent}",
-            fix=f"Write `with {extent}:` inside it",
-        )
+class _Extent(ContextDecorator):
+    """A context manager that decorates functions, too: each call of one is an extent of its own."""
 
+    #: How a user writes it.
+    _written: str
 
-class Applied(ContextDecorator):
-    """What `apply` returns: a context manager and decorator, usable any number of times."""
+    def __init__(self) -> None:
+        #: What `__exit__` takes back, innermost last.
+        self._entered: list[Any] = []
 
-    def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
-        _check_policy(on_driver_error)
-        self._tools = tuple(tools)
-        self._on_driver_error = on_driver_error
-        self._handles: list[Handle] = []
-
-    def _recreate_cm(self) -> Applied:
-        return Applied(self._tools, self._on_driver_error)
+    def _recreate_cm(self: E) -> E:
+        extent = copy.copy(self)
+        extent._entered = []  # Threads that call a decorated function at once share nothing.
+        return extent
 
     def __call__(self, func: F) -> F:
         """Decorate a function: each call of it is an extent of its own."""
-        _refuse_generators(func, "amanda.apply(...)")
+        # A call of such a function only makes an object: the extent would be over when it runs.
+        if (
+            inspect.isgeneratorfunction(func)
+            or inspect.iscoroutinefunction(func)
+            or inspect.isasyncgenfunction(func)
+        ):
+            raise ToolError(
+                f"{func.__qualname__} is a generator or coroutine function",
+                where=f"@{self._written}",
+                fix=f"Write `with {self._written}:` inside it",
+            )
         return super().__call__(func)
+
+
+class Applied(_Extent):
+    """What `apply` returns: a context manager and decorator, usable any number of times."""
+
+    _written = "amanda.apply(...)"
+
+    def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
+        super().__init__()
+        self._tools, self._on_driver_error = tuple(tools), on_driver_error
 
     def __enter__(self) -> Handle:
         handle = Handle(self._tools, self._on_driver_error)
         handle._enter()
-        self._handles.append(handle)
+        self._entered.append(handle)
         return handle
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        handle = self._handles[-1]
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        handle = self._entered[-1]
         if error is not None and handle.session is not None:
             handle.session.raised(error)
         try:
@@ -336,7 +314,7 @@ class Applied(ContextDecorator):
         finally:
             # Left in a foreign thread they stay applied, for the right thread to leave.
             if handle.session is None:
-                self._handles.remove(handle)
+                self._entered.remove(handle)
 
 
 def apply(*tools: Tool, on_driver_error: OnDriverError = "raise") -> Applied:
@@ -361,19 +339,26 @@ def apply(*tools: Tool, on_driver_error: OnDriverError = "raise") -> Applied:
     >>> from amanda_core.tool import Tool
     >>> applied = apply(Tool())
     """
-    for tool in tools:
-        check_tool(tool, "amanda.apply")
+    _check(tools, on_driver_error, "amanda.apply")
     in_dependency_order(tools)
     return Applied(tools, on_driver_error)
 
 
 def attach(*tools: Tool, on_driver_error: OnDriverError = "raise") -> Handle:
     """Apply tools until the returned handle's ``remove()`` is called; see `apply`."""
-    for tool in tools:
-        check_tool(tool, "amanda.attach")
+    _check(tools, on_driver_error, "amanda.attach")
     handle = Handle(tools, on_driver_error)
     handle._enter()
     return handle
+
+
+def _check(tools: Sequence[Tool], on_driver_error: OnDriverError, where: str) -> None:
+    for tool in tools:
+        check_tool(tool, where)
+    if on_driver_error != "raise":
+        from amanda_core.driver_failures import check_policy
+
+        check_policy(on_driver_error)
 
 
 def step() -> None:
@@ -385,20 +370,12 @@ def step() -> None:
         THREAD.session.end_step()
 
 
-class Switch(ContextDecorator):
+class Switch(_Extent):
     """One of the switches of the control API: a context manager and decorator; it nests."""
 
     def __init__(self, name: str, value: bool, function: str) -> None:
-        self._name, self._value, self._function = name, value, function
-        self._entered: list[Control] = []
-
-    def _recreate_cm(self) -> Switch:
-        return Switch(self._name, self._value, self._function)
-
-    def __call__(self, func: F) -> F:
-        """Decorate a function: each call of it is an extent of its own."""
-        _refuse_generators(func, f"amanda.{self._function}()")
-        return super().__call__(func)
+        super().__init__()
+        self._name, self._value, self._written = name, value, f"amanda.{function}()"
 
     def __enter__(self) -> None:
         control = THREAD.control

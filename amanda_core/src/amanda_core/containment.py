@@ -11,10 +11,11 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from amanda_core.errors import AmandaWarning, DriverError
 
-__all__ = ["contain", "described", "warn", "without_exit"]
+__all__ = ["contain", "described", "driver_errors", "warn", "without_exit"]
 
 _LONGEST = 2000
 
@@ -45,21 +46,29 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
-def without_exit(what: str) -> Iterator[None]:
-    """Extent in which a hook cannot end the program without a word, as `SystemExit` would.
+def driver_errors(
+    what: str, *, fix: str = "", passing: type[Exception] | tuple[()] = DriverError
+) -> Iterator[None]:
+    """Raise a `DriverError` for whatever the code of a plugin raises in this block.
 
     Args:
         what: What fails, as the beginning of a message.
-
-    Raises:
-        DriverError: In place of such an exception; others come out as they are.
+        fix: What to do about it.
+        passing: Exceptions that leave the block as they are, as Ctrl-C does. With `Exception` only
+            the end of the program is contained.
     """
     try:
         yield
-    except (Exception, KeyboardInterrupt):
+    except KeyboardInterrupt:
+        raise
+    except passing:
         raise
     except BaseException as error:
-        raise DriverError(f"{what}: {described(error)}", fix="Upgrade or block it") from error
+        raise DriverError(f"{what}: {described(error)}", fix=fix) from error
+
+
+#: Extent in which a hook cannot end the program without a word, as `SystemExit` would.
+without_exit = partial(driver_errors, fix="Upgrade or block it", passing=Exception)
 
 
 def warn(message: str, stacklevel: int = 1) -> None:

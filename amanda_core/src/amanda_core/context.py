@@ -8,7 +8,8 @@ class of over 400 lines, half of them documentation: the paper's API is one clas
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from amanda_core.action import Action, ActionKind, IPoint
@@ -32,21 +33,16 @@ __all__ = ["OpContext"]
 
 #: Where `OpContext.execution` has values.
 _VALUES = ("inputs", "outputs", "grad_outputs", "grad_inputs")
+#: What is known of an op before its first execution.
+_UNKNOWN: Mapping[str, Any] = {
+    "op": None,
+    "attrs": {},
+    "input_names": (),
+    "constant": None,
+    "recomputed": False,
+}
+_COUNTED = "Positions are those of the op's signature, counted from 0"
 _UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
-
-
-def _capabilities_for(kind: ActionKind, backward: bool, autodiff: bool) -> list[str]:
-    """Return what a driver has to declare for a request in a forward or backward context."""
-    needed = []
-    if kind.point.is_backward:
-        needed.append("gradients" if backward else "aligned_gradients")
-    if kind is ActionKind.REPLACE_OP:
-        needed.append("replace")
-    elif kind is ActionKind.REPLACE_BACKWARD_OP:
-        needed.append("replace_backward")
-    elif autodiff:
-        needed.append("autodiff")
-    return needed
 
 
 class OpContext(dict[str, Any]):
@@ -61,24 +57,25 @@ class OpContext(dict[str, Any]):
 
     # A context stands for an op, so two are equal only if they are the same one.
     __hash__: ClassVar[Callable[[Any], int]] = object.__hash__  # type: ignore[assignment]
+    #: The key under which its store has it; set by the session.
+    _place: tuple[Hashable, ...]
 
-    def __init__(self, session: Session, site: Site, op_id: int, forward: OpContext | None) -> None:
+    def __init__(
+        self, session: Session, site: Site, op_id: int, forward: OpContext | None, backward: bool
+    ) -> None:
         super().__init__()
         self._store = session._store
-        self._site = site
-        self._id = op_id
-        self._forward = forward
-        self._backward = False
-        self._op: Any = None
+        self._site, self._forward = site, forward
+        self._id, self._backward = op_id, backward
+        #: Tells the op from others, and its context from that of its backward op.
+        self._key = (backward, op_id)
+        #: What `fill` has set and `release` leaves: what is known of the op beside its values.
+        self._known: dict[str, Any] = dict(_UNKNOWN)
         #: For drivers: what `fill` has set for the current execution. Values are under "inputs",
         #: "outputs", "grad_outputs" and "grad_inputs"; "open" is true from `fill` to `release`;
         #: "op" may hold the operator of this execution alone. Native code may write it itself.
         self.execution: dict[str, Any] = {}
         self._remembered: dict[str, Any] = {}
-        self._attrs: Mapping[str, Any] = {}
-        self._input_names: tuple[str, ...] = ()
-        self._constant: Callable[[Any], Any] | None = None
-        self._recomputed = False
         self._recorder: tuple[Tool, IPoint, list[Action]] | None = None
         self._plans: dict[IPoint, Plan] | None = None
         self._epoch = -1
@@ -214,27 +211,24 @@ class OpContext(dict[str, Any]):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the input positions, as far as known."""
-        return self._forward.input_names if self._forward is not None else self._input_names
+        return self._of_op("input_names")  # type: ignore[no-any-return]
 
     @property
     def attrs(self) -> Mapping[str, Any]:
         """Arguments that are not positions, such as ``dtype`` or a graph node's attributes."""
-        return self._forward.attrs if self._forward is not None else self._attrs
+        return self._of_op("attrs")  # type: ignore[no-any-return]
 
     @property
     def recomputed(self) -> bool:
         """Whether this execution reruns one that already took place (activation checkpointing)."""
-        return self._forward.recomputed if self._forward is not None else self._recomputed
+        return self._of_op("recomputed")  # type: ignore[no-any-return]
 
     @property
     def where(self) -> str:
         """Op name, id, module path and source line, for messages."""
-        parts = [f"op {self.name!r} (id {self._id}"]
-        if self.module_path:
-            parts.append(f", module {self.module_path!r}")
-        if self.source:
-            parts.append(f", at {self.source}")
-        return "".join(parts) + ")"
+        module = f", module {self.module_path!r}" if self.module_path else ""
+        source = f", at {self.source}" if self.source else ""
+        return f"op {self.name!r} (id {self._id}{module}{source})"
 
     def value(self, position: int) -> Any:
         """The concrete value of a parameter or constant input, in every execution mode.
@@ -255,10 +249,9 @@ class OpContext(dict[str, Any]):
             raise PositionError(
                 f"The op has no input {position}: it has {len(inputs)}",
                 where=self.where,
-                fix="Positions are those of the op's signature, counted from 0",
+                fix=_COUNTED,
             )
-        holder = self._forward if self._forward is not None else self
-        constant = holder._constant
+        constant = self._of_op("constant")
         return constant(inputs[position]) if constant is not None else inputs[position]
 
     def supports(self, capability: str) -> bool:
@@ -267,7 +260,7 @@ class OpContext(dict[str, Any]):
         Args:
             capability: Such as ``replace`` or ``ordered``; the drivers' guide lists them.
         """
-        return self._session.can(capability, self.namespace)
+        return self._store.session.can(capability, self.namespace)
 
     @property
     def facts(self) -> Facts | None:
@@ -276,7 +269,7 @@ class OpContext(dict[str, Any]):
         A tool asks here and never finds out by itself whose tensor a value is. It may keep the
         object for its routines.
         """
-        return self._session.facts(self.namespace)
+        return self._store.session.facts(self.namespace)
 
     # Instrumentation API (paper, listing 3).
 
@@ -427,24 +420,16 @@ class OpContext(dict[str, Any]):
         """Set what is known of the current execution."""
         execution = self.execution
         execution["open"] = True
-        if op is not _UNSET:
-            self._op = op
-        if attrs is not _UNSET:
-            self._attrs = attrs
-        if input_names is not _UNSET:
-            self._input_names = input_names
-        if constant is not _UNSET:
-            self._constant = constant
-        if recomputed is not _UNSET:
-            self._recomputed = recomputed
-        if inputs is not _UNSET:
-            execution["inputs"] = inputs
-        if outputs is not _UNSET:
-            execution["outputs"] = outputs
-        if grad_outputs is not _UNSET:
-            execution["grad_outputs"] = grad_outputs
-        if grad_inputs is not _UNSET:
-            execution["grad_inputs"] = grad_inputs
+        for values, given in zip(
+            _VALUES, (inputs, outputs, grad_outputs, grad_inputs), strict=True
+        ):
+            if given is not _UNSET:
+                execution[values] = given
+        for fact, known in zip(
+            _UNKNOWN, (op, attrs, input_names, constant, recomputed), strict=True
+        ):
+            if known is not _UNSET:
+                self._known[fact] = known
 
     def release(self) -> None:
         """Let go of the tensors at the end of an execution; keys and facts stay.
@@ -457,7 +442,7 @@ class OpContext(dict[str, Any]):
         self.execution.clear()
         if self._backward:
             # A backward operator object keeps its part of the graph alive.
-            self._op = None
+            self._known["op"] = None
 
     def remember(self) -> None:
         """Remember the values of the current execution weakly, for its backward routines."""
@@ -470,20 +455,11 @@ class OpContext(dict[str, Any]):
 
         For a driver that runs the op without opening its context.
         """
-        constant = self._constant or (lambda value: None)
+        constant = self._known["constant"] or (lambda value: None)
         only = self._store.session._weak.only
         self._remembered = {what: only(v, constant) for what, v in self._remembered.items()}
 
-    def _forget_values(self) -> None:
-        """Remember none of the values: no routine will ask for them."""
-        self._remembered = {}
-
     # Inside.
-
-    @property
-    def _session(self) -> Session:
-        """The session that runs now; the one that made the context may be closed."""
-        return self._store.session
 
     def _note_edits(self, action: Action, changed: Iterable[tuple[int, Any]]) -> None:
         serial = action.tool._amanda.serial
@@ -491,10 +467,14 @@ class OpContext(dict[str, Any]):
             editors = self._edits.setdefault((action.kind, position), set())
             if serial not in editors:
                 editors.add(serial)
-                self._session.contended |= len(editors) > 1
+                self._store.session.contended |= len(editors) > 1
+
+    def _of_op(self, fact: str) -> Any:
+        """Return what is known of the forward op, also in the context of its backward op."""
+        return (self._forward if self._forward is not None else self)._known[fact]
 
     def _raw(self) -> Any:
-        op = self.execution.get("op", self._op)
+        op = self.execution.get("op", self._known["op"])
         return op() if isinstance(op, weakref.ref) else op
 
     def _read(self, what: str, *, of_forward: bool) -> Any:
@@ -550,20 +530,26 @@ class OpContext(dict[str, Any]):
                 fix="Register the routine with require_outputs=False",
             )
         # What only looks has no derivative.
-        autodiff = self._session.control.autodiff and not observe
+        autodiff = self._store.session.control.autodiff and not observe
         self._require_capabilities(kind, point, autodiff, where)
         chosen = self._check_positions(kind, positions, where)
         action = Action(kind, func, chosen, kwargs, tool, autodiff, observe)
-        self._session.recorded(self, action)
+        self._store.session.recorded(self, action)
         log.append(action)
 
     def _require_capabilities(
         self, kind: ActionKind, point: IPoint, autodiff: bool, where: str
     ) -> None:
-        framework, _, rest = self.namespace.partition("/")
-        mode = rest.rpartition("/")[2]
-        for capability in _capabilities_for(kind, self._backward, autodiff):
-            if not self.supports(capability):
+        framework, *_, mode = self.namespace.split("/")
+        backward = kind.point.is_backward
+        for capability, is_needed in (
+            ("gradients", backward and self._backward),
+            ("aligned_gradients", backward and not self._backward),
+            ("replace", kind is ActionKind.REPLACE_OP),
+            ("replace_backward", kind is ActionKind.REPLACE_BACKWARD_OP),
+            ("autodiff", autodiff and not kind.is_replacement),
+        ):
+            if is_needed and not self.supports(capability):
                 raise UnsupportedError(
                     f"The driver {framework!r} has no {capability!r} in mode {mode!r}, which "
                     f"{kind.value} needs",
@@ -571,7 +557,7 @@ class OpContext(dict[str, Any]):
                     fix="Ask for it only where context.supports() says so",
                 )
         # A backward context comes after its driver knew that its op would be watched.
-        late = kind.point.is_backward and point is IPoint.AFTER_FORWARD
+        late = backward and point is IPoint.AFTER_FORWARD
         if late and not self.supports("late_gradients"):
             raise LateActionError(
                 f"{kind.value} at {point.value} comes too late: the driver {framework!r} has no "
@@ -582,40 +568,30 @@ class OpContext(dict[str, Any]):
             )
 
     def _check_positions(
-        self, kind: ActionKind, positions: Sequence[int] | None, where: str = ""
+        self, kind: ActionKind, positions: Sequence[int] | None, where: str
     ) -> tuple[int, ...] | None:
         if positions is None:
             return None
         # Taken once: an iterator would be empty behind the check.
-        chosen = tuple(positions) if isinstance(positions, Iterable) else None
-        if chosen is None or not all(type(p) is int for p in chosen):
-            raise PositionError(
-                f"{kind.selects}={positions!r} is not a list of positions",
-                where=where or self.where,
-                fix=f"Write {kind.selects}=[0] for the first",
-            )
-        if len(set(chosen)) < len(chosen):
-            raise PositionError(
-                f"{kind.selects}={list(chosen)} names a position twice",
-                where=where or self.where,
-                fix="Name each position once",
-            )
+        chosen = tuple(positions) if isinstance(positions, Iterable) else (None,)
         count = self._count(kind.selects)
-        for position in chosen:
-            if position < 0 or (count is not None and position >= count):
-                known = "" if count is None else f": it has {count} ({self._named(kind)})"
-                raise PositionError(
-                    f"The op has no {kind.selects}[{position}]{known}",
-                    where=where or self.where,
-                    fix="Positions are those of the op's signature, counted from 0",
-                )
-        return chosen
+        if not all(type(position) is int for position in chosen):
+            wrong = f"{kind.selects}={positions!r} is not a list of positions"
+            fix = f"Write {kind.selects}=[0] for the first"
+        elif len(set(chosen)) < len(chosen):
+            wrong = f"{kind.selects}={list(chosen)} names a position twice"
+            fix = "Name each position once"
+        else:
+            missing = [p for p in chosen if p < 0 or (count is not None and p >= count)]
+            if not missing:
+                return chosen
+            known = "" if count is None else f": it has {count} ({self._named(kind)})"
+            wrong, fix = f"The op has no {kind.selects}[{missing[0]}]{known}", _COUNTED
+        raise PositionError(wrong, where=where, fix=fix)
 
     def _check_aligned_outputs(self) -> None:
         # Asked for before the op had run, when the number of its outputs was not known.
         plan = self.plan(IPoint.BEFORE_BACKWARD)
-        if not plan:
-            return
         for step in (*plan.steps, *filter(None, (plan.replacement,))):
             self._check_positions(step.action.kind, step.action.positions, step.where)
 
@@ -631,31 +607,27 @@ class OpContext(dict[str, Any]):
         return None if values is None else len(values)
 
     def _make_plans(self) -> dict[IPoint, Plan]:
-        steps: dict[IPoint, list[Step]] = {}
+        # Point -> its steps: those that come first, and those that come last.
+        steps: dict[IPoint, tuple[list[Step], list[Step]]] = {}
         replacements: dict[IPoint, Step] = {}
-        for action in self._session.actions_of(self):
+        for action in self._store.session.actions_of(self):
             step, point = Step(action, self), action.kind.point
             if not action.kind.is_replacement:
-                steps.setdefault(point, []).append(step)
+                before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
+                steps.setdefault(point, ([], []))[action.tool.outermost is not before].append(step)
             elif point in replacements:
                 self._conflict(action.kind, replacements[point].action.tool, action.tool)
             else:
                 replacements[point] = step
-        for point, there in steps.items():
-            outer = [step for step in there if step.action.tool.outermost]
-            if outer:
-                inner = [step for step in there if not step.action.tool.outermost]
-                before = point in (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
-                steps[point] = outer + inner if before else inner + outer
         points = {*steps, *replacements}
-        return {p: Plan(steps.get(p, ()), replacements.get(p)) for p in points}
+        return {p: Plan([*chain(*steps.get(p, ()))], replacements.get(p)) for p in points}
 
     def _refuse_conflict(self, action: Action) -> None:
         """Refuse a replacement where another one was asked for; the core's part of the hook."""
         if self._recorder is None or not action.kind.is_replacement:
             return
         tool, point, recorded = self._recorder
-        others = (*self._session.actions_of(self, without=(tool, point)), *recorded)
+        others = (*self._store.session.actions_of(self, without=(tool, point)), *recorded)
         for other in others:
             if other.kind is action.kind:
                 self._conflict(action.kind, other.tool, tool)

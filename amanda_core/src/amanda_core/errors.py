@@ -7,6 +7,7 @@ these: it propagates with its own type and a note (see `annotate`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 __all__ = [
@@ -66,11 +67,7 @@ class AmandaError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors travel between processes (data-loader workers); the message is made of its parts.
-        return (_remake, (type(self), self.what, self.where, self.fix))
-
-
-def _remake(kind: type[AmandaError], what: str, where: str, fix: str) -> AmandaError:
-    return kind(what, where=where, fix=fix)
+        return (partial(type(self), where=self.where, fix=self.fix), (self.what,))
 
 
 class ToolError(AmandaError, TypeError):

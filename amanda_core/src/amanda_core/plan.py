@@ -61,8 +61,7 @@ class Step:
             ObserverResultError: The routine observes, and returned something.
             BaseException: Whatever the routine raised, with a note.
         """
-        positions = self._positions(values)
-        selected = self._select(values, positions)
+        positions, selected = self._select(values)
         if self._skip_none and selected and all(value is None for value in selected):
             return []
         return self._changes(positions, selected, self._call(selected))
@@ -73,15 +72,10 @@ class Step:
         Raises:
             RoutineResultError: It is a wrong number of values.
         """
-        positions = self._positions(values)
-        return self._changes(positions, self._select(values, positions), result)
-
-    def _positions(self, values: Sequence[Any]) -> tuple[int, ...]:
-        positions = self.action.positions
-        return tuple(range(len(values))) if positions is None else positions
+        return self._changes(*self._select(values), result)
 
     def _changes(
-        self, positions: tuple[int, ...], selected: list[Any], result: Any
+        self, positions: Sequence[int], selected: list[Any], result: Any
     ) -> list[tuple[int, Any]]:
         if result is None:
             return []
@@ -108,9 +102,8 @@ class Step:
         Raises:
             RoutineResultError: The routine returned None.
         """
-        positions = self.action.positions
-        selected = values if positions is None else self._select(values, positions)
-        result = self._call(list(selected))
+        _, selected = self._select(values)
+        result = self._call(selected)
         if result is None:
             raise RoutineResultError(
                 "A replacement returned None",
@@ -119,9 +112,13 @@ class Step:
             )
         return result
 
-    def _select(self, values: Sequence[Any], positions: tuple[int, ...]) -> list[Any]:
+    def _select(self, values: Sequence[Any]) -> tuple[Sequence[int], list[Any]]:
+        """Return the positions that the routine gets, and the values there."""
+        positions = self.action.positions
+        if positions is None:
+            return range(len(values)), list(values)
         try:
-            return [values[position] for position in positions]
+            return positions, [values[position] for position in positions]
         except IndexError:
             raise PositionError(
                 f"Position {max(positions)} was asked for, but there are {len(values)} "
@@ -143,21 +140,14 @@ class Step:
             switches[ROUTINE_DEPTH] -= 1
 
     def _as_many(self, result: Any, selected: list[Any]) -> Sequence[Any]:
-        wanted = len(selected)
-        if wanted == 1:
-            old = selected[0]
-            if not isinstance(result, (tuple, list)):
-                return (result,)
-            if isinstance(old, (tuple, list)):
-                # The position is itself a list of tensors: a sequence is its new value, unless
-                # that stands alone inside a sequence.
-                wrapped = len(result) == 1 and isinstance(result[0], (tuple, list))
-                return result if wrapped else (result,)
-            if len(result) == 1:
-                return result
-        elif isinstance(result, (tuple, list)) and len(result) == wanted:
-            return result
-        got = len(result) if isinstance(result, (tuple, list)) else 1
+        many = result if isinstance(result, (tuple, list)) else (result,)
+        got, wanted = len(many), len(selected)
+        if many is result and wanted == 1 and isinstance(selected[0], (tuple, list)):
+            # The position is itself a list of tensors: a sequence is its new value, unless that
+            # stands alone inside a sequence.
+            return many if got == 1 and isinstance(many[0], (tuple, list)) else (result,)
+        if got == wanted:
+            return many
         raise RoutineResultError(
             f"A routine returned {got} value{'s' if got != 1 else ''}, but was given {wanted}",
             where=self.where,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from amanda_core.containment import warn, without_exit
 from amanda_core.context import OpContext
 from amanda_core.errors import AmandaWarning, annotate
 from amanda_core.identity import stable_id
-from amanda_core.store import Store
+from amanda_core.store import Stage, Store
 from amanda_core.switches import ENABLED, EPOCH, ROUTINE_DEPTH
 from amanda_core.threads import THREAD, Control, inside_routine
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from amanda_core.driver import DriverInfo, Site
     from amanda_core.driver_failures import DriverFailures, OnDriverError
     from amanda_core.facts import Facts
-    from amanda_core.tool import Tool
+    from amanda_core.tool import Analysis, Tool
 
 __all__ = ["Session"]
 
@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 # How many combinations of nested tools one store tells apart before plans are made anew.
 _EPOCHS_KEPT = 64
+_NO_DRIVER = (None, None)
 
 
 class Session:
@@ -68,22 +69,17 @@ class Session:
         self.control: Control = THREAD.control
         self.closed = False
         self.tools: tuple[Tool, ...] = ()
-        self.epoch = 0
+        self.epoch = 0  # Until `set_tools` below.
         self._policy: OnDriverError = "raise"
         self._store = store
         self._hook = hook
         self._resolve = resolve
-        self._wanted: frozenset[IPoint] = frozenset()
-        self._drivers: dict[str, DriverInfo] = {}
-        self._facts: dict[str, Facts | None] = {}
+        self._drivers: dict[str, tuple[DriverInfo | None, Facts | None]] = {}
         self.pending: list[BaseException] = []
         self._warned: set[str] = set()
         #: Called after each change of `epoch`.
         self.listener: Callable[[], None] | None = None
         self._step = 0
-        self._phases: tuple[tuple[bool, ...], ...] = ()
-        self.wants_backward = False
-        self.watches_scopes = False
         self.contended = False
         store.session = self
         self.set_tools(tools)
@@ -141,15 +137,11 @@ class Session:
         self.set_tools(self._resolve() if self._resolve is not None else self.tools)
 
     def _refresh(self) -> None:
-        self._phases = self._phases_now()
-        key = tuple(
-            (tool._amanda.serial, tool._amanda.generation, phase)
-            for tool, phase in zip(self.tools, self._phases, strict=True)
-        )
+        self._stage = self._stage_now()
         epochs = self._store.epochs
         if len(epochs) >= _EPOCHS_KEPT:
             epochs.clear()
-        before, self.epoch = self.epoch, epochs.setdefault(key, next(self._epochs))
+        before, self.epoch = self.epoch, epochs.setdefault(self._stage, next(self._epochs))
         self.control.switches[EPOCH] = self.epoch
         wanted = {point for tool in self.tools for point in IPoint if tool._amanda.routines[point]}
         # Rules serve the analysis of others; where there is none, they are what was applied.
@@ -160,10 +152,13 @@ class Session:
         if self.epoch != before and self.listener is not None:
             self.listener()
 
-    def _phases_now(self) -> tuple[tuple[bool, ...], ...]:
-        """Return the step-dependent conditions of the tools' selections, evaluated now."""
-        selections = (tool._amanda.selection for tool in self.tools)
-        return tuple(s.phase(self._step) if s is not None else () for s in selections)
+    def _stage_now(self) -> Stage:
+        """Return what plans depend on: the tools' registrations, and which steps are selected."""
+        known = [(tool._amanda, tool._amanda.selection) for tool in self.tools]
+        return tuple(
+            (tool.serial, tool.generation, () if chosen is None else chosen.phase(self._step))
+            for tool, chosen in known
+        )
 
     def _selects(self, tool: Tool, context: OpContext) -> bool:
         selection = tool._amanda.selection
@@ -173,7 +168,7 @@ class Session:
         """End the session: contexts stay in the store, routines no longer run."""
         self.closed = True
         for context in self._store.contexts.values():
-            context._forget_values()
+            context._remembered = {}  # No routine will ask for them.
         for tool in self.tools:
             tool._amanda.listeners.discard(self)
 
@@ -196,7 +191,7 @@ class Session:
 
     def can(self, capability: str, namespace: str) -> bool:
         """Return True if the driver of `namespace` declared `capability` for its mode."""
-        info = self._drivers.get(namespace.partition("/")[0])
+        info, _ = self._drivers.get(namespace.partition("/")[0], _NO_DRIVER)
         return info is None or capability in info.capabilities_in(namespace.rpartition("/")[2])
 
     def facts(self, namespace: str) -> Facts | None:
@@ -205,12 +200,11 @@ class Session:
         Args:
             namespace: Such as that of a context.
         """
-        return self._facts.get(namespace.partition("/")[0])
+        return self._drivers.get(namespace.partition("/")[0], _NO_DRIVER)[1]
 
     def declare(self, info: DriverInfo, facts: Facts | None = None) -> None:
         """Record what an attached driver can do and what it answers about tensors."""
-        self._drivers[info.name] = info
-        self._facts[info.name] = facts
+        self._drivers[info.name] = info, facts
 
     def persistent(self, name: str, factory: Callable[[], T]) -> T:
         """An object of a driver's that resumes with the contexts, made at the first call."""
@@ -253,25 +247,22 @@ class Session:
                 None. Kept by the context: it must hold no tensor.
             recomputed: Whether this reruns an execution that already took place.
         """
-        place = _place(backward, site, forward)
+        owner = None if forward is None else forward.get_op_id()
+        place = (site.namespace, backward, owner, site.key)
         context = self._store.places.get(place)
         new = context is None
         if context is None:
-            context = self._new(backward, site, forward)
-            self._store.places[place] = context
-        if backward:
-            context.execution.clear()
-            context.fill(op=raw)
-        else:
-            context.execution.clear()
-            context.fill(
-                op=raw,
-                inputs=inputs,
-                attrs=attrs or {},
-                input_names=input_names,
-                constant=constant,
-                recomputed=recomputed,
-            )
+            context = self._store.places[place] = self._new(backward, site, forward)
+            context._place = place
+        context.execution.clear()
+        context.fill(
+            op=raw,
+            inputs=inputs,
+            attrs=attrs or {},
+            input_names=input_names,
+            constant=constant,
+            recomputed=recomputed,
+        )
         if new:
             try:
                 with inside_routine(), without_exit("A plugin fails to prepare a context"):
@@ -288,25 +279,22 @@ class Session:
         op_id = stable_id(((framework, rest.partition("/")[2]), scope))
         while (backward, op_id) in self._store.contexts:
             op_id += 1  # Two keys with one hash: the second takes the next free number.
-        context = OpContext(self, site, op_id, forward)
-        context._backward = backward
-        self._store.contexts[backward, op_id] = context
+        context = OpContext(self, site, op_id, forward, backward)
+        self._store.contexts[context._key] = context
         return context
 
     def _drop(self, context: OpContext) -> None:
-        self._store.contexts.pop((context._backward, context._id), None)
-        place = _place(context._backward, context._site, context._forward)
-        self._store.places.pop(place, None)
+        self._store.contexts.pop(context._key, None)
+        self._store.places.pop(context._place, None)
 
     def forget(self, context: OpContext) -> None:
         """Drop the context of an op that can never run again, such as one of a dead model."""
-        key = (context._backward, context._id)
         self._drop(context)
         for tool in self.tools:
             log = tool._amanda.logs.get(self._store)
             if log:
                 for point in IPoint:
-                    log.pop((key, point), None)
+                    log.pop((context._key, point), None)
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
         """Run what analysis is due for `context` at `i_point`."""
@@ -332,7 +320,7 @@ class Session:
             BaseException: Whatever a routine raised, with a note; its tool's analysis is not
                 cached.
         """
-        due = {id(tool) for tool in self._due(context, i_point)}
+        due = {id(tool): tool for tool in self._due(context, i_point)}
         context._plans = None
         with inside_routine():
             for tool in self.tools:
@@ -346,10 +334,8 @@ class Session:
                         self._call(rule, tool, context, i_point)
             except BaseException:
                 # The rules belong to the analysis of all: none of it is cached.
-                for tool in self.tools:
-                    if id(tool) in due:
-                        key = ((context._backward, context._id), i_point)
-                        tool._amanda.logs.get(self._store, {}).pop(key, None)
+                for tool in due.values():
+                    tool._amanda.logs.get(self._store, {}).pop((context._key, i_point), None)
                 raise
 
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
@@ -363,11 +349,11 @@ class Session:
             tools = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
         if not self.control.caching:
             return tools
-        key = ((context._backward, context._id), i_point)
+        key = (context._key, i_point)
         return [tool for tool in tools if key not in tool._amanda.logs.get(self._store, ())]
 
     def _record(self, tool: Tool, context: OpContext, i_point: IPoint) -> None:
-        key = ((context._backward, context._id), i_point)
+        key = (context._key, i_point)
         old = tool._amanda.logs.get(self._store, {}).pop(key, ())
         actions: list[Action] = []
         context._recorder = (tool, i_point, actions)
@@ -388,13 +374,7 @@ class Session:
         with without_exit("A plugin fails to look at an action"):
             self._hook.amanda_action_recorded(context=context, action=action)
 
-    def _call(
-        self,
-        routine: Callable[[OpContext], Any],
-        tool: Tool,
-        context: OpContext,
-        i_point: IPoint,
-    ) -> None:
+    def _call(self, routine: Analysis, tool: Tool, context: OpContext, i_point: IPoint) -> None:
         try:
             routine(context)
         except BaseException as error:
@@ -410,14 +390,13 @@ class Session:
         self, context: OpContext, *, without: tuple[Tool, IPoint] | None = None
     ) -> Iterator[Action]:
         """Logged actions of the applied tools for an op, in tool order."""
-        op = (context._backward, context._id)
         for tool in self.tools:
             log = tool._amanda.logs.get(self._store)
             if not log or not self._selects(tool, context):
                 continue
             for point in IPoint:
                 if without is None or tool is not without[0] or point is not without[1]:
-                    yield from log.get((op, point), ())
+                    yield from log.get((context._key, point), ())
 
     # For drivers: errors, warnings, steps and scopes.
 
@@ -474,7 +453,7 @@ class Session:
         """Tell the tools that a step has ended and the next one begins."""
         self._tell(lambda tool: [end for _, end in tool._amanda.step], self._step)
         self._step += 1
-        if self._phases_now() != self._phases:
+        if self._stage_now() != self._stage:
             self._refresh()
         self.begin_step()
 
@@ -486,9 +465,7 @@ class Session:
         """Tell the tools that the module scope `path` is left."""
         self._tell(lambda tool: [leave for _, leave in tool._amanda.scope], path)
 
-    def _tell(
-        self, listeners: Callable[[Tool], Sequence[Callable[[Any], None] | None]], what: Any
-    ) -> None:
+    def _tell(self, listeners: Callable[[Tool], Sequence[Any]], what: Any) -> None:
         if not self.enabled:
             return
         for tool in self.tools:
@@ -501,8 +478,3 @@ class Session:
                 except BaseException as error:
                     annotate(error, f"In a listener of tool {tool.tool_name} at {what!r}")
                     raise
-
-
-def _place(backward: bool, site: Site, forward: OpContext | None) -> tuple[Hashable, ...]:
-    """Return what tells one op's context from all others."""
-    return (site.namespace, backward, None if forward is None else forward.get_op_id(), site.key)

@@ -21,6 +21,11 @@ __all__ = ["Store"]
 _STORES_KEPT = 4
 
 
+#: What plans depend on: serial and generation of each applied tool, and which of its selection's
+#: conditions on the step hold.
+Stage = tuple[tuple[int, int, tuple[bool, ...]], ...]
+
+
 class Store:
     """What outlives a session, so that the same tools applied again resume.
 
@@ -41,8 +46,7 @@ class Store:
         self.contexts: dict[tuple[bool, int], OpContext] = {}
         #: Namespace, is backward, id of the forward op and site key -> context
         self.places: dict[tuple[Hashable, ...], OpContext] = {}
-        #: Serial, generation and phase of each active tool -> epoch
-        self.epochs: dict[tuple[tuple[int, int, tuple[bool, ...]], ...], int] = {}
+        self.epochs: dict[Stage, int] = {}
         self.persistent: dict[str, Any] = {}
 
     @property

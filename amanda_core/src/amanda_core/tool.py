@@ -6,7 +6,6 @@ wants to hear of changes. The methods' names and signatures are the paper's (lis
 
 from __future__ import annotations
 
-import copy
 import itertools
 import weakref
 from collections.abc import Callable, Iterable
@@ -63,20 +62,9 @@ class _Registrations:
         for listener in tuple(self.listeners):
             listener.tools_changed()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Registrations:
-        # A copied tool starts without sessions: contexts and plans belong to the original.
-        new = _Registrations()
-        memo[id(self)] = new
-        for name in _COPIED:
-            setattr(new, name, copy.deepcopy(getattr(self, name), memo))
-        return new
-
     def __reduce__(self) -> Any:
+        # A copied tool starts without sessions: contexts and plans belong to the original.
         return _Registrations, (), {name: getattr(self, name) for name in _COPIED}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
 
 
 class Tool:

@@ -1,20 +1,20 @@
-"""Blocking plugins by flag and configuration, for the commands that list what is installed."""
+"""Which of the installed plugins a command uses: by flag and configuration."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from amanda_core import discovery
+from amanda_core import discovery, installed
 
 if TYPE_CHECKING:
     from amanda_core.config import Setting
 
-__all__ = ["DISABLE_PLUGINS", "block", "with_blocking"]
+__all__ = ["DISABLE_PLUGINS", "block", "use_only", "with_blocking"]
 
 DISABLE_PLUGINS = click.option(
     "--disable-plugins",
@@ -42,6 +42,38 @@ def with_blocking(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def block(disabled: Iterable[Setting]) -> None:
-    """Block what sources of the configuration disable, before anything of it is imported."""
+    """Block the plugins and distributions that sources of the configuration disable.
+
+    Nothing of them is imported from now on. What has been imported already is not called any more.
+    """
     for setting in disabled:
-        discovery.block(setting.value, setting.where)
+        installed.block(setting.value, setting.where)
+    registered = discovery.registered
+    if registered is None:
+        return  # Nothing has been imported.
+    for found in installed.installed(installed.DRIVER_GROUP):
+        if found.blocked:
+            registered.broken.pop(found.name, None)
+            known = registered.drivers.get(found.name)
+            if known is not None and known.distribution == found.origin:
+                registered.unregister(found.name)
+    for found in installed.installed(installed.PLUGIN_GROUP):
+        if found.blocked:
+            registered.broken_plugins.pop(found.name, None)
+            if registered.manager.has_plugin(discovery.plugin_key(found.name)):
+                discovery.unregister_plugin(found.name)
+
+
+def use_only(names: Sequence[str], where: str) -> None:
+    """Forget all drivers but those called `names`; raises as `discovery.driver` does for each.
+
+    Args:
+        names: The drivers. Without one, tools are applied and see nothing.
+        where: What names them, for messages.
+    """
+    wanted = {id(discovery.driver(name)) for name in names}
+    registered = discovery.plugins()
+    for name, found in tuple(registered.drivers.items()):
+        if id(found) not in wanted:
+            registered.unregister(name)
+    registered.without_drivers = "" if names else where

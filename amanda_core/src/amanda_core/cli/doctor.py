@@ -105,7 +105,7 @@ def _of_drivers(drivers: list[dict[str, Any]]) -> list[tuple[str, Finding]]:
 
 
 def _of_plugins() -> list[tuple[str, Finding]]:
-    broken = discovery.broken_plugins()
+    broken = discovery.plugins().broken_plugins
     return [(name, Finding("error", str(error))) for name, error in broken.items()]
 
 

@@ -76,7 +76,7 @@ def _describe(found: Installed) -> dict[str, Any]:
         status = "blocked"
     else:
         try:
-            driver = discovery.driver_of(found)
+            driver = _driver_of(found)
             info, now = driver.info, _status(driver)
         except AmandaError as broken:
             status, error = "broken", str(broken)
@@ -95,6 +95,15 @@ def _describe(found: Installed) -> dict[str, Any]:
         "why": now.why if now else None,
         "error": error,
     }
+
+
+def _driver_of(found: Installed) -> discovery.Driver:
+    """Return the driver of an entry point; raises as `discovery.driver` does."""
+    known = discovery.driver(found.name)
+    broken = discovery.plugins().broken
+    if known.distribution != found.origin and found.name in broken:
+        raise broken[found.name]
+    return known
 
 
 def _by_mode(info: DriverInfo) -> dict[str, list[str]]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from amanda_core import discovery
-from amanda_core.cli.blocking import DISABLE_PLUGINS, block
+from amanda_core.cli.blocking import DISABLE_PLUGINS, block, use_only
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program
 from amanda_core.cli.running import Run
@@ -200,7 +199,7 @@ def run(
     program.enter()  # Before tools are imported: one's own may lie beside the script.
     if config.drivers is not None:
         try:
-            discovery.use_only(config.drivers, config.where)
+            use_only(config.drivers, config.where)
         except AmandaError as error:
             raise type(error)(error.what, where=config.where, fix=error.fix) from error
     made = {settings.name: factories.make(settings) for settings in config.tools}

@@ -203,8 +203,8 @@ class Run:
                     f"{', '.join(declined)} was loaded, but its driver did not attach. `amanda "
                     "doctor` may say why"
                 )
-            elif discovery.without_drivers():
-                why = f"{discovery.without_drivers()} lets no driver attach"
+            elif discovery.plugins().without_drivers:
+                why = f"{discovery.plugins().without_drivers} lets no driver attach"
             elif not frameworks:
                 why = "the program loaded no framework of those that `amanda drivers` lists"
             elif known.selection is None or not ran:
