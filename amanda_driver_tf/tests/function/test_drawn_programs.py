@@ -36,7 +36,7 @@ AT_GRADIENTS = [
 #: What TensorFlow does not differentiate that way.
 WITHOUT = dict.fromkeys(TWICE, ("recomputed", "gradient", "map"))
 #: What may be refused: one tensor that stands for several gradients, or a second derivative.
-REFUSED = "which one it means|differentiated once more|cannot follow"
+REFUSED = "it is not known which|differentiated once more|cannot follow"
 
 
 def drawn_edits(some: random.Random, program: Drawn, way: str) -> list[Edit]:

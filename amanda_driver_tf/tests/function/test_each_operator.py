@@ -35,7 +35,7 @@ OF_SLICES = ("Gather", "GatherV2", "RaggedGather")
 REFUSED = (
     "tf.IndexedSlices",
     "One tensor is the gradient of several inputs",
-    "follows no gradient through",
+    "propagates no gradient through",
     "to which TensorFlow follows none",
 )
 

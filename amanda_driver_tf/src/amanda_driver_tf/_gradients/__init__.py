@@ -1,1 +1,1 @@
-"""Gradients of graphs that are rewritten: which version of a value each op of them reads."""
+"""Gradients of rewritten graphs: the version of a value that each op of a gradient reads."""

@@ -1,8 +1,8 @@
-"""`Derivatives`: what computes gradients in the place of TensorFlow's ops.
+"""`Derivatives`: inserts the nodes that compute gradients instead of TensorFlow's ops.
 
-Owns the new nodes at gradients: what is inserted at them in the aligned view, what replaces the
-whole gradient of an op, and derivatives of what was inserted at the op as it is written. Which
-versions these get and who reads what they make, `gradients` says.
+Owns the new nodes at gradients: the steps of the aligned view, replacements of an op's whole
+gradient, and derivatives of edits that are differentiated as written. `gradients` decides which
+versions these nodes read and who reads their outputs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from amanda_driver_tf._shared.signature import signature_of
 
 __all__ = ["Derivatives", "ReadReturned"]
 
-#: Gives what the gradient function of an op returns, for a value as TensorFlow has wired it.
+#: Returns the version of a value, in TensorFlow's wiring, that a gradient function returns.
 ReadReturned = Callable[[Value, Record], Value]
 
 
 def _indices(lengths: Sequence[int | None], positions: Sequence[int] | None) -> set[int]:
-    """Indices of the flat gradients that are at some positions; None means all."""
+    """Return the indices of the flat gradients at `positions`; None means all positions."""
     found: set[int] = set()
     start = 0
     for position, length in enumerate(lengths):
@@ -51,20 +51,20 @@ def _indices(lengths: Sequence[int | None], positions: Sequence[int] | None) -> 
 
 
 class Derivatives:
-    """The gradients of one body that other ops compute than those that TensorFlow made.
+    """The gradients of one body that new nodes compute instead of TensorFlow's ops.
 
-    Gradients are lists with the values of each, one or those of slices; None where there is none.
+    Each gradient is a list of values: one, or the components of slices. A missing gradient is None.
 
     Args:
         edits: The edits of the body.
         observers: Its observers.
-        read: Gives what the gradient function of an op returns for a value.
+        read: Returns the version of a value that a gradient function returns.
     """
 
     def __init__(self, edits: BodyEdits, observers: Observers, read: ReadReturned) -> None:
         self._edits, self._body = edits, edits.body
         self._observers, self._read = observers, read
-        #: Gradient (by identity) -> the nodes that its function made; once it is needed.
+        #: Gradient (by identity) -> the nodes that its gradient function made; filled when needed.
         self._made_by: dict[int, list[Node]] = {}
 
     def insert(
@@ -81,13 +81,13 @@ class Derivatives:
         Args:
             owner: The gradient.
             steps: The steps.
-            gradients: The gradients that they are for.
+            gradients: The gradients that the steps are applied to.
             where: ``grad_outputs`` or ``grad_inputs``.
-            hide: Indices of gradients that are hidden from them.
-            observers: What they have to wait for.
+            hide: Indices of gradients that are hidden from the steps.
+            observers: Observers that the new nodes have to wait for.
 
         Returns:
-            The gradients as the steps leave them, and what their readers have to wait for.
+            The edited gradients, and the observers that their readers have to wait for.
         """
         for step in steps:
             lengths = _gradient_lengths(owner, where)
@@ -130,10 +130,10 @@ class Derivatives:
         hide: frozenset[int],
         observers: list[New],
     ) -> list[New]:
-        """Insert an observer of gradients; those that nothing needs it does not see.
+        """Insert an observer of gradients. It does not see gradients that nothing needs.
 
         Returns:
-            What readers of the gradients have to wait for.
+            The observers that readers of the gradients have to wait for.
         """
         chosen = _indices(lengths, step.action.positions)
         shown = [
@@ -149,7 +149,7 @@ class Derivatives:
         return [made]
 
     def _is_running(self, parts: Sequence[Value] | None) -> bool:
-        """Return True if a gradient is computed anyway; one that was edited is."""
+        """Return True if a gradient is computed anyway, as an edited one is."""
         running = self._body.running
         return parts is not None and all(
             not isinstance(part.node, Node) or id(part.node) in running for part in parts
@@ -158,13 +158,14 @@ class Derivatives:
     def replaced(
         self, owner: Record, step: Step, arrived: list[list[Value] | None], lost: Sequence[int]
     ) -> list[list[Value] | None]:
-        """Return what replaces the whole gradient of an op.
+        """Insert a replacement of an op's whole gradient and return the gradients of the op's
+        inputs.
 
         Args:
             owner: The gradient.
             step: The replacement.
             arrived: The gradients of the op's outputs.
-            lost: Inputs for which it must have none, as nothing would read it.
+            lost: Inputs that must have no gradient, since nothing would read it.
         """
         self._observers.include(step)
         shown = [None if i in owner.missing else parts for i, parts in enumerate(arrived)]
@@ -174,7 +175,7 @@ class Derivatives:
         returned = [self._dense(gradient) for gradient in owner.in_grads]
         for index, tensor in enumerate(owner.inputs[: len(returned)]):
             if is_discrete(tensor.dtype):
-                returned[index] = None  # Some gradient functions return zeros for integers.
+                returned[index] = None  # Some gradient functions return zeros for integer inputs.
         lengths = _gradient_lengths(owner, "grad_inputs")
         made_layout, targets, places = _gradient_layout(lengths, returned, owner, "grad_inputs")
         absent = Layout(lengths, [index in lost for index in range(len(owner.in_grads))])
@@ -207,13 +208,14 @@ class Derivatives:
         arrived: list[list[Value] | None],
         lost: Sequence[int],
     ) -> list[list[Value] | None]:
-        """The gradient of a replacement of the op, differentiated as it is written.
+        """Differentiate an op's replacement as it is written and return the gradients of its
+        inputs.
 
         Args:
             owner: The gradient.
             replacement: The replacement.
             arrived: The gradients of the op's outputs.
-            lost: Inputs for which it must have none, as nothing would read it.
+            lost: Inputs that must have no gradient, since nothing would read it.
         """
         result: list[list[Value] | None] = [None] * len(owner.in_grads)
         wanted = [
@@ -226,8 +228,8 @@ class Derivatives:
         for index, value in zip(wanted, made, strict=True):
             if len(components(owner.in_grads[index])) > 1:
                 raise UnsupportedError(
-                    f"The gradient of {owner.forward.name!r} is tf.IndexedSlices, and the op was "
-                    "replaced",
+                    f"{owner.forward.name!r} was replaced, but its gradient is tf.IndexedSlices, "
+                    "which a replacement cannot have",
                     where=replacement.step.where,
                     fix="Insert something before or after the op, or run it eagerly",
                 )
@@ -237,7 +239,7 @@ class Derivatives:
     def of_op(
         self, owner: Record, seen: Seen, arrived: list[list[Value] | None]
     ) -> list[list[Value] | None]:
-        """The gradient of an op as it ran, by its own gradient function called once more."""
+        """Call the op's own gradient function again, with the inputs that the op ran on."""
         ahead = [i for i, parts in enumerate(arrived) if parts is not None and len(parts) == 1]
         wanted = [i for i, gradient in enumerate(owner.in_grads) if gradient is not None]
         inputs = [self.here(owner, value) for value in seen.inputs]
@@ -253,7 +255,9 @@ class Derivatives:
         return result
 
     def _note_anew(self, owner: Record) -> None:
-        """Note that the ops of a gradient run no more, and with them what is inserted at them."""
+        """Report the routines at TensorFlow's backward ops of a gradient, since these ops no longer
+        run.
+        """
         if not self._made_by:
             for node in self._edits.body.nodes:
                 made_by = self._edits.owner(node.op)
@@ -268,7 +272,7 @@ class Derivatives:
                 )
 
     def here(self, owner: Record, value: Value) -> Value:
-        """A value of the body that the op of a gradient stands in, as one of this body."""
+        """Return a value of the forward op's body as a value of this body."""
         if owner.forward.graph is self._body.graph:
             return value
         return self._edits.around.foreign.bring(value)
@@ -279,7 +283,7 @@ class Derivatives:
         inserted: Differentiated,
         gradients: list[list[Value] | None],
     ) -> list[list[Value] | None]:
-        """Gradients behind a step as gradients ahead of it; its outputs are its inputs' places."""
+        """Propagate gradients backwards through a step, whose outputs stand for its inputs."""
         _, given, selected, _ = inserted
         result = list(gradients)
         ahead = [
@@ -303,7 +307,7 @@ class Derivatives:
         wanted: list[int],
         lost: Sequence[int] = (),
     ) -> list[Value]:
-        """Gradients of the `wanted` inputs of a function from those of its outputs `ahead`."""
+        """Return gradients of the `wanted` inputs of a step, given those of its outputs `ahead`."""
         if not ahead or not wanted:
             return []
         flat, given, _, step = inserted
@@ -312,8 +316,8 @@ class Derivatives:
             parts = arrived[index] or []
             if len(parts) != 1:
                 raise UnsupportedError(
-                    f"The gradient of {owner.forward.name!r} is tf.IndexedSlices, and what was "
-                    "inserted at the op is to be differentiated",
+                    f"The edit of {owner.forward.name!r} is to be differentiated, but the gradient "
+                    "there is tf.IndexedSlices",
                     fix="Leave autodiff_enabled() out for this op",
                 )
             values += parts
@@ -344,12 +348,12 @@ def _gradient_lengths(owner: Record, where: str) -> list[int | None]:
 
 
 def _slices(gradients: Sequence[list[Value] | None]) -> list[tuple[int, list[Value]]]:
-    """Those of the gradients that are slices."""
+    """Return the gradients that are slices, with their indices."""
     return [(i, parts) for i, parts in enumerate(gradients) if parts is not None and len(parts) > 1]
 
 
 def _of_same_rows(flat: Flat, count: int, places: Sequence[int], step: Step) -> Flat:
-    """A replacement that makes slices of the rows that stand behind its `count` arguments."""
+    """Wrap a replacement so that its slices must have the row indices given after its arguments."""
 
     def run(tensors: list[Any]) -> list[Any]:
         new = flat(tensors[:count])
@@ -361,7 +365,7 @@ def _of_same_rows(flat: Flat, count: int, places: Sequence[int], step: Step) -> 
     return run
 
 
-# Of the DataTypes those that are differentiated: float, double, complex, half, bfloat16.
+# DataTypes that have gradients: float, double, both complex types, half, bfloat16.
 _REAL = frozenset({1, 2, 8, 14, 18, 19})
 
 
@@ -375,7 +379,9 @@ def _gradient_layout(
     owner: Record,
     where: str,
 ) -> tuple[Layout, list[Value], list[tuple[int, int]]]:
-    """Layout of gradients, their tensors, and of each tensor the gradient and part that it is."""
+    """Return the layout of gradients, their flat tensors, and the (gradient, component) of each
+    tensor.
+    """
     of = owner.out_grads if where == "grad_outputs" else owner.in_grads
     new_lengths: list[int | None] = []
     slices: set[int] = set()

@@ -1,9 +1,9 @@
-"""`Gradients`: the gradients of a body followed from contribution to contribution.
+"""`Gradients`: which version of a gradient each reader gets.
 
-Owns which version of a gradient each reader gets. One tensor may be the gradient of several values
-(an addition passes its own on), so gradients are told apart by the records and not by tensors;
-where these cannot be told apart either, it is refused, for a wrong gradient would be silent.
-Over 400 lines: one subject, whose cases decide by one another.
+One tensor may be the gradient of several values: an addition passes its own gradient on to both
+inputs. Gradients are therefore identified by the records (op, position) and not by tensors. Where
+the records do not identify them either, the edit is refused, since a wrong gradient would go
+unnoticed. The module is over 400 lines because its cases depend on one another.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = ["Gradients", "Reader"]
 
 
 class Reader(NamedTuple):
-    """An op of a gradient function, and which of its inputs it is about."""
+    """An op of a gradient function and one of its inputs."""
 
     node: Node
     slot: int
 
     def turn(self, value: Value) -> int:
-        """Return how many of the inputs ahead of this one are a tensor."""
+        """Return how many earlier inputs of the op are the same tensor."""
         return self.node.inputs[: self.slot].count(value)
 
 
 class Read(NamedTuple):
-    """Gradients as they are read, and what their readers wait for."""
+    """Gradients as their readers see them, and the observers that these readers wait for."""
 
     gradients: list[list[Value] | None]
     observers: list[New]
@@ -61,9 +61,9 @@ class Gradients:
     Args:
         edits: The edits of the body.
         observers: Its observers.
-        versions: Which versions its ops saw.
-        derivatives: Makes what computes gradients in the place of TensorFlow's ops.
-        read: Gives what the gradient function of an op returns for a value.
+        versions: The versions that its ops ran on.
+        derivatives: Inserts nodes that compute gradients instead of TensorFlow's ops.
+        read: Returns the version of a value that a gradient function returns.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Gradients:
         self._observers, self._versions, self._derivatives = observers, versions, derivatives
         self._read = read
         runs = edits.records.runs if edits.records is not None else ()
-        #: Whether gradient functions asked for gradients themselves.
+        #: Whether any gradient function computed gradients itself.
         self._is_nested = any(run.around for run in runs)
-        #: Number of an eager tensor, such as a variable's handle -> the argument that it is here.
+        #: Id of a captured tensor, such as a variable's handle -> key of its argument in this body.
         self._captured = arguments_of(edits.body.graph)
-        #: Number of a tensor of another graph -> the argument that it is here.
+        #: Id of a captured tensor of another graph -> its argument in this body.
         self._arguments = {
             ops.tensor_id(outer): inner
             for outer, inner in getattr(edits.body.graph, "captures", ())
@@ -90,18 +90,18 @@ class Gradients:
         }
         self._out: dict[int, Read] = {}
         self._in: dict[int, Read] = {}
-        #: Gradients that are the result of a differentiation -> the tensors that it was asked for.
+        #: Results of a differentiation -> the tensors that they are the whole gradient of.
         self._results: dict[Value, list[Key]] = {}
-        #: These, and gradients that are given to gradient functions.
+        #: The same, with the gradients that are passed to gradient functions.
         self._targets: dict[Value, list[Key]] = {}
         self._find_targets()
 
     def read(self, value: Value, reader: Node | None = None) -> Value | None:
-        """Return the gradient that an ordinary reader gets; None if it means another value.
+        """Return the gradient that an ordinary reader gets; None if it reads a forward value.
 
         Args:
             value: The tensor.
-            reader: The op that reads it; None for what is fetched or returned.
+            reader: The op that reads it; None if it is fetched or returned.
         """
         of = self._results.get(value)
         found = self._contributors(value, of) or self._last(self._contributors(value, None))
@@ -111,9 +111,10 @@ class Gradients:
     def _is_forward(self, value: Value, owner: Record, reader: Node | None) -> bool:
         """Return True if `reader` uses this tensor as a forward value rather than as a gradient.
 
-        A gradient function may return a tensor of the forward program: a custom gradient does, and
-        one that passes on what a differentiation was begun with. What is read of it before the
-        differentiation is the tensor; after one that returned it, the gradient.
+        A gradient function may return a tensor of the forward program. Custom gradients do so, and
+        so does one that passes on the `output_gradients` of a differentiation. Ops made before the
+        differentiation read the forward value; ops made after one that returned the tensor read the
+        gradient.
         """
         begun = owner.run.start if owner.run is not None else owner.start
         if owner.is_named or operation_number(value.node.op) >= begun:
@@ -123,12 +124,14 @@ class Gradients:
         )
 
     def anew(self) -> list[tuple[Record, Step]]:
-        """The gradients that other ops compute than those TensorFlow made, and why."""
+        """Return the gradients that new nodes compute instead of TensorFlow's ops, with the steps
+        that cause it.
+        """
         records = self._records.records if self._records is not None else ()
         return [(owner, step) for owner in records for step in self._steps_anew(owner)]
 
     def refuse_unread(self) -> None:
-        """Refuse replacements of gradients that TensorFlow follows no further."""
+        """Refuse replacements of gradients where TensorFlow does not propagate the result."""
         if self._records is None:
             return
         for owner in (*self._records.unfollowed, *self._records.records):
@@ -153,36 +156,37 @@ class Gradients:
         return [step for step in steps if step is not None]
 
     def _is_elsewhere(self, owner: Record) -> bool:
-        """Return True if the op of a gradient is one of this graph that the body does without."""
+        """Return True if a gradient's op is in this graph, but not in this body."""
         forward = owner.forward
         return forward.graph is self._body.graph and self._body.node_of(forward) is None
 
     def in_function(self, value: Value, owner: Record, reader: Reader | None) -> Value | None:
-        """Return what a gradient function reads or returns for a tensor; None if no gradient.
+        """Return the gradient that a gradient function reads or returns; None if it is not a
+        gradient.
 
-        That is a gradient that it was given, or one that it asked for itself.
+        It is one that the function was passed, or one that it computed itself.
 
         Args:
             value: The tensor.
             owner: The gradient.
-            reader: What in it reads the tensor; None for what is returned.
+            reader: The op of the function that reads the tensor; None if the function returns it.
         """
         given = self._given(value, owner, reader)
         if not self._is_nested:
             return given
         within = self._contributors_within(value, owner)
         if given is not None and reader is not None:
-            # What was asked for after the reader was made is not what it reads.
+            # A gradient that was computed after the reader was made cannot be what it reads.
             within = [each for each in within if each[0].stop <= operation_number(reader.node.op)]
         if given is None or not within:
             return given or self._within(value, owner)
-        # An op that was differentiated in there passes on what arrives.
+        # Both: an op that was differentiated inside the function passes on the gradient it gets.
         is_asked = False
         if reader is not None:
             node = reader.node
             is_asked = self.is_summed_within(node, owner) or self._is_unread(node)
             if _ends_recomputation(node):
-                # It has what was asked for, and then what the function was given.
+                # Its inputs are the gradients that were computed, then those that were passed.
                 asked = _count(value, (g for run in self._runs_of(owner) for g in run.results))
                 is_asked = node.inputs.count(value) == asked + _count(value, owner.out_grads)
                 if is_asked and reader.turn(value) >= asked:
@@ -193,14 +197,14 @@ class Gradients:
         raise _is_both(owner)
 
     def is_summed_within(self, node: Node, owner: Record) -> bool:
-        """Return True if a differentiation that a gradient function asked for made this op."""
+        """Return True if an op was made by a differentiation that a gradient function ran."""
         return any(
             run.start <= operation_number(node.op) < run.stop for run in self._runs_of(owner)
         )
 
     def _is_unread(self, node: Node) -> bool:
         if self._body.fdef is None:
-            return False  # It may be fetched.
+            return False  # Any tensor of a session's graph may be fetched.
         returned = {value.node for value in self._body.results.values()}
         return node not in returned and not any(made.consumers() for made in node.op.outputs)
 
@@ -209,7 +213,7 @@ class Gradients:
         return [run for run in runs if run.is_asked_by(owner)]
 
     def _given(self, value: Value, owner: Record, reader: Reader | None) -> Value | None:
-        """A gradient that a gradient function was given; None for what it was not given."""
+        """Return a gradient that a gradient function was passed, or None."""
         key = (id(value.node.op), value.slot)
         found = [
             (position, part)
@@ -233,37 +237,48 @@ class Gradients:
         ):
             return versions[reader.turn(value)]
         raise UnsupportedError(
-            f"One tensor is the gradient of several outputs of {owner.forward.name!r}; they were "
-            "edited differently, and their reader does not say which one it means",
+            f"One tensor is the gradient of several outputs of {owner.forward.name!r}. They were "
+            "edited differently, and it is not known which one its reader needs",
             fix="Edit the gradients of these outputs alike, or what the op makes of them",
         )
 
     def _here(self, tensor: Any) -> Any:
-        """Return a gradient as this body has it; custom gradients may return what they captured."""
+        """Return a gradient as a tensor of this body, since custom gradients may return captured
+        tensors.
+        """
         return self._arguments.get(ops.tensor_id(tensor), tensor)
 
     def _contributors_within(self, value: Value, owner: Record) -> list[tuple[Record, int]]:
         return [each for each in self._contributors(value, None) if each[0].is_within(owner)]
 
     def _within(self, value: Value, owner: Record) -> Value | None:
-        """A gradient that the gradient function of another op asked for itself, as it is read."""
+        """Return a gradient that the gradient function of `owner` computed itself, as its readers
+        see it.
+        """
         found = self._contributors_within(value, owner)
         of = self._results.get(value, ())
         asked = [each for each in found if self._key_of(*each) in of]
         return self._agreed(value, asked or self._last(found))
 
     def passed_on(self, op: Any, behind: bool) -> set[int]:
-        """Inputs of an op, or outputs, that have gradients, here or in a function, or are some."""
+        """Return the indices of inputs (or outputs) that have a gradient, or are one.
+
+        Gradients in functions of gradients count, too.
+
+        Args:
+            op: The op.
+            behind: Whether to look at its outputs rather than its inputs.
+        """
         tensors = op.outputs if behind else op.inputs
         found = {index for index, tensor in enumerate(tensors) if self._is_dense(tensor, op)}
         beside = [Records.of(child) for child in children_of(self._body.graph)]
         for noted in (self._records, *beside):
             for owner in noted.of_op(op) if noted is not None else ():
                 for position, gradient in enumerate(owner.out_grads if behind else owner.in_grads):
-                    # Slices may be of other rows.
+                    # The shape of slices may change.
                     if len(parts := components(gradient)) != 1:
                         continue
-                    # Of another body's nobody knows which of them are wanted.
+                    # It is not known which gradients of another body are needed.
                     if noted is not self._records or self._body.value_of(parts[0]):
                         found.add(position)
                 if behind:
@@ -271,7 +286,7 @@ class Gradients:
         return found
 
     def _is_dense(self, tensor: Any, reader: Any) -> bool:
-        """Return True if a tensor that an op reads or makes is a gradient that is not of slices."""
+        """Return True if a tensor that an op reads or makes is a dense gradient."""
         if self._records is None:
             return False
         contributions = self._records.contributions().get(key_of(tensor), ())
@@ -283,7 +298,7 @@ class Gradients:
         )
 
     def _find_targets(self) -> None:
-        """Note which tensors a gradient is the whole gradient of."""
+        """Find the tensors that each result is the whole gradient of."""
         if self._records is None:
             return
         for run in self._records.runs:
@@ -302,13 +317,13 @@ class Gradients:
                 targets.setdefault(value, []).append(key)
 
     def _key(self, tensor: Any) -> Key | None:
-        """Return the key of a tensor of the forward program; None for what is not a tensor."""
+        """Return the key of a tensor of the forward program; None for anything else."""
         if isinstance(tensor, ops.EagerTensor):
             return self._captured.get(ops.tensor_id(tensor))
         return key_of(tensor) if hasattr(tensor, "value_index") else None
 
     def accumulated(self, node: Node) -> list[Value]:
-        """The inputs of an op that adds up the contributions to one gradient."""
+        """Return the inputs of an op that sums the contributions to one gradient."""
         of = self._targets.get(Value(node, 0))
         result = []
         turns: dict[Value, int] = {}
@@ -316,14 +331,14 @@ class Gradients:
             found = self._contributors(value, of)
             turn = turns[value] = turns.get(value, -1) + 1
             if len(found) == node.inputs.count(value):
-                # One tensor is several of the contributions; they come in the order of the ops.
+                # One tensor is several of the contributions, which are in the order of the ops.
                 found = [found[turn]]
             gradient = self._agreed(value, found)
             result.append(gradient if gradient is not None else self._edits.visible(value))
         return result
 
     def _contributors(self, value: Value, of: list[Key] | None) -> list[tuple[Record, int]]:
-        """The gradients that a tensor is: of the tensors `of` if these are known, else of any."""
+        """Return the gradients that a tensor stands for: those of `of`, or all if `of` is None."""
         if self._records is None or value.node.is_argument:
             return []
         found = self._records.contributions().get((id(value.node.op), value.slot), [])
@@ -335,18 +350,23 @@ class Gradients:
         return self._key(owner.inputs[position])
 
     def _last(self, found: list[tuple[Record, int]]) -> list[tuple[Record, int]]:
-        """Without those that were passed on to another one of them."""
+        """Return the gradients without those that were passed on to another of them."""
         passed = {self._key(output) for owner, _ in found for output in owner.outputs}
         return [each for each in found if self._key_of(*each) not in passed] or found
 
     def _agreed(self, value: Value, found: list[tuple[Record, int]]) -> Value | None:
-        """The version of a tensor that it has as all of these gradients; None if it is none."""
+        """Return the version of a tensor on which all of these gradients agree; None if there are
+        none.
+
+        Raises:
+            UnsupportedError: They were edited differently.
+        """
         versions = {self._contribution(*each, value) for each in found}
         if len(versions) > 1:
             names = sorted({owner.forward.name for owner, _ in found})
             raise UnsupportedError(
-                f"One tensor is the gradient of several inputs, of {', '.join(names)}; they were "
-                "edited differently, and its reader does not say which one it means",
+                f"One tensor is the gradient of several inputs, of {', '.join(names)}. They were "
+                "edited differently, and it is not known which one its reader needs",
                 fix="Edit the gradient at the outputs instead, or at all of these inputs alike",
             )
         return versions.pop() if versions else None
@@ -358,7 +378,9 @@ class Gradients:
         return new[index] if new is not None else self._edits.visible(value)
 
     def arriving(self, owner: Record) -> list[list[Value] | None]:
-        """The gradients that an op's gradient function gets, those inserted ahead of it done."""
+        """Return the gradients passed to an op's gradient function, with the edits at its outputs
+        applied.
+        """
         known = self._out.get(id(owner))
         if known is None:
             with self._observers.collecting() as before:
@@ -390,7 +412,7 @@ class Gradients:
     def _at_arriving(
         self, owner: Record, arrived: list[list[Value] | None], observers: list[New]
     ) -> Read:
-        """The gradients that arrive, with what is inserted at them."""
+        """Apply the edits at the gradients of an op's outputs."""
         plans = self._plans_of(owner)
         if plans is not None:
             arrived, observers = self._derivatives.insert(
@@ -402,7 +424,7 @@ class Gradients:
         return Read(arrived, observers)
 
     def _begun(self, value: Value, owner: Record) -> Value | None:
-        """Return what a differentiation was begun with, as whoever asked for it reads that."""
+        """Return the initial gradient of a differentiation, as its caller reads it."""
         if owner.run is None or self._records is None:
             return None
         asking: Record | None = None
@@ -424,7 +446,9 @@ class Gradients:
         return version if given is None else given
 
     def _contributions(self, owner: Record) -> list[list[Value] | None]:
-        """Return what an op contributes to its inputs' gradients, those inserted behind it done."""
+        """Return an op's contributions to its inputs' gradients, with the edits at its inputs
+        applied.
+        """
         known = self._in.get(id(owner))
         if known is None:
             known = self._in[id(owner)] = self._find_contributions(owner)
@@ -435,7 +459,7 @@ class Gradients:
         plans = self._plans_of(owner)
         seen = self._seen_of(owner)
         with self._observers.collecting():
-            arrived = self.arriving(owner)  # What is made of it waits for observers already.
+            arrived = self.arriving(owner)  # Its readers wait for these observers already.
         with self._observers.collecting() as observers:
             made = self._made_of(owner, plans, seen, arrived)
         for each in reversed(seen.before if seen is not None else []):
@@ -453,7 +477,9 @@ class Gradients:
         seen: Seen | None,
         arrived: list[list[Value] | None],
     ) -> list[list[Value] | None]:
-        """Return what an op, or its replacement, contributes to its inputs' gradients."""
+        """Return what an op, or its replacement, contributes to its inputs' gradients, before
+        edits.
+        """
         replacement = plans.aligned_before.replacement if plans is not None else None
         made: list[list[Value] | None]
         if replacement is not None:
@@ -481,11 +507,11 @@ class Gradients:
         if not is_operator(owner.forward.type):
             return None
         plans = self._edits.analysis.plans_of(owner.forward)
-        # Gradients of gradients have no aligned view of their own.
+        # The gradient of a backward op has no aligned view of its own.
         return plans if plans is not None and plans.context.is_forward() else None
 
     def _seen_there(self, owner: Record) -> Seen | None:
-        """Return what a gradient's op saw and made, as values of the body that it is in."""
+        """Return the values of a gradient's op, in the body of that op."""
         if owner.forward.graph is self._body.graph:
             self._edits.visit(self._body.node_of(owner.forward))
             return self._edits.seen(owner.forward)
@@ -510,21 +536,21 @@ class Gradients:
 
 def _is_both(owner: Record) -> UnsupportedError:
     return UnsupportedError(
-        f"One tensor is a gradient that {owner.forward.name!r} is given, and one that its gradient "
-        "function asks for itself; it was edited as the latter, and its reader does not say which "
-        "one it means",
+        f"One tensor is both a gradient that arrives at {owner.forward.name!r} and one that the "
+        "op's gradient function computes itself. It was edited as the latter, and it is not known "
+        "which one its reader needs",
         fix="Edit the gradient at the outputs of that op instead",
     )
 
 
 def _count(value: Value, gradients: Iterable[Any]) -> int:
-    """Return how many of some gradients are this tensor, or have it among their slices' tensors."""
+    """Count how often a tensor occurs among gradients and the components of slices."""
     key = (id(value.node.op), value.slot)
     return sum(key_of(part) == key for each in gradients for part in components(each))
 
 
 def _ends_recomputation(node: Node) -> bool:
-    """Return True if an op is that with which the gradient of `tf.recompute_grad` ends."""
+    """Return True if an op is the last one of a `tf.recompute_grad` gradient."""
     return node.op_type == "IdentityN" and any(
         frame.name in ENDS_OF_RECOMPUTATION
         for frame in node.op.traceback or ()
@@ -533,5 +559,5 @@ def _ends_recomputation(node: Node) -> bool:
 
 
 def _in_order(op_type: str) -> bool:
-    """Return True if the gradient of an op type has an op that reads what arrives in order."""
+    """Return True if the gradient of an op type has an op that reads all gradients in order."""
     return is_container(op_type) or op_type in ("Split", "SplitV", "Unpack")

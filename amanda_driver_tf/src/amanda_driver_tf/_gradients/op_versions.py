@@ -1,7 +1,7 @@
-"""`OpVersions`: which version of a tensor a forward op saw.
+"""`OpVersions`: which version of a tensor a forward op ran on.
 
-Owns the answer, for the gradients of the ops of one body; where ops and their gradients stand in
-different bodies, `foreign` knows the former.
+Answers this for ops whose gradients are in one body. Where the op itself is in another body, the
+answer comes from `foreign`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ __all__ = ["OpVersions", "is_derivable"]
 
 
 class OpVersions:
-    """Answers for the ops of which one body has gradients.
+    """The versions that forward ops ran on, as seen from the body of their gradients.
 
     Args:
         edits: The edits of the body.
 
     Attributes:
-        ambiguous: Gradients (by identity) whose ops read one tensor of which there are several
-            versions.
+        ambiguous: Gradients (by identity) whose ops read one tensor that has several versions.
     """
 
     def __init__(self, edits: BodyEdits) -> None:
@@ -36,7 +35,7 @@ class OpVersions:
         self.ambiguous: set[int] = set()
 
     def version(self, tensor: Any, owner: Record) -> Value | None:
-        """Return the version of a tensor of this body that the forward op read, or None."""
+        """Return the version of a tensor of this body that the forward op ran on, or None."""
         forward = self._edits.body.node_of(owner.forward)
         if forward is not None:
             self._edits.visit(forward)
@@ -44,29 +43,36 @@ class OpVersions:
         return self.of(tensor, owner, seen) if seen is not None else None
 
     def of(self, tensor: Any, owner: Record, seen: Seen) -> Value | None:
-        """The version of a tensor that the op of a gradient saw; None if it saw it not at all."""
+        """Return the version of a tensor that a gradient's op ran on or produced, or None.
+
+        Args:
+            tensor: A tensor of the forward body.
+            owner: The gradient.
+            seen: The values of its op.
+        """
         forward = owner.forward
         read_by = list(zip(forward.inputs, seen.inputs, strict=False))
         key, source = key_of(tensor), key_of(source_of(tensor))
         exact = [version for read, version in read_by if key_of(read) == key]
-        # A gradient's loop is led one tensor for a value and for all identities of it.
+        # A loop's gradient gets one tensor for a value and for every Identity of it.
         versions = [version for read, version in read_by if key_of(source_of(read)) == source]
         differ = len({self._edits.plain(version) for version in versions}) > 1
-        if differ and not is_led_elsewhere(owner):  # There edits are refused.
-            # One tensor at several positions, edited differently: the gradient's ops do not say
-            # which one they mean.
+        if differ and not is_led_elsewhere(owner):  # In these, edits are refused anyway.
+            # One tensor at several positions, edited differently: the gradient's ops do not tell
+            # which of the versions they need.
             if not is_derivable(forward):
                 if (
                     self._is_looped(forward)
                     or len({self._edits.plain(each) for each in exact}) != 1
                 ):
                     raise UnsupportedError(
-                        f"{forward.name!r} reads a value twice, or an Identity of it, too; they "
-                        "were edited differently, and its gradient does not say which it means",
-                        fix="Edit them alike, or the ops that make the value",
+                        f"{forward.name!r} reads a value twice, or the value and an Identity of "
+                        "it. They were edited differently, and it is not known which version its "
+                        "gradient needs",
+                        fix="Edit both alike, or edit the outputs of the op that makes the value",
                     )
                 return exact[0]
-            # The op is differentiated once more for it.
+            # The op is differentiated again, with a separate tensor for each position.
             self.ambiguous.add(id(owner))
         if versions:
             return (exact or versions)[0]
@@ -76,14 +82,15 @@ class OpVersions:
         return None
 
     def _is_looped(self, forward: Any) -> bool:
-        """Return True if what a gradient reads of an op comes from the iterations of a loop."""
+        """Return True if an op's gradient reads its values across the iterations of a loop."""
         is_here = self._edits.body.node_of(forward) is not None
         return not is_here and self._edits.around.foreign.is_looped
 
 
 def is_derivable(op: Any) -> bool:
-    """Return True if the gradient of an op can be derived again, for this op alone.
+    """Return True if an op's gradient can be derived again, for this op alone.
 
-    Not if the op runs functions or has a custom gradient: both hold tensors of the op's graph.
+    This is not possible for ops that call functions or have a custom gradient, since both hold
+    tensors of the op's graph.
     """
     return not is_container(op.type) and GRADIENT_OP_TYPE not in op.node_def.attr

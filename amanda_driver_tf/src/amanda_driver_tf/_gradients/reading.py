@@ -1,7 +1,7 @@
 """`Reading`: which version of a value each reader gets.
 
-A forward op's edited inputs are seen by it and by its own gradient's ops and by nobody else, its
-edited outputs by all but these.
+The edited inputs of a forward op are read by that op and by the ops of its own gradient, and by
+nobody else. Its edited outputs are read by everybody except the ops of its own gradient.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["Reading"]
 
 
 class Reading:
-    """Answers for the readers in one body.
+    """The versions that the readers in one body get.
 
     Args:
         edits: The edits of the body.
-        versions: Which versions its ops saw.
+        versions: The versions that its ops ran on.
         gradients: Its gradients.
     """
 
@@ -33,15 +33,19 @@ class Reading:
         self._edits, self._versions, self._gradients = edits, versions, gradients
 
     def read(self, value: Value, reader: Node | None = None) -> Value:
+        """Return the version that an ordinary reader gets; None as reader if it is fetched or
+        returned.
+        """
         if not isinstance(value.node, Node):
             return value
         gradient = self._gradients.read(value, reader)
         return gradient if gradient is not None else self._edits.visible(value)
 
     def again(self, value: Value, node: Node, owner: Record | None) -> Value:
-        """Return what a forward op reads, or sees if a gradient runs it again.
+        """Return the version that a forward op reads, also if a gradient function made that op.
 
-        Some gradients of gradients, as that of `FusedBatchNormGrad`, differentiate a formula.
+        Some gradients of gradients, such as that of `FusedBatchNormGrad`, differentiate a formula
+        made of forward ops. These read what the original op ran on.
         """
         if owner is not None and isinstance(value.node, Node):
             forward = owner.forward
@@ -53,12 +57,12 @@ class Reading:
         return self.read(value, node)
 
     def in_gradient(self, value: Value, owner: Record, reader: Reader | None = None) -> Value:
-        """Return what an op of a gradient function reads, or what that function returns.
+        """Return the version that an op of a gradient function reads, or that the function returns.
 
         Args:
-            value: What it reads as TensorFlow has wired it.
+            value: The value in TensorFlow's wiring.
             owner: The gradient.
-            reader: The op, and which input of it this is; None for what is returned.
+            reader: The op and its input; None for a returned value.
         """
         if not isinstance(value.node, Node):
             return value
@@ -81,29 +85,30 @@ class Reading:
             return self._edits.visible(value)
         made = value.node.op.outputs[value.slot]
         if value.node.is_argument and any(made is each for each in owner.forward.outputs):
-            return self._edits.visible(value)  # It is fed, whatever the op would make.
+            return self._edits.visible(value)  # A fed value takes precedence over the op's output.
         version = self._versions.version(made, owner)
         return version if version is not None else self._edits.visible(value)
 
     def _tell_apart(self, version: Value, gradient: Value, owner: Record) -> None:
-        """Note that a gradient of an op is a tensor that the op reads or makes, too.
+        """Mark a gradient of an op as ambiguous if it is also a tensor that the op reads or makes.
 
-        It is where a differentiation begins with it (`output_gradients`), and where a custom
-        gradient returns it.
+        This happens if a differentiation begins with that tensor (`output_gradients`), or if a
+        custom gradient returns it.
         """
         if self._edits.plain(version) == self._edits.plain(gradient):
             return
         if not is_derivable(owner.forward):
             raise UnsupportedError(
-                f"One tensor is a gradient that arrives at {owner.forward.name!r}, and what the op "
-                "reads or makes; it was edited, and the op's gradient does not say which it means",
-                fix="Begin with a tf.identity of it as output_gradients",
+                f"One tensor is both a gradient that arrives at {owner.forward.name!r} and a value "
+                "that the op reads or makes. It was edited, and it is not known which of both the "
+                "op's gradient needs",
+                fix="Pass a tf.identity of it as output_gradients",
             )
         self._versions.ambiguous.add(id(owner))
 
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
         if tensor.dtype == tf.resource:
-            return self._edits.visible(value)  # There are no lists of them, which loops would need.
+            return self._edits.visible(value)  # Tensor lists, which loops need, cannot hold them.
         seen = self._edits.around.foreign.seen(owner.forward)
         wanted = self._versions.of(tensor, owner, seen) if seen is not None else None
         if wanted is None or self._edits.around.foreign.carries(tensor, wanted):

@@ -1,8 +1,8 @@
-"""Second derivatives of gradients that TensorFlow did not make itself.
+"""Refuses second derivatives of gradients that new nodes compute.
 
-Owns their refusal. Where an edit is differentiated as written, or an op or its backward replaced,
-other ops compute the gradient than those TensorFlow made; whoever differentiates it once more has
-ops for the latter, and would get their derivative.
+If an edit is differentiated as written, or an op or its backward is replaced, new nodes compute the
+gradient instead of TensorFlow's ops. A second differentiation was built for TensorFlow's ops, so it
+would return the wrong derivative.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["refuse_second"]
 
 
 def refuse_second(anew: Sequence[tuple[Record, Step]], body: Body) -> None:
-    """Refuse that a body differentiates gradients that other ops compute by now.
+    """Refuse a body that differentiates gradients which new nodes compute.
 
     Args:
-        anew: The gradients, of that body or of the one that it is the gradient of, and why.
+        anew: The gradients, of that body or of the body whose gradient it is, with their steps.
         body: The body.
 
     Raises:
-        UnsupportedError: It does.
+        UnsupportedError: It differentiates one of them.
     """
     records = Records.of(body.graph)
     if records is None:
         return
     for run in records.runs:
         others = [each for each in anew if each[0].run is not run]
-        # Of the gradients of a session's graph only some are computed.
+        # A run of a session may compute only some of the gradients in its graph.
         parts = [part for result in run.results for part in components(result)]
         if not others or not any(body.value_of(part) for part in parts):
             continue
@@ -41,8 +41,8 @@ def refuse_second(anew: Sequence[tuple[Record, Step]], body: Body) -> None:
         for owner, step in others:
             if any(key_of(part) in targets for each in owner.in_grads for part in components(each)):
                 raise UnsupportedError(
-                    f"The gradient of {owner.forward.name!r} is computed anew, since the op was "
-                    "edited, and is differentiated once more",
+                    f"The gradient of {owner.forward.name!r} is computed by new ops, since the op "
+                    "was edited, and is differentiated once more",
                     where=step.where,
                     fix="Edit straight through, or compute the second derivatives eagerly",
                 )

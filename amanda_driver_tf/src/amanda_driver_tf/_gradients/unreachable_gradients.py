@@ -1,8 +1,9 @@
-"""What TensorFlow follows no gradient to in graphs, though a tool says what that gradient is.
+"""Refuses replacements whose gradient TensorFlow would not propagate in a graph.
 
-An op may have no gradient function (`Round`), or one that gives none to some of its inputs. Where
-such an op or its backward is replaced, eager tapes follow what the replacement says. A graph was
-differentiated before, and nothing in it reads that. Owns finding these inputs, and what is refused.
+An op may have no gradient function (`Round`), or one that returns no gradient for some inputs. If
+such an op or its backward is replaced, eager tapes use the gradient of the replacement. A graph was
+differentiated before that, and nothing in it would read this gradient. Owns finding such inputs,
+and the refusal.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ __all__ = ["lost_inputs", "refuse_unread", "unread_of"]
 
 
 def lost_inputs(owner: Record) -> list[int]:
-    """Inputs of an op that get no gradient, though others that are differentiated for need one."""
+    """Return the inputs of an op that need a gradient but get none from its gradient function."""
     return [index for index in _leading(owner) if owner.in_grads[index] is None]
 
 
 def _is_unread(owner: Record, body: Body) -> bool:
-    """Return True if a gradient is asked for in a body, but nothing reads this contribution."""
+    """Return True if a body requests a gradient, but nothing reads this op's contribution."""
     leading = _leading(owner)
     if not leading or any(owner.in_grads[index] is not None for index in leading):
         return False
-    # Of the gradients of a session's graph only some are computed.
+    # A run of a session may compute only some of the gradients in its graph.
     assert owner.run is not None
     results = [part for result in owner.run.results for part in components(result)]
     return (
@@ -43,7 +44,9 @@ def _is_unread(owner: Record, body: Body) -> bool:
 
 
 def unread_of(op: Any, body: Body) -> list[int]:
-    """Inputs of an op to which gradients inside or beside a body go, that get and hand on none."""
+    """Return the inputs that should receive a gradient in this body or its gradient function, but
+    neither receive nor propagate one.
+    """
     found: set[int] = set()
     for graph in (body.graph, *children_of(body.graph)):
         noted = Records.of(graph)
@@ -54,7 +57,7 @@ def unread_of(op: Any, body: Body) -> list[int]:
 
 
 def _leading(owner: Record) -> list[int]:
-    """Inputs of an op that depend on what its differentiation was asked for."""
+    """Return the inputs of an op that depend on the sources of its differentiation."""
     if owner.run is None:
         return []
     captured = arguments_of(owner.forward.graph)
@@ -73,15 +76,15 @@ def _leading(owner: Record) -> list[int]:
 
 
 def refuse_unread(owner: Record, step: Step, body: Body) -> None:
-    """Refuse that the backward of an op is replaced where nothing reads what it contributes.
+    """Refuse to replace the backward of an op if nothing reads the gradient it contributes.
 
     Raises:
-        UnsupportedError: That is so.
+        UnsupportedError: Nothing reads it.
     """
     if _is_unread(owner, body):
         raise UnsupportedError(
-            f"In graphs TensorFlow follows no gradient through {owner.forward.name!r} "
-            f"({owner.forward.type}); that of what replaces it would be lost",
+            f"In graphs TensorFlow propagates no gradient through {owner.forward.name!r} "
+            f"({owner.forward.type}), so the gradient of its replacement would be lost",
             where=step.where,
             fix=NO_PLACE,
         )

@@ -1,1 +1,1 @@
-"""What is put into a graph: new nodes, what they compute, and how they are written down."""
+"""What is inserted into a graph: new nodes, what they compute, and how they are written."""

@@ -1,8 +1,8 @@
-"""`BodyEdits`: what was changed in one body so far, as all who rewrite it see it.
+"""`BodyEdits`: the changes made to one body so far, shared by everything that rewrites it.
 
-Owns the new nodes, which value an ordinary reader gets, and what forward ops saw. It decides
-nothing: what stands at an op, `insertions` says, what at a gradient, `derivatives`, and in what
-order nodes are visited, `body_rewriting`.
+Owns the new nodes, the version of each value that ordinary readers get, and the values that forward
+ops ran on. It makes no decisions: `insertions` decides what is inserted at an op, `derivatives`
+what is inserted at a gradient, and `body_rewriting` in which order nodes are visited.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ __all__ = ["BodyEdits", "Surroundings"]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is known of a body from outside of it.
+    """Facts about a body that come from its callers.
 
     Attributes:
-        foreign: The forward program of a body of gradients.
-        unpaired: Whether somebody who calls it computes gradients that nobody has noted.
-        differentiated_inside: Numbers of ops whose gradients are computed in functions that it
-            runs.
-        is_differentiated: Whether gradients go through the call of it.
-        refused: Why edits cannot stand in it: routines look, and must not edit.
+        foreign: Access to the forward program, if this is the body of a gradient.
+        unpaired: Whether a caller computes gradients of this body that were not recorded.
+        differentiated_inside: Numbers of ops whose gradients are computed in functions that this
+            body calls.
+        is_differentiated: Whether gradients flow through the call of this body.
+        refused: Why values in this body cannot be edited. If set, routines only observe.
     """
 
     foreign: Foreign = field(default_factory=Foreign)
@@ -51,24 +51,23 @@ class BodyEdits:
     """The edits of one body.
 
     Args:
-        body: The body; it is changed.
+        body: The body; it is changed in place.
         analysis: Plans of its ops.
-        around: What is known of it from outside.
-        visit: Rewrites a node, and what it reads before it, if that was not done yet.
+        around: Facts that come from its callers.
+        visit: Rewrites a node, and everything it reads, unless that is done already.
 
     Attributes:
         records: The gradients that were built in its graph.
-        frames: The frames of its loops; None where there are none.
+        frames: The frames of its TensorFlow 1 loops; None where there are none.
         new: The new nodes.
-        kept: What must run though nothing reads it.
+        kept: Nodes that must run though nothing reads them.
         changed: Whether anything was inserted or rewired.
-        edited: Whether any of that may change a value.
-        unpaired: Whether there are gradients of this body that nobody has noted: no edit is safe
-            then.
-        named: Ops with a gradient in this body of which only the pairing is known.
-        is_differentiated: Whether some gradient of this body is computed.
-        beside: New node (by identity) -> the node that it stands at.
-        unheard: What the tools asked for and do not get in this body -> why.
+        edited: Whether any of these changes may change a value.
+        unpaired: Whether this body has gradients that were not recorded, which makes edits unsafe.
+        named: Names of ops whose gradient in this body is known from op names only.
+        is_differentiated: Whether any gradient of this body is computed.
+        beside: New node (by identity) -> the node it was inserted at.
+        unheard: What the tools requested but do not get in this body -> the reason.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class BodyEdits:
     ) -> None:
         self.body, self.analysis, self.around, self.visit = body, analysis, around, visit
         self.records = Records.of(body.graph)
-        # Functions have new loops.
+        # Loops inside functions are TensorFlow 2 loops, which have no frames.
         has_frames = body.fdef is None and any(node.op_type in ENTERS for node in body.nodes)
         self.frames = Frames(body) if has_frames else None
         self.new: list[New] = []
@@ -99,15 +98,15 @@ class BodyEdits:
     # The body.
 
     def owner(self, op: Any) -> Record | None:
-        """Return the gradient whose function made an op; None for other ops."""
+        """Return the gradient whose gradient function made an op; None for other ops."""
         return self.records.owner(op) if self.records is not None else None
 
     def is_in_frame(self, node: Node) -> bool:
-        """Return True if a node runs in a loop of TensorFlow 1."""
+        """Return True if a node runs in a TensorFlow 1 loop."""
         return self.frames is not None and bool(self.frames.of(node))
 
     def keeps_state(self, node: Node) -> bool:
-        """Return True if a session would give a clone of a node another state."""
+        """Return True if cloning a node would give the clone a kernel state of its own."""
         return (
             self.body.fdef is None
             and keeps_state(node.op_type)
@@ -117,16 +116,16 @@ class BodyEdits:
     # Values.
 
     def visible(self, value: Value) -> Value:
-        """Return what an ordinary reader of a value gets."""
+        """Return the version of a value that an ordinary reader gets."""
         return self._visible.get(value, value)
 
     def show(self, original: Value, new: Value) -> None:
-        """Let ordinary readers of a value get another one."""
+        """Make ordinary readers of `original` read `new` instead."""
         if new != original:
             self._visible[original] = new
 
     def plain(self, value: Value) -> Value:
-        """Return a value without `Identity` ops; to TensorFlow, too, they are what they read."""
+        """Skip `Identity` ops, which TensorFlow treats as equal to their input, too."""
         while (
             isinstance(value.node, Node)
             and value.node.op_type == "Identity"
@@ -136,12 +135,12 @@ class BodyEdits:
         return value
 
     def carries(self, tensor: Any, wanted: Value) -> bool:
-        """Return True if an ordinary reader of a tensor gets the version that is wanted."""
+        """Return True if an ordinary reader of a tensor gets the version `wanted`."""
         value = self.body.value_of(tensor)
         return value is not None and self.plain(self.visible(value)) == self.plain(wanted)
 
     def seen(self, op: Any) -> Seen | None:
-        """Return what a forward op saw and made; None if it is not in this body."""
+        """Return the values a forward op ran on and produced; None if it is not in this body."""
         known = self._seen.get(id(op))
         if known is None:
             node = self.body.node_of(op)
@@ -149,13 +148,13 @@ class BodyEdits:
         return known
 
     def note_seen(self, seen: Seen) -> None:
-        """Note what an op saw and made."""
+        """Remember the values that an op ran on and produced."""
         self._seen[id(seen.op)] = seen
 
     # New nodes.
 
     def add(self, made: New, node: Node | None = None) -> list[Value]:
-        """Put a new node in, which stands at a node if one is given."""
+        """Insert a new node, at `node` if one is given, and return its outputs."""
         if node is not None:
             self.beside[id(made)] = node
         self.new.append(made)
@@ -163,7 +162,7 @@ class BodyEdits:
         return made.outputs()
 
     def wire(self, node: Node, inputs: list[Value]) -> None:
-        """Let a node read other values."""
+        """Set the inputs of a node."""
         if inputs != node.inputs:
             node.inputs = inputs
             self.changed = True
@@ -178,16 +177,16 @@ class BodyEdits:
         node: Node | None = None,
         behind: bool = False,
     ) -> list[Value]:
-        """Insert what a step computes.
+        """Insert a node that computes one or more steps, and return its outputs.
 
         Args:
-            name: What the node is to be called.
-            flat: The function.
-            inputs: What it gets.
-            dtypes: DataTypes of what it returns.
+            name: The wished name of the node.
+            flat: The function to compute.
+            inputs: Its inputs.
+            dtypes: DataTypes of its outputs.
             step: The step, or the first of several.
-            node: The node that it stands at, if at one.
-            behind: Whether it stands behind that node.
+            node: The node to insert it at, if any.
+            behind: Whether to insert it after `node` rather than before.
         """
         plain = [dtype - 100 if is_ref(dtype) else dtype for dtype in dtypes]
         made: New
@@ -202,7 +201,7 @@ class BodyEdits:
         elif node is not None and behind:
             self.kept.add_behind(made, node)
         elif node is not None:
-            # What the node waits for has happened before anything that runs before it.
+            # A routine before an op must not run until the op's control inputs have.
             made.controls += node.controls
             if not inputs:
                 node.controls.append(made)

@@ -1,6 +1,6 @@
-"""Writing a woven body down as a FunctionDef.
+"""Writes a rewritten body as a FunctionDef.
 
-Owns names, attributes and signatures of what is written; decides nothing.
+Owns the names, attributes and signature of what is written. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ _PREFIX = "amanda__"
 
 
 def attr_types(dtypes: Sequence[int]) -> Any:
-    """An attribute that is a list of types."""
+    """Return an attribute that is a list of types."""
     value = attr_value_pb2.AttrValue()
     value.list.type.extend(dtypes)
     return value
 
 
 def attr_type(dtype: int) -> Any:
-    """An attribute that is a type."""
+    """Return an attribute that is a type."""
     return attr_value_pb2.AttrValue(type=dtype)
 
 
 def attr_shape(sizes: Sequence[int]) -> Any:
-    """An attribute that is a shape."""
+    """Return an attribute that is a shape."""
     value = attr_value_pb2.AttrValue()
     value.shape.CopyFrom(tf.TensorShape(sizes).as_proto())
     return value
 
 
 def attr_func(name: str) -> Any:
-    """An attribute that is a function."""
+    """Return an attribute that is a function."""
     value = attr_value_pb2.AttrValue()
     value.func.name = name
     return value
 
 
 class Names:
-    """Names that are not taken yet."""
+    """Hands out names that are not taken yet."""
 
     def __init__(self, taken: set[str]) -> None:
         self._taken = taken
 
     def take(self, wish: str) -> str:
-        """A name like the one wished for."""
+        """Reserve and return a free name that resembles `wish`."""
         base = _PREFIX + wish.replace("/", "_")
         name, number = base, 1
         while name in self._taken:
@@ -76,15 +76,15 @@ class Names:
 
 
 class Written:
-    """What must be kept alive for as long as what was written may run.
+    """What must stay alive for as long as a written function may run.
 
     Args:
-        listener: Hears of what host functions raise.
+        listener: Receives the exceptions that host functions raise.
 
     Attributes:
         alive: Host functions and traced routines.
         names: Names of the functions that were written.
-        has_hosts: Whether Python runs inside.
+        has_hosts: Whether any written function calls Python.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -95,7 +95,7 @@ class Written:
 
 
 def node_defs(new: Sequence[New], names: Names, written: Written) -> list[Any]:
-    """NodeDefs of new nodes, without inputs, and with the nodes' final names."""
+    """Name new nodes and return their NodeDefs, still without inputs."""
     found: list[Any] = []
     for node in new:
         definition = node_def_pb2.NodeDef()
@@ -138,7 +138,7 @@ def _call_of_routine(node: Inlined, definition: Any, names: Names) -> list[Any]:
         constants.append(constant)
         dtypes.append(captured.dtype.as_datatype_enum)
     node.constants = [constant.name for constant in constants]
-    # What nothing comes of would be pruned.
+    # A stateless call without outputs would be pruned.
     definition.op = "PartitionedCall" if node.dtypes else "StatefulPartitionedCall"
     definition.attr["f"].CopyFrom(attr_func(node.function.name.decode()))
     definition.attr["Tin"].CopyFrom(attr_types(dtypes))
@@ -155,23 +155,23 @@ def write_function(
     results: Sequence[Value],
     written: Written,
 ) -> Any:
-    """The FunctionDef of a woven body.
+    """Return the FunctionDef of a rewritten body.
 
     Args:
         body: The body.
         name: Name of the new function.
         new: New nodes.
-        kept: Those nodes that must run though nothing reads them.
-        arguments: New arguments, behind those it has.
-        results: New results, behind those it has.
-        written: Is told what to keep alive.
+        kept: Nodes that must run though nothing reads them.
+        arguments: New arguments, appended to the existing ones.
+        results: New results, appended to the existing ones.
+        written: Collects what must stay alive.
     """
     fdef = function_pb2.FunctionDef()
     fdef.CopyFrom(body.fdef)
     fdef.signature.name = name
     taken = {node.name for node in body.nodes} | {node.name for node in body.arguments}
     names = Names(taken | {argument.name for argument in fdef.signature.output_arg})
-    # Attributes of arguments that belong to a place; a new argument has none.
+    # This attribute lists one shape per argument, and has none for new arguments.
     for argument in arguments:
         argument.name = names.take(argument.name)
         definition = fdef.signature.input_arg.add()
@@ -204,14 +204,14 @@ def write_function(
 
 
 class _Texts:
-    """How a FunctionDef writes values."""
+    """How a FunctionDef refers to values."""
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self._definitions = definitions
         self._names: dict[str, list[str]] = {}
 
     def of(self, value: Value) -> str:
-        """The text of a value."""
+        """Return the text by which a FunctionDef refers to a value."""
         node = value.node
         if isinstance(node, Argument) or (isinstance(node, Node) and node.is_argument):
             return str(node.name)
@@ -227,7 +227,7 @@ class _Texts:
         return f"{node.name}:output:{value.slot}"
 
     def rewire(self, definition: Any, node: Node) -> None:
-        """Give a node its new wiring and attributes."""
+        """Write the new inputs and attributes of an existing node."""
         inputs = [self.of(value) for value in node.inputs]
         inputs += [f"^{name_of(control)}" for control in node.controls]
         if list(definition.input) != inputs:
@@ -238,7 +238,7 @@ class _Texts:
             definition.attr[key].CopyFrom(value)
 
     def wire(self, definition: Any, node: New) -> None:
-        """Give a new node its inputs."""
+        """Write the inputs of a new node."""
         definition.input.extend(self.of(value) for value in node.inputs)
         if isinstance(node, Inlined):
             definition.input.extend(f"{name}:output:0" for name in node.constants)
@@ -246,10 +246,10 @@ class _Texts:
 
 
 def name_of(control: Any) -> str:
-    """The name of a node that another one waits for."""
+    """Return the name of a control input, given as a name or a node."""
     return control if isinstance(control, str) else str(control.name)
 
 
 def add_function(fdef: Any) -> None:
-    """Make a function known to the runtime."""
+    """Register a function with TensorFlow's runtime."""
     context.context().add_function_def(fdef)

@@ -1,7 +1,8 @@
-"""Host routines: Python functions that nodes of a graph call.
+"""Host routines: Python functions that graph nodes call.
 
-Owns the registration with TensorFlow's registry of Python functions, and what happens to an
-exception on the executor's thread: the user's own is kept for the frame that started the run.
+Owns their registration with TensorFlow's registry of Python functions, and their exceptions. An
+exception on an executor's thread is kept, so that the frame that started the run can raise the
+user's own.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from amanda_driver_tf._tensorflow_internals.objects import host_functions, put_h
 
 __all__ = ["HostFunction", "Listener", "register"]
 
-# Routines of one process run one after the other, as they do in eager mode: tools count and
-# collect, and an executor calls from many threads.
+# An executor calls routines from many threads. They run one at a time, as in eager mode, since
+# tools count and collect without locks of their own.
 _LOCK = threading.RLock()
 
 
 class Listener:
-    """Which session runs host functions now, and hears of what they raise.
+    """Forwards exceptions of host functions to the session that is running now.
 
-    They outlive the session that wrote them: the same tools may be applied again. So does this,
-    which is the same one for all sessions that resume one another.
+    Host functions outlive the session that wrote them, because the same tools may be applied again.
+    All sessions that resume one another therefore share one listener.
     """
 
     def __init__(self) -> None:
@@ -37,26 +38,28 @@ class Listener:
 
     @classmethod
     def of(cls, session: Session) -> Listener:
-        """The listener of a session."""
+        """Return the listener of a session, made if there is none."""
         return session.persistent("tensorflow.listener", cls)
 
     def listen(self, session: Session) -> None:
-        """Let a session hear from now on."""
+        """Forward exceptions to `session` from now on."""
         self._session = weakref.ref(session)
 
     def hear(self, error: BaseException) -> None:
-        """Tell the session of an exception."""
+        """Defer an exception to the current session."""
         session = self._session() if self._session is not None else None
         if session is not None:
             session.defer(error)
 
 
 class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
-    """What stands in TensorFlow's registry. Its own class keeps the tape and tensors for ever.
+    """An entry in TensorFlow's registry of Python functions.
+
+    TensorFlow's own class would keep tapes and tensors alive for ever.
 
     Attributes:
-        token: Under which it stands there.
-        has_edited: Whether a call of it has returned anything but what it was given.
+        token: Its key in the registry.
+        has_edited: Whether any call returned something other than its arguments.
     """
 
     token: str
@@ -67,7 +70,7 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
         self._function, self._listener = function, listener
 
     def stand_as(self, token: str) -> None:
-        """Stand in the registry under a token, in the place of who stood there."""
+        """Take over the registry entry `token`."""
         self.token = token
         put_host_function(token, self)
 
@@ -88,10 +91,10 @@ class HostFunction(script_ops.EagerFunc):  # type: ignore[misc]
 
 
 def register(function: Flat, listener: Listener, dtypes: Sequence[int]) -> HostFunction:
-    """Make a function callable from nodes.
+    """Make a function callable from graph nodes.
 
     Returns:
-        What must be kept alive for as long as a node with its token may run.
+        The entry, which must stay alive for as long as a node with its token may run.
     """
     host = HostFunction(function, listener, dtypes)
     host.token = host_functions.insert(host)

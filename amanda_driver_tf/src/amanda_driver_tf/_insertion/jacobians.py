@@ -1,6 +1,6 @@
-"""Derivatives of what routines compute, by a tape of their own where new nodes run.
+"""Derivatives of routines, computed by a tape inside the new node.
 
-Owns those that gradients are made of, and what is said where TensorFlow has no place for one.
+Owns the functions that compute them, and the error for gradients that TensorFlow would drop.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from amanda_driver_tf._tensorflow_internals import tapes
 
 __all__ = ["NO_PLACE", "lost", "no_gradient", "vector_jacobian"]
 
-#: What to do where the gradient of a replacement would be lost.
+#: The advice where the gradient of a replacement would be lost.
 NO_PLACE = "Run it eagerly, where tapes ask the tools first"
 
 
 def lost(position: int, step: Step) -> UnsupportedError:
-    """The error for a gradient of an input that TensorFlow follows none to."""
+    """Return the error for a gradient of an input that TensorFlow does not propagate."""
     return UnsupportedError(
         f"There is a gradient for input {position}, to which TensorFlow follows none in graphs; it "
         "would be lost",
@@ -33,13 +33,13 @@ def lost(position: int, step: Step) -> UnsupportedError:
 
 
 def vector_jacobian(forward: Flat, inputs: int, step: Step, absent: Sequence[int]) -> Flat:
-    """The gradient of a function over tensors: ``[*inputs, *gradients] -> gradients of inputs``.
+    """Return the gradient function of `forward`: ``[*inputs, *gradients] -> gradients of inputs``.
 
     Args:
-        forward: The function; it is run again here, on a tape.
+        forward: The function; it runs again here, on a tape.
         inputs: How many inputs it has.
-        step: The step that it is.
-        absent: Inputs for which it must have none, as nothing would read it.
+        step: The step it computes.
+        absent: Inputs that must have no gradient, since nothing would read it.
     """
 
     def run(flat: list[Any]) -> list[Any]:
@@ -68,7 +68,7 @@ def vector_jacobian(forward: Flat, inputs: int, step: Step, absent: Sequence[int
 
 
 def no_gradient(flat: Flat, inputs: Sequence[int], step: Step) -> Flat:
-    """A function over tensors that must have no gradient for some inputs."""
+    """Wrap a function so that it raises if any of `inputs` has a gradient."""
 
     def run(values: list[Any]) -> list[Any]:
         watched = [values[index] for index in inputs]
@@ -85,7 +85,7 @@ def no_gradient(flat: Flat, inputs: Sequence[int], step: Step) -> Flat:
 
 @contextmanager
 def _recording() -> Iterator[None]:
-    # Nodes run inside the call of their function, which stops the tapes of its thread.
+    # TensorFlow stops the thread's tapes during the function call that this node runs in.
     stopped = tapes.tapes_stopped()
     if stopped:
         tapes.restart_tapes()

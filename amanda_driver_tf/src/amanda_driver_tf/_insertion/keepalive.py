@@ -1,8 +1,8 @@
-"""`Kept`: what of a body must run though nothing reads it.
+"""`Kept`: nodes of a body that must run though nothing reads them.
 
-TensorFlow prunes what nobody reads. Owns which nodes control outputs keep: those that stand behind
-ops without outputs or with effects, those behind ops whose new value nobody wants while the op
-itself runs, and the calls that have such inside.
+TensorFlow prunes what nobody reads. Owns which nodes are kept by control outputs: those after ops
+that have no outputs or have side effects, those after ops that run but whose new value nobody
+reads, and calls of functions that contain such nodes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["Kept"]
 
 
 class Kept:
-    """What is kept of one body.
+    """The nodes of one body that control outputs keep alive.
 
     Args:
         body: The body.
 
     Attributes:
-        nodes: New nodes, and calls that have such inside.
+        nodes: New nodes, and calls of functions that contain such nodes.
     """
 
     def __init__(self, body: Body) -> None:
         self.nodes: list[New | Node] = []
         self._body = body
-        #: New nodes behind an op, and that op's, which run as soon as something reads them.
+        #: New nodes after an op, with the node of that op. They run if anything reads them.
         self._behind: list[tuple[New, Any]] = []
         self._running: Collection[int] = ()
 
@@ -39,17 +39,17 @@ class Kept:
             self.nodes.append(made)
 
     def add_behind(self, made: New, node: Any) -> None:
-        """Note a new node behind another one; it is kept if that runs and nothing reads it."""
+        """Keep `made`, which was inserted after `node`, if `node` runs and nothing reads `made`."""
         self._behind.append((made, node))
 
     def settle(self, running: Collection[int], roots: Iterable[Any]) -> None:
-        """Keep what stands behind ops that run, where nothing that runs reads it.
+        """Keep nodes after ops that run, where nothing that runs reads them.
 
-        So it is behind an op whose value only its own gradient needs, which reads the original.
+        This happens if only the op's own gradient needs its value, since that reads the original.
 
         Args:
-            running: Ids of the nodes that run, as TensorFlow has wired them.
-            roots: What they run for, as it is now.
+            running: Ids of the nodes that run in TensorFlow's own wiring.
+            roots: What the rewritten body is run for.
         """
         self._running = running
         if self._behind:
@@ -59,9 +59,9 @@ class Kept:
             ]
 
     def settle_handed_on(self, values: Iterable[Value]) -> None:
-        """Likewise behind the ops whose original values are handed on to a gradient elsewhere.
+        """Keep nodes after ops whose original values are passed to a gradient in another body.
 
-        It may be all that the function runs for.
+        The function may run for nothing else.
         """
         waiting = [value.node for value in values] if self._behind else []
         handed_on: set[int] = set()
@@ -75,6 +75,6 @@ class Kept:
                 self.add(made)
 
     def settle_call(self, node: Node) -> None:
-        """Likewise a node that runs, in whose functions something is kept."""
+        """Keep a call that runs, since a function that it calls contains kept nodes."""
         if id(node) in self._running and node not in self.nodes:
             self.nodes.append(node)

@@ -1,4 +1,4 @@
-"""Nodes that make and fill the lists by which loops lead values to their gradients."""
+"""Nodes that build the tensor lists by which loops pass values to their gradients."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _constant(name: str, dtype: int, content: Any) -> Plain:
 
 
 def any_size(name: str) -> Plain:
-    """A node that says of a list or stack, or of what is in it, that its size is not given."""
+    """Return a node that means "unknown" as the size of a list, or as the shape of its elements."""
     content = tensor_pb2.TensorProto(dtype=types_pb2.DT_INT32)
     content.int_val.append(-1)
     return _constant(name, types_pb2.DT_INT32, content)
 
 
 def empty_list(dtype: int) -> list[Plain]:
-    """Nodes that make a list for values of a dtype; the last one's output is the list."""
+    """Return the nodes that make an empty list; the last one's output is the list."""
     shape, length = any_size("version/shape"), any_size("version/length")
     made = Plain(
         "version/list",
@@ -45,7 +45,7 @@ def empty_list(dtype: int) -> list[Plain]:
 
 
 def pushed(accumulator: Value, value: Value) -> Plain:
-    """A node that adds a value to a list."""
+    """Return a node that appends a value to a list."""
     dtype = value.base
     return Plain(
         "version/push",
@@ -58,7 +58,7 @@ def pushed(accumulator: Value, value: Value) -> Plain:
 
 
 def popped(accumulator: Value, dtype: int) -> list[Plain]:
-    """Nodes that take the last value of a list off; the last one makes the list and the value."""
+    """Return the nodes that pop a list's last value; the last one's outputs are list and value."""
     shape = any_size("version/shape")
     pop = Plain(
         "version/pop",
@@ -72,7 +72,7 @@ def popped(accumulator: Value, dtype: int) -> list[Plain]:
 
 
 def dummy(dtype: int) -> list[Plain]:
-    """Nodes that make some value of a dtype; the last one's output is it."""
+    """Return nodes that make an arbitrary value of a dtype; the last one's output is the value."""
     if dtype == _VARIANT:
         return empty_list(types_pb2.DT_FLOAT)
     content = tensor_pb2.TensorProto(dtype=dtype)

@@ -1,8 +1,8 @@
-"""Conditions of loops, where TensorFlow's optimiser of loops can read them.
+"""Works around a crash of TensorFlow's loop optimizer in loop conditions.
 
-That of 2.21 looks for the node that a condition's comparison reads by the name of the tensor, finds
-none for a second output (``node:1``), and crashes. Host nodes have as many outputs as they were
-given inputs.
+The optimizer of 2.21 looks up the node that a condition's comparison reads by the name of the
+tensor. For an output other than the first (``node:1``) it finds no node and crashes. Host nodes
+have as many outputs as inputs, so a comparison may read such an output.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual", "Equal
 
 
 def operands(node: Node, inputs: list[Value], add: Callable[[New], Sequence[Value]]) -> list[Value]:
-    """Return what an op reads instead of some inputs, where it may be the condition of a loop.
+    """Return the inputs that an op can read safely, where it may be the condition of a loop.
 
     Args:
         node: The op.
-        inputs: What it is to read.
-        add: Puts a new node in.
+        inputs: The inputs it should read.
+        add: Inserts a new node.
     """
     is_scalar = all(tensor.shape.rank == 0 for tensor in node.op.inputs)
     if node.op_type not in _COMPARISONS or not is_scalar:

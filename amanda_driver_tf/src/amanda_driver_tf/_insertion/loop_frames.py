@@ -1,6 +1,7 @@
-"""Loops of TensorFlow 1 are frames in one graph: what keeps new nodes in the frame of their op.
+"""Keeps new nodes in the frame of their op, in TensorFlow 1 loops.
 
-Owns that, so that a new node runs as often as the op that it stands at.
+Such loops are frames in one graph. A new node has to run in the frame of the op that it was
+inserted at, and as often as that op.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ __all__ = ["keep_in_frames"]
 
 
 def keep_in_frames(edits: BodyEdits) -> None:
-    """Make all new nodes run in the frame that they stand in, as often as their ops."""
+    """Make each new node run in the frame of its op, once per execution of that op."""
     if edits.frames is None:
         return
     settled: list[New] = []
     for made in edits.new:
         if isinstance(made, (Host, Inlined)) and edits.frames.behind(made):
             if made.inputs and not made.controls and all(map(_is_invariant, made.inputs)):
-                # What enters a loop once is there in each turn, also in the one that ends it.
+                # A loop invariant exists in every iteration, even in the one that ends the loop.
                 settled += _wait(made, edits)
             if isinstance(made, Inlined):
-                # Without it, constants inside would stand outside of all frames.
+                # Without the anchor the constants of the routine would be outside of all frames.
                 made.anchor = _anchor(made)
                 made.controls.append(made.anchor)
                 settled.append(made.anchor)
@@ -35,17 +36,17 @@ def keep_in_frames(edits: BodyEdits) -> None:
 
 
 def _wait(made: New, edits: BodyEdits) -> list[New]:
-    """Make a node that reads nothing but invariants run when its op does."""
+    """Make a node that reads only loop invariants run when its op does."""
     node = edits.beside.get(id(made))
     if node is None:
-        # At a gradient, of which the records say where it is computed.
+        # A node at a gradient: the control flow context of the gradient is known.
         flow = control_flow_context(made.inputs[0].node.op)
         made.controls.append(flow.GetControlPivot().op.name)
         return []
     for tensor in node.op.inputs:
         value = edits.body.value_of(tensor)
         if value is not None and not _is_invariant(value):
-            # Not what the node reads now: that may be another one that is to wait.
+            # Not the node's new input, which may be a node that has to wait itself.
             identity = _identity("turn", edits.visible(value))
             made.controls.append(identity)
             return [identity]
@@ -53,7 +54,7 @@ def _wait(made: New, edits: BodyEdits) -> list[New]:
 
 
 def _anchor(made: Inlined) -> Plain:
-    """A node in the frame of a call, alive when it is."""
+    """Return a node in the frame of `made` that is alive whenever `made` is."""
     if not made.inputs:
         anchor = Plain("frame", "NoOp", [], [], {}, [])
         anchor.controls += made.controls

@@ -1,6 +1,6 @@
-"""New nodes: what rewriting puts into a graph beside the nodes that were there.
+"""New nodes, which rewriting adds to a graph.
 
-Owns the kinds and what each needs to be written down; where they stand, others say.
+Owns their kinds and what each kind needs to be written. Others decide where they are inserted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class New:
     """A node that the graph did not have.
 
     Attributes:
-        name: Its name once it is written down, made unique there.
-        inputs: Where its data comes from.
+        name: Its name, made unique when it is written.
+        inputs: Its data inputs.
         dtypes: DataTypes of its outputs.
-        controls: Nodes that must run before it: names of the graph's, and new ones.
+        controls: Its control inputs: names of existing nodes, and new nodes.
     """
 
     def __init__(self, name: str, inputs: Sequence[Value], dtypes: Sequence[int]) -> None:
@@ -36,15 +36,15 @@ class New:
         return f"<{type(self).__name__} {self.name!r}>"
 
     def outputs(self) -> list[Value]:
-        """Its outputs as values."""
+        """Return its outputs as values."""
         return [Value(self, index) for index in range(len(self.dtypes))]
 
 
 class Host(New):
-    """A Python function that runs at each execution of the node.
+    """A node that runs a Python function.
 
     Attributes:
-        function: Gets a list of eager tensors, returns as many as there are `dtypes`.
+        function: Takes a list of eager tensors and returns one tensor for each of `dtypes`.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Host(New):
 
 
 class Inlined(New):
-    """A call of a function that was traced from a routine: native operations.
+    """A node that calls the native operations traced from a staged routine.
 
     Attributes:
         function: The AtomicFunction.
-        constants: Names of the nodes that hold what it captured, once they are written down.
-        anchor: A new node whose frame these are to be in, if it stands in one.
+        constants: Names of the nodes that hold its captured values, once they are written.
+        anchor: A new node in whose loop frame the constants are placed, if there is one.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Inlined(New):
 
 
 class Plain(New):
-    """An op of TensorFlow's.
+    """A new node of one of TensorFlow's op types.
 
     Attributes:
-        op_type: Its type.
+        op_type: Its op type.
         attrs: Its attributes, as AttrValues.
         output_names: Its outputs as a FunctionDef names them, such as ``handle:0``.
     """
@@ -104,7 +104,7 @@ class Plain(New):
 
 
 class Argument(New):
-    """An argument that the function did not have."""
+    """A new argument of the function."""
 
     def __init__(self, name: str, dtype: int) -> None:
         super().__init__(name, (), (dtype,))

@@ -1,7 +1,7 @@
-"""`Observers`: nodes that read values of a body and whose results nobody reads.
+"""`Observers`: nodes that read values of a body and have no outputs.
 
-Owns what an observer is in a graph, and what waits for it, by control edges: an op for those before
-it, whoever reads what an op made for those after it. No version of a value comes of them.
+Owns their insertion and the control edges to them: an op waits for the observers before it, and
+readers of an op's outputs wait for those after it. Observers make no new version of a value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from amanda_driver_tf._insertion.staging import trace
 
 __all__ = ["Observers"]
 
-# A merge runs with the first of its inputs that is there, and must not wait for the other's side.
+# A merge runs as soon as one of its inputs exists. Waiting for the other branch would hang.
 _MERGES = ("Merge", "RefMerge")
 
 
@@ -40,7 +40,7 @@ class Observers:
     ) -> New:
         """Insert a node that calls the routines of `steps` with `values`.
 
-        Staged steps come one by one.
+        Only one staged step may be given at a time.
         """
         flat = observed(steps, layout, self._edits.around.refused)
         made: New
@@ -53,10 +53,13 @@ class Observers:
         return made
 
     def include(self, step: Step) -> bool:
-        """Return True if a step only looks, or is to, as its edits were refused in this body.
+        """Return True if a step is to be inserted as an observer.
+
+        That is so if it is declared as one, or if edits are refused in this body.
 
         Raises:
-            UnsupportedError: It is known to edit, or its routine is no Python that can tell.
+            UnsupportedError: Edits are refused in this body, and the step is known to edit or its
+                routine is staged, so that an edit could not be noticed at run time.
         """
         action, refused = step.action, self._edits.around.refused
         if action.observe or refused is None:
@@ -65,11 +68,11 @@ class Observers:
             raise refused
         return True
 
-    # What waits for them.
+    # Control edges.
 
     @contextmanager
     def collecting(self) -> Iterator[list[New]]:
-        """Collect the observers that what is read meanwhile has to wait for."""
+        """Collect the observers that the reader of the values read meanwhile has to wait for."""
         outer, self._collected = self._collected, []
         try:
             yield self._collected
@@ -82,11 +85,11 @@ class Observers:
             self._collected += observers
 
     def note_after(self, node: Node, observers: Sequence[New]) -> None:
-        """Make readers of what a node makes wait for the observers after it."""
+        """Make readers of a node's outputs wait for the observers after it."""
         self._after.setdefault(id(node), []).extend(observers)
 
     def hold(self, node: Node, collected: Sequence[New]) -> None:
-        """Make a node wait for the observers after what it reads, and for those collected."""
+        """Make a node wait for `collected` and for the observers after the nodes that it reads."""
         if not (collected or self._after) or node.op_type in _MERGES:
             return
         awaited = list(collected)

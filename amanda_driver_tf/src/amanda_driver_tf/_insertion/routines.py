@@ -1,7 +1,7 @@
-"""What new nodes compute: the steps of plans as functions over flat lists of tensors.
+"""What new nodes compute: steps of plans as functions over flat lists of tensors.
 
-Owns how grouped values, steps and flat tensors fit together, and what is said of results that do
-not fit a graph, in which dtypes are fixed. Knows no nodes.
+Owns the conversion between grouped values and flat tensors, and the errors for results that do not
+fit a graph, in which dtypes are fixed. It does not know nodes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 
 
 class Layout:
-    """How positions lie in a flat list of tensors.
+    """The order in which positions are laid out in a flat list of tensors.
 
     Args:
-        lengths: For each position the number of its tensors; None for a single one.
-        present: Which of the flat tensors there are; a gradient may be missing.
-        slices: Positions whose tensors are the parts of `tf.IndexedSlices`: values, indices and,
-            where it is known, the dense shape.
+        lengths: For each position its number of tensors; None for a single tensor.
+        present: Which of the flat tensors exist; a gradient may be missing.
+        slices: Positions whose tensors are the components of `tf.IndexedSlices`: values, indices
+            and, if it is known, the dense shape.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Layout:
         self.slices = slices
 
     def group(self, flat: Sequence[Any]) -> list[Any]:
-        """Values by position; those that are missing are None."""
+        """Return the values by position; missing ones are None."""
         tensors = iter(flat)
         full = [next(tensors) if there else None for there in self.present]
         result: list[Any] = []
@@ -70,7 +70,13 @@ class Layout:
         return result
 
     def flatten(self, positions: Sequence[Any], step: Step, old: Sequence[Any] = ()) -> list[Any]:
-        """The inverse of `group`; `old` gives the parts of slices that stay as they were."""
+        """Return the flat tensors of grouped values, the inverse of `group`.
+
+        Args:
+            positions: The values by position.
+            step: The step that returned them.
+            old: The flat tensors before the step, for components of slices that it did not change.
+        """
         spread: list[Any] = []
         before = self.group(old) if old else [None] * len(self.lengths)
         for position, value in enumerate(positions):
@@ -111,13 +117,13 @@ class Layout:
 def fold(
     steps: Sequence[Step], layout: Layout, dtypes_of: Sequence[int], frozen: Sequence[bool]
 ) -> Flat:
-    """The fold of `steps`, each of which sees what the earlier ones made of the values.
+    """Return a function that applies `steps` in order, each to the results of the earlier ones.
 
     Args:
         steps: The steps.
-        layout: How their positions lie.
+        layout: Layout of their positions.
         dtypes_of: DataTypes of the flat tensors.
-        frozen: Which of them cannot be changed, as they are references.
+        frozen: Which of them cannot be changed, since they are references.
     """
 
     def run(flat: list[Any]) -> list[Any]:
@@ -147,12 +153,12 @@ def fold(
 
 
 def observed(steps: Sequence[Step], layout: Layout, refused: AmandaError | None = None) -> Flat:
-    """The calls of `steps`, which only look: nothing comes of them.
+    """Return a function that calls observing `steps` and returns nothing.
 
     Args:
         steps: The steps.
-        layout: How their positions lie.
-        refused: Why nothing can come of those that may edit; raised once one does.
+        layout: Layout of their positions.
+        refused: Why values cannot be edited here; raised if a step edits after all.
     """
 
     def run(flat: list[Any]) -> list[Any]:
@@ -170,18 +176,18 @@ def _length(value: Any) -> int:
 
 
 def _refuse_for_none(old: Any, new: Any, step: Step) -> None:
-    """Refuse a value for one that is not there, which nobody would read."""
+    """Refuse to replace a missing value, since nobody would read the new one."""
     olds, news = (old, new) if isinstance(old, list) and isinstance(new, list) else ([old], [new])
     if any(a is None and b is not None for a, b in zip(olds, news, strict=False)):
         raise UnsupportedError(
-            "A routine returned something for a value that is not there",
+            "A routine returned a value for a position that has no value",
             where=step.where,
-            fix="Return None for what is None",
+            fix="Return None for each value that is None",
         )
 
 
 def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:
-    """A fold that must not change anything; `why` says the reason."""
+    """Wrap a fold so that any change is refused for the reason `why`."""
 
     def run(values: list[Any]) -> list[Any]:
         new = flat(values)
@@ -193,13 +199,14 @@ def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:
 
 
 def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection[int] = ()) -> Flat:
-    """A fold that keeps shapes, as the gradients of a graph are built for them.
+    """Wrap a fold so that its results keep the shapes that the graph's gradients were built for.
 
     Args:
         flat: The fold.
-        shapes: The shapes that the graph was built for; None where it says nothing.
+        shapes: The shapes that the graph was built for; None where unknown.
         step: The step, or the first of several.
-        straight: Which of the values have a gradient that is passed on as that of what was there.
+        straight: Indices of values that are edited straight through, so that their gradient is used
+            as the gradient of the original value.
     """
 
     def run(values: list[Any]) -> list[Any]:
@@ -223,7 +230,7 @@ def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection
 
 
 def of_gradients(flat: Flat, step: Step, dense: Collection[int]) -> Flat:
-    """A fold over gradients that keeps the shapes of the `dense` ones."""
+    """Wrap a fold over gradients so that the `dense` ones keep their shapes."""
 
     def run(values: list[Any]) -> list[Any]:
         new = flat(values)
@@ -242,7 +249,7 @@ def of_gradients(flat: Flat, step: Step, dense: Collection[int]) -> Flat:
 
 
 def as_tensor(value: Any, dtype: int, step: Step) -> Any:
-    """A routine's result as a tensor of the dtype that the graph has there."""
+    """Convert a routine's result to a tensor of the dtype that the graph has there."""
     wanted = dtypes.as_dtype(dtype).base_dtype
     if isinstance(value, tf.Variable):
         value = value.read_value()
@@ -260,13 +267,14 @@ def as_tensor(value: Any, dtype: int, step: Step) -> Any:
 def replaced(
     step: Step, layout: Layout, dtypes_of: Sequence[int], shapes: Sequence[Any] = ()
 ) -> Flat:
-    """A replacement of an op: its outputs.
+    """Return a function that computes the outputs of a replaced op.
 
     Args:
         step: The replacement.
         layout: Layout of its inputs.
         dtypes_of: DataTypes of its outputs.
-        shapes: The shapes that gradients were built for, if there are any; None where unknown.
+        shapes: The shapes that gradients were built for, if there are gradients; None where
+            unknown.
     """
 
     def run(flat: list[Any]) -> list[Any]:
@@ -292,17 +300,17 @@ def replaced_backward(
     dtypes_of: Sequence[int],
     shapes: Sequence[Any],
 ) -> Flat:
-    """A replacement of the backward of an op: the gradients of its inputs.
+    """Return a function that computes the gradients of an op whose backward was replaced.
 
     Args:
         step: The replacement.
         given: Layout of the gradients of the outputs.
-        made: Layout of the gradients of the inputs; `present` says which the graph needs.
-        absent: The same; `present` says which the graph has no place for.
-        dtypes_of: DataTypes of those that are needed.
+        made: Layout of the gradients of the inputs; `present` marks those that the graph needs.
+        absent: The same layout; `present` marks those that the graph has no reader for.
+        dtypes_of: DataTypes of the needed gradients.
         shapes: Their shapes; None where unknown.
     """
-    # A position that is a list is one of tensors, of which some may be needed.
+    # At a position that is a list of tensors, only some of these may be needed.
     needed = made.group([True] * sum(made.present))
     wanted = [p for p, there in enumerate(needed) if any(tf.nest.flatten([there]))]
     none = absent.group([True] * sum(absent.present))

@@ -1,8 +1,8 @@
-"""What is checked of the shapes of what routines return into a graph.
+"""Checks of the shapes of tensors that routines return into a graph.
 
-Owns the checks. A shape that is known while the graph is built is checked at once; that of a staged
-routine's tensor may show only when the graph runs, and is then checked by an operation, the name of
-which says which routine it was.
+A shape that is known while the graph is built is checked at once. The shape of a staged routine's
+tensor may be known only when the graph runs. It is then checked by an operation whose name
+identifies the routine.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ __all__ = ["fitting", "of_same_rows", "of_same_shape", "refusal"]
 
 _HANDLES = (dtypes.resource, dtypes.variant)
 _NAME = re.compile(r"amanda_shape_\d+")
-_MOST_DIMENSIONS = 254  # That a tensor has in TensorFlow.
+_MOST_DIMENSIONS = 254  # TensorFlow's limit for the rank of a tensor.
 _NUMBERS = itertools.count(1)
 
 
 class _Check:
-    """What is said where an operation finds another shape than there should be."""
+    """The location and advice to report if a checking operation fails."""
 
     def __init__(self, where: str, fix: str) -> None:
         self.where, self.fix = where, fix
 
 
-#: Names of the operations that check; they live as long as the graphs that these are in.
+#: Name of a checking operation -> its check, which lives as long as the operation's graph.
 _CHECKS: weakref.WeakValueDictionary[str, _Check] = weakref.WeakValueDictionary()
 
 
 def fitting(value: Any, shape: Any, step: Step) -> Any:
-    """A routine's tensor where a graph, and its gradients, were built for a shape.
+    """Return a routine's tensor, checked against the shape that the graph was built for.
 
     Args:
         value: The tensor.
-        shape: The shape, of which a part may be unknown; None for any.
-        step: The step that it is from.
+        shape: The shape, which may be partly unknown; None for any.
+        step: The step that returned it.
     """
-    # A handle has another shape in a graph than it has alone.
+    # The shape of a handle in a graph differs from that of the eager handle.
     if shape is None or value.dtype in _HANDLES or value.shape.is_subtype_of(shape):
         return value
     fix = "Return a tensor of the same shape"
@@ -60,14 +60,14 @@ def fitting(value: Any, shape: Any, step: Step) -> Any:
 
 
 def of_same_shape(value: Any, old: Any, step: Step, what: str, fix: str) -> Any:
-    """A routine's tensor that must have the shape of the one that it was given.
+    """Return a routine's tensor, checked to have the shape of the tensor it replaces.
 
     Args:
         value: The tensor.
-        old: The one that it was given.
-        step: The step that it is from.
-        what: What the tensors are, after "A routine returned".
-        fix: What the user is told to do instead.
+        old: The tensor that the routine was given.
+        step: The step that returned it.
+        what: A description of the tensors, which follows "A routine returned".
+        fix: The advice to the user.
     """
     if value.dtype in _HANDLES:
         return value
@@ -82,21 +82,21 @@ def of_same_shape(value: Any, old: Any, step: Step, what: str, fix: str) -> Any:
     if value.shape.rank is not None and old.shape.rank is not None:
         return _checked(value, tf.equal(found, wanted), name)
     same = tf.reduce_all(tf.equal(_padded(found), _padded(wanted)))
-    # A dimension more, for a scalar has none that could be wrong.
+    # One more dimension, since a scalar has none whose slice could fail.
     checked = _checked(value[tf.newaxis], tf.fill([tf.size(found) + 1], same), name)
-    # A gradient for which a shape is enough gets the right one.
+    # Some gradients are computed from the shape alone, so state the right one.
     return tf.reshape(checked, wanted)
 
 
 def of_same_rows(slices: Any, indices: Any, step: Step) -> Any:
-    """The values of slices that must be of certain rows.
+    """Return the values of slices, checked to have the row indices `indices`.
 
-    Who adds up the slices of a graph reads the indices that they had when it was built.
+    The ops that accumulate slices in a graph read the indices known when it was built.
 
     Args:
         slices: `tf.IndexedSlices` that a routine returned.
-        indices: The rows that they must be of.
-        step: The step that it is from.
+        indices: The required row indices.
+        step: The step that returned them.
     """
     if slices.indices is indices:
         return slices.values
@@ -117,21 +117,21 @@ def of_same_rows(slices: Any, indices: Any, step: Step) -> Any:
 
 
 def _padded_rows(rows: Any, others: Any) -> Any:
-    """Rows, and so many more that no row is as there are of others more than of these."""
+    """Pad `rows` with -1, which is not a row, to at least the length of `others`."""
     missing = tf.maximum(tf.size(others) - tf.size(rows), 0)
     return tf.concat([rows, tf.fill([missing], tf.constant(-1, rows.dtype))], 0)
 
 
 def _checked(value: Any, right: Any, name: str) -> Any:
-    """A tensor as it is; an error when it runs, if not all dimensions are right."""
-    # The whole of it, which cannot begin at -1. XLA leaves assertions out, and TensorFlow's
-    # optimiser takes reshaping and broadcasting away once it knows what they must result in.
+    """Return `value` through an operation that fails at run time unless all of `right` is True."""
+    # A slice of everything, which fails if it begins at -1. XLA ignores assertions, and
+    # TensorFlow's optimizer removes reshapes and broadcasts once it knows their result's shape.
     begin = tf.where(right, 0, -1)
     return tf.slice(value, begin, -tf.ones_like(begin), name=name)
 
 
 def _padded(shape: Any) -> Any:
-    """A shape as a vector that is as long as those of other ranks."""
+    """Pad a shape vector to a fixed length, so that shapes of different ranks can be compared."""
     return tf.concat([shape, tf.fill([_MOST_DIMENSIONS - tf.size(shape)], -1)], 0)
 
 
@@ -144,7 +144,7 @@ def _check(step: Step, fix: str) -> str:
 
 
 def refusal(error: BaseException) -> UnsupportedError | None:
-    """Return the error to raise for an error of TensorFlow's that a checking operation raised."""
+    """Return the error to raise if `error` came from a checking operation, else None."""
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return None
     found = _NAME.search(str(error))

@@ -1,7 +1,7 @@
-"""Staged routines: functions over tensors traced into native operations.
+"""Staged routines: functions over tensors, traced into native operations.
 
-Owns the tracing. What a routine captures (masks above all) becomes a constant of the traced
-function, so that it can be called from any graph.
+Owns the tracing. Captured tensors such as masks become constants of the traced function, so that it
+can be called from any graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["static_shape", "trace", "trace_gradient"]
 
 
 def trace(name: str, flat: Flat, inputs: Sequence[Value]) -> Any:
-    """Trace a function over tensors of the dtypes and shapes of `inputs`.
+    """Trace a function for tensors of the dtypes and shapes of `inputs`.
 
     Returns:
         An AtomicFunction without captures.
@@ -38,8 +38,8 @@ def trace(name: str, flat: Flat, inputs: Sequence[Value]) -> Any:
     """
     label = "amanda_routine_" + "".join(c if c.isalnum() else "_" for c in name)
     specs = [tf.TensorSpec(static_shape(value), _dtype(value)) for value in inputs]
-    # With init_scope: the routine is no part of the graph that is being built, if one is. What is
-    # traced keeps the graph around it alive, so that is an empty one.
+    # init_scope: the routine is not part of a graph that is being built. A traced function keeps
+    # its outer graph alive, so that is an empty one.
     with quietly(), ops.init_scope(), ops.Graph().as_default(), context.eager_mode():
         graph = func_graph.func_graph_from_py_func(
             label, lambda *tensors: flat(list(tensors)), specs, {}
@@ -59,7 +59,7 @@ def trace_gradient(
     """Trace the gradient of an op: ``[*inputs, *gradients of outputs] -> gradients of inputs``.
 
     Args:
-        name: What it is for.
+        name: The name of the node that will call it.
         op: The op.
         ahead: Outputs whose gradients are given.
         wanted: Inputs whose gradients are computed.
@@ -68,7 +68,7 @@ def trace_gradient(
     count = len(op.inputs)
 
     def flat(tensors: list[Any]) -> list[Any]:
-        # Each position a tensor of its own, even where the op reads one tensor twice.
+        # A separate tensor for each position, even if the op reads one tensor twice.
         inputs = [tf.identity(tensor) for tensor in tensors[:count]]
         attributes = {key: value for key, value in op.node_def.attr.items() if key[0] != "_"}
         again = create_operation(
@@ -89,7 +89,7 @@ def trace_gradient(
 
 
 def static_shape(value: Value) -> Any:
-    """Return what a graph knows of a value's shape when it is built; None for new values."""
+    """Return a value's shape as known when the graph was built; None for new nodes."""
     op = getattr(value.node, "op", None)
     if op is None or value.slot >= len(op.outputs):
         return None

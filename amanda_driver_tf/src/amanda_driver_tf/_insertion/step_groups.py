@@ -1,4 +1,4 @@
-"""Groups of steps that share a new node, and which values of an op such a node takes."""
+"""Groups of steps that share a node, and the values of an op that such a node takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["part_of", "references_of", "runs_of", "selected_by"]
 
 
 def runs_of(steps: Sequence[Step]) -> list[list[Step]]:
-    """Neighbouring steps that can share a node."""
+    """Group neighbouring steps that can share a node."""
     groups: list[list[Step]] = []
     for step in steps:
         if groups and _kind(step) is not None and _kind(step) == _kind(groups[-1][-1]):
@@ -24,13 +24,13 @@ def runs_of(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def _kind(step: Step) -> bool | None:
-    """Return whether a step observes; None for one that has a node of its own."""
+    """Return True for an observing step, False for an edit; None if it needs a node of its own."""
     action = step.action
     return None if action.staged or action.autodiff else action.observe
 
 
 def selected_by(steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool) -> list[int]:
-    """Indices of the flat tensors that a node takes."""
+    """Return the indices of the flat tensors that the node of `steps` takes."""
     if all_of_them or any(step.action.positions is None for step in steps):
         return list(range(count))
     positions = {p for step in steps for p in step.action.positions or ()}
@@ -45,7 +45,7 @@ def selected_by(steps: Sequence[Step], layout: Layout, count: int, all_of_them: 
 
 
 def references_of(node: Node) -> set[int]:
-    """Indices of the inputs of a node that it takes as references, and not as what these hold."""
+    """Return the indices of the inputs that a node takes as references rather than values."""
     signature = signature_of(node.op_type)
     if signature is None:
         return set(range(len(node.inputs)))
@@ -59,6 +59,6 @@ def references_of(node: Node) -> set[int]:
 
 
 def part_of(layout: Layout, selected: Sequence[int]) -> Layout:
-    """A layout with only some of the tensors present; positions stay what they are."""
+    """Return a layout in which only the selected tensors are present, at unchanged positions."""
     chosen = set(selected)
     return Layout(layout.lengths, [index in chosen for index in range(layout.total)])

@@ -1,6 +1,6 @@
-"""Versions: what one forward op saw, and access to forward programs that stand elsewhere.
+"""The values that forward ops ran on, and access to forward programs in other bodies.
 
-Owns the vocabulary that weaving, gradients and links share; decides nothing.
+Owns the terms that rewriting, gradients and links share. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Key = tuple[int, int]
 
 
 def key_of(tensor: Any) -> Key:
-    """Return what tells the tensors of graphs apart."""
+    """Return a key that identifies a tensor of a graph."""
     return id(tensor.op), tensor.value_index
 
 
 def arguments_of(graph: Any) -> dict[int, Key]:
-    """Number of each tensor that a function captured -> the argument that it is inside."""
+    """Map the id of each tensor that a function captured to its argument inside the function."""
     captures = getattr(graph, "captures", ())
     return {ops.tensor_id(outer): key_of(inner) for outer, inner in captures}
 
 
 def behind(tensors: Iterable[Any]) -> set[Key]:
-    """The tensors of a graph that others may have gradients for, and these."""
+    """Return the keys of `tensors` and of all tensors that gradients of `tensors` may reach."""
     waiting = [tensor for tensor in tensors if is_symbolic(tensor)]
     found: set[Key] = set()
     while waiting:
@@ -54,7 +54,7 @@ def behind(tensors: Iterable[Any]) -> set[Key]:
 
 
 def is_discrete(dtype: Any) -> bool:
-    """Return True if tensors of a dtype have no gradients; handles of variables have some."""
+    """Return True if tensors of a dtype have no gradient. Handles of variables have one."""
     return bool(dtype.is_integer or dtype.is_bool or dtype.name == "string")
 
 
@@ -62,9 +62,9 @@ class Differentiated(NamedTuple):
     """A step that is differentiated as it is written.
 
     Attributes:
-        flat: What it computes.
-        given: What it is given.
-        selected: Positions of these among the inputs or outputs of the op.
+        flat: The function it computes.
+        given: Its inputs.
+        selected: Positions of these inputs among the inputs or outputs of the op.
         step: The step.
     """
 
@@ -75,14 +75,14 @@ class Differentiated(NamedTuple):
 
 
 class Seen:
-    """What one forward op saw and made: the values that its gradient's ops are to read.
+    """The values that one forward op ran on and produced, which its gradient's ops must read.
 
     Attributes:
-        inputs: Its inputs as it ran on them.
-        outputs: Its outputs before anything was inserted behind it.
+        inputs: Its inputs, as edited.
+        outputs: Its outputs, before any edit.
         before: Differentiated steps before the op.
-        after: Those after it.
-        replacement: What it was replaced by.
+        after: Differentiated steps after the op.
+        replacement: Its replacement, if it was replaced.
     """
 
     __slots__ = ("after", "before", "inputs", "op", "outputs", "replacement")
@@ -96,36 +96,36 @@ class Seen:
 
 
 class Foreign:
-    """Access to a forward program that stands in another body; the base knows none.
+    """Access to a forward program that is in another body. This base class knows of none.
 
     Attributes:
-        is_looped: Whether these are the bodies of loops.
+        is_looped: Whether both bodies are those of loops.
     """
 
     is_looped = False
 
     def tensor(self, value: Value) -> Any:
-        """The forward tensor that a value of this body carries, or None."""
+        """Return the forward tensor that a value of this body carries, or None."""
         return None
 
     def seen(self, op: Any) -> Seen | None:
-        """Return what an op of the forward body saw and made, or None if it is not there."""
+        """Return the values of an op of the forward body, or None if the op is not there."""
         return None
 
     def carries(self, tensor: Any, wanted: Value) -> bool:
-        """Return True if the wanted version of a forward tensor is the one this body is given."""
+        """Return True if this body already receives the version `wanted` of a forward tensor."""
         return True
 
     def refuse_second(self, body: Any) -> None:
-        """Refuse that `body` differentiates gradients of it that other ops compute by now."""
+        """Refuse to differentiate gradients in `body` that other ops compute now."""
 
     def bring(self, value: Value) -> Value:
-        """A value of the forward body as a value of this one."""
+        """Make a value of the forward body available in this body."""
         raise NotImplementedError
 
 
 def source_of(tensor: Any) -> Any:
-    """The tensor behind `Identity` ops."""
+    """Return the tensor that a chain of `Identity` ops begins with."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
