@@ -1,8 +1,8 @@
 """`Analysis`: contexts and plans of graph ops.
 
-Owns the facts of a graph op (site, positions, attributes, constant inputs) and which ops a tool is
-asked about. A graph's op is analysed when the graph is about to run for the first time; what the
-plans do to the graph, `body_rewriting` says.
+Owns the facts of a graph op (site, positions, attributes, constant inputs) and which ops tools are
+asked about. An op is analysed when its graph is about to run for the first time. `body_rewriting`
+turns the plans into changes of the graph.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
     "runs_functions",
 ]
 
-# They hold or name values and compute nothing; eager execution has no such ops.
+# These hold or name values and compute nothing; eager execution has no such ops.
 _SILENT = frozenset(
     {"Const", "NoOp", "Placeholder", "PlaceholderV2", "PlaceholderWithDefault"}
     | {"VarHandleOp", "Variable", "VariableV2", "ControlTrigger"}
     | SIGNATURE_OPS
 )
-# What steers execution. The functions inside are looked into; the old loops' ops are wiring.
+# These steer execution. Their functions are analysed; the ops of TensorFlow 1 loops are wiring.
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "RemoteCall", "SymbolicGradient"})
 _CONTROL = frozenset(
     {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
@@ -54,7 +54,7 @@ _CONTROL = frozenset(
 
 
 def is_container(op_type: str) -> bool:
-    """Return True if an op only runs a function, or steers which ops run."""
+    """Return True if an op type only calls functions, or steers which ops run."""
     return op_type in _CALLS or op_type in _CONTROL
 
 
@@ -63,12 +63,12 @@ def is_operator(op_type: str) -> bool:
     return op_type not in _SILENT and not is_container(op_type)
 
 
-# What tf.gradients calls the variables of old loops in which it counts their turns.
+# Names that tf.gradients gives to the iteration counters of TensorFlow 1 loops.
 _COUNTERS = re.compile(r"(^|/)[fb]_count(_\d+)?$")
 
 
 def counts_turns(op: Any) -> bool:
-    """Return True if an op counts the iterations of an old loop for its gradient."""
+    """Return True if an op counts the iterations of a TensorFlow 1 loop for its gradient."""
     if op.type not in ("Add", "AddV2", "Sub", "GreaterEqual") or op.inputs[0].dtype != dtypes.int32:
         return False
     source = op.inputs[0].op
@@ -88,14 +88,14 @@ def runs_functions(op_type: str) -> bool:
 
 
 class OpPlans(NamedTuple):
-    """What is to be done at one op.
+    """The plans of one op.
 
     Attributes:
         context: Its context.
-        before: At the forward op's inputs, or the backward op's (raw view).
-        after: At its outputs.
-        aligned_before: Of a forward op, at the gradients that arrive at its outputs.
-        aligned_after: Of a forward op, at what it contributes to its inputs' gradients.
+        before: Plan at the op's inputs (for a backward op, of the raw view).
+        after: Plan at its outputs.
+        aligned_before: For a forward op, plan at the gradients of its outputs.
+        aligned_after: For a forward op, plan at its contributions to the gradients of its inputs.
     """
 
     context: OpContext
@@ -105,7 +105,7 @@ class OpPlans(NamedTuple):
     aligned_after: Plan
 
     def unaligned(self) -> OpPlans:
-        """Without what is to be done at gradients."""
+        """Return these plans without those at gradients."""
         return self._replace(aligned_before=_NO_PLAN, aligned_after=_NO_PLAN)
 
 
@@ -113,29 +113,29 @@ _NO_PLAN = Plan()
 
 
 class Labels:
-    """Names of graphs that are the same in another process; resumes with the contexts.
+    """Names of graphs that are the same in every process; resumes with the contexts.
 
-    Two graphs are one, for the ids of their ops, if they have the same name, ops and variables:
-    a function that is traced again for another shape.
+    Two graphs share a label, and so the ids of their ops, if they have the same name, ops and
+    variables. This is the case for a function that is retraced for another shape.
     """
 
     def __init__(self) -> None:
         self._labels: dict[Any, str] = {}
         self._graphs: dict[int, tuple[weakref.ref[Any], str]] = {}
-        #: Label -> its graphs that are alive.
+        #: Label -> its graphs that are still alive.
         self._alive: dict[str, weakref.WeakSet[Any]] = {}
 
     def of(self, graph: Any) -> str:
-        """The label of a graph."""
+        """Return the label of a graph."""
         known = self._graphs.get(id(graph))
         if known is not None and known[0]() is graph:
             return known[1]
         name = _UID.sub("", getattr(graph, "name", "") or "")
         digest = hashlib.blake2b(digest_size=8)
         for op in graph.get_operations():
-            if op.type not in _SILENT:  # Arguments are named by numbers that count all tensors.
+            if op.type not in _SILENT:  # Names of arguments contain numbers of the process.
                 digest.update(f"{op.type} {op.name}\n".encode())
-        # Numbers of tensors, unlike addresses, are never given again.
+        # Ids of tensors, unlike addresses, are never reused.
         variables = tuple(
             ops.tensor_id(outer)
             for outer in getattr(graph, "external_captures", ())
@@ -156,7 +156,7 @@ class Labels:
         return label
 
     def take_dead(self) -> set[str]:
-        """Labels whose graphs are all gone; they may be given again."""
+        """Remove and return the labels whose graphs are all gone; they may be given again."""
         dead = {label for label, graphs in self._alive.items() if not graphs}
         if dead:
             for label in dead:
@@ -166,7 +166,7 @@ class Labels:
         return dead
 
 
-# Numbers that count what was traced before.
+# Suffixes that count earlier traces.
 _UID = re.compile(r"_\d+(?=$|_)")
 
 
@@ -176,7 +176,7 @@ class Analysis:
     Args:
         session: The session.
         namespace: Namespace of the contexts.
-        read: Maps a symbolic tensor that is a variable's value to that value, else to None.
+        read: Returns the value of a symbolic tensor that reads a variable, else None.
     """
 
     def __init__(self, session: Session, namespace: str, read: Callable[[Any], Any]) -> None:
@@ -187,14 +187,14 @@ class Analysis:
         self._plans: dict[int, tuple[Any, OpPlans | None]] = {}
 
     def forget(self) -> None:
-        """Drop what was found out for one rewriting; contexts keep what must last."""
+        """Drop the plans found for one rewriting; contexts are kept."""
         self._plans.clear()
 
     def plans_kept(self, at_gradients: bool) -> dict[tuple[str, str], OpPlans]:
-        """Return what happens at the ops that were looked at, by label and name.
+        """Return the plans of the ops analysed so far, by label and name.
 
         Args:
-            at_gradients: Whether routines at gradients run, those of backward ops among them.
+            at_gradients: Whether to include plans at gradients, and plans of backward ops.
         """
         found = {}
         for op, plans in self._plans.values():
@@ -205,17 +205,17 @@ class Analysis:
         return found
 
     def is_aligned(self) -> bool:
-        """Return True if gradients of the forward ops that were looked at are edited."""
+        """Return True if gradients of the ops analysed so far are edited."""
         found = (plans for _, plans in self._plans.values() if plans is not None)
         return any(plans.aligned_before.edits or plans.aligned_after.edits for plans in found)
 
     def is_edited(self) -> bool:
-        """Return True if anything is edited at the ops that were looked at."""
+        """Return True if anything is edited at the ops analysed so far."""
         found = (plans for _, plans in self._plans.values() if plans is not None)
         return any(plan.edits for plans in found for plan in plans[1:])
 
     def label(self, graph: Any) -> str:
-        """The label of a graph."""
+        """Return the label of a graph."""
         return self._labels.of(graph)
 
     def sweep(self) -> None:
@@ -230,11 +230,11 @@ class Analysis:
                 self.session.forget(context)
 
     def plans_of(self, op: Any, analyse: bool = True) -> OpPlans | None:
-        """The plans of an op; None for what is no operator.
+        """Return the plans of an op; None if it is not an operator.
 
         Args:
             op: The op.
-            analyse: Whether to run the analysis that is due, or take the plans as they stand.
+            analyse: Whether to run due analysis routines, or to take the plans as they are.
         """
         known = self._plans.get(id(op))
         if known is not None:
@@ -249,12 +249,12 @@ class Analysis:
         return plans
 
     def known(self, op: Any) -> OpPlans | None:
-        """The plans of an op, if it was looked at in this rewriting."""
+        """Return the plans of an op if it was analysed in this rewriting."""
         found = self._plans.get(id(op))
         return found[1] if found is not None else None
 
     def owner(self, op: Any) -> Record | None:
-        """The gradient that made an op."""
+        """Return the gradient whose gradient function made an op, or None."""
         found = Records.of(op.graph)
         return found.owner(op) if found is not None else None
 
@@ -301,7 +301,7 @@ class Analysis:
         forward = None
         if owner is not None and is_operator(owner.forward.type):
             plans = self.plans_of(owner.forward, analyse)
-            # The gradient of a gradient belongs to the op that the gradient is of.
+            # A second derivative belongs to the original forward op.
             forward = None if plans is None else (plans.context.forward or plans.context)
         context = self.session.open(self._site(op), weakref.ref(op), forward=forward, backward=True)
         at = context.trigger_callback if analyse else context.plan
@@ -335,7 +335,7 @@ class Analysis:
 
 
 def is_accumulation(op: Any, records: Records | None) -> bool:
-    """Return True if an op that no gradient function made adds up gradients."""
+    """Return True if an op sums gradients and was made by no gradient function."""
     if records is None or op.type not in ("AddN", "AccumulateNV2"):
         return False
     return any(records.is_gradient(tensor) for tensor in op.inputs)
@@ -348,13 +348,13 @@ def _attributes(op: Any) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for attribute in definition.attr:
         if attribute.type not in ("func", "list(func)", "tensor", "list(tensor)"):
-            # Attributes that have a default may have been taken from an op.
+            # TensorFlow may have removed attributes that have their default value.
             with contextlib.suppress(ValueError):
                 found[attribute.name] = op.get_attr(attribute.name)
     return found
 
 
-# Packages whose frames are not the user's program, and the modules of them that tell a zone.
+# Packages whose frames are not the user's program, and those of their modules that define a zone.
 _PACKAGES = ("tensorflow", "keras", "tf_keras", "amanda", "amanda_core", "amanda_driver_tf")
 _OPTIMIZERS = (
     "keras.src.optimizers.",
@@ -366,7 +366,7 @@ _UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|ResourceSparseApply")
 
 @functools.cache
 def _folders() -> dict[str, str]:
-    """Folders of the packages that are loaded -> their names."""
+    """Map the folders of those packages that are loaded to their names."""
     found = {}
     for name in _PACKAGES:
         file = getattr(sys.modules.get(name), "__file__", None)
@@ -377,7 +377,9 @@ def _folders() -> dict[str, str]:
 
 @functools.cache
 def _module(file: str) -> str | None:
-    """The module of one of these packages that a source file is, or None for the user's."""
+    """Return the name of the module in one of these packages; "" for generated code, None
+    otherwise.
+    """
     for folder, package in _folders().items():
         if file.startswith(folder):
             return f"{package}." + file[len(folder) :].removesuffix(".py").replace(os.sep, ".")
@@ -385,14 +387,14 @@ def _module(file: str) -> str | None:
 
 
 def _origin(op: Any) -> tuple[str | None, str]:
-    """``file:line`` of the user's call that made an op, and the zone that it belongs to."""
+    """Return ``file:line`` of the user's call that made an op, and the op's zone."""
     zone = "optimizer" if _UPDATES.match(op.type) else "model"
     differentiated = False
     for frame in reversed(op.traceback or ()):
         module = _module(frame.filename)
         if module is None:
             return f"{os.path.basename(frame.filename)}:{frame.lineno}", zone
-        # Gradients are the model's, also where an optimizer asks for them.
+        # Gradients belong to the model, even if an optimizer requests them.
         differentiated = differentiated or module.startswith(MODULES_OF_GRADIENTS)
         if module.startswith(_OPTIMIZERS) and not differentiated:
             zone = "optimizer"

@@ -1,8 +1,9 @@
 """`Body`: the nodes of a function or of a session's graph, as they are wired when they run.
 
-Owns reading: from a FunctionDef and the graph that it was made from, or from a `tf.Graph`. A
-function's graph may have grown since the function was made, so the wiring is the FunctionDef's
-and the graph tells only which op a node is. A body is made for one rewriting, which changes it.
+Owns reading a body from a FunctionDef and the graph it was made from, or from a `tf.Graph`. A
+function's graph may have grown since the function was made. Therefore the FunctionDef gives the
+wiring, and the graph only tells which op a node is. A body is made for one rewriting, which changes
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _REF = 100  # DT_FLOAT_REF is DT_FLOAT + 100, and so on.
 
 
 def is_ref(dtype: int) -> bool:
-    """Return True if a DataType is that of a reference."""
+    """Return True if a DataType is a reference type."""
     return dtype > _REF
 
 
@@ -30,10 +31,10 @@ class Node:
     Attributes:
         name: Its name in the FunctionDef or graph.
         op_type: Its op type; ``Placeholder`` for an argument.
-        op: The `tf.Operation` that it is.
-        inputs: Where its data comes from; rewriting changes it.
-        attrs: Attributes that rewriting has set, as AttrValues.
-        controls: The nodes that must run before it: names of the graph's, and new ones.
+        op: Its `tf.Operation`.
+        inputs: Its data inputs; rewriting changes them.
+        attrs: The attributes that rewriting has set, as AttrValues.
+        controls: Its control inputs: names of existing nodes, and new nodes.
         dtypes: DataTypes of its outputs.
         is_argument: Whether it is an argument of the function.
     """
@@ -61,7 +62,7 @@ class Node:
         return f"<Node {self.name!r} ({self.op_type})>"
 
     def outputs(self) -> list[Value]:
-        """Its outputs as values."""
+        """Return its outputs as values."""
         return [Value(self, index) for index in range(len(self.dtypes))]
 
 
@@ -78,22 +79,22 @@ class Value(NamedTuple):
 
     @property
     def base(self) -> int:
-        """Its DataType; of a reference that of what is referred to."""
+        """Its DataType; for a reference, the DataType of the value it refers to."""
         return self.dtype - _REF if is_ref(self.dtype) else self.dtype
 
 
 class Body:
-    """Nodes in an order in which data flows forward, except along the edges of old while loops.
+    """A graph's nodes in topological order, ignoring the back edges of TensorFlow 1 while loops.
 
     Attributes:
         graph: The graph that the ops belong to.
-        nodes: All nodes but the arguments.
+        nodes: All nodes except the arguments.
         arguments: The arguments of a function.
-        results: What a function returns, by the names in its signature.
+        results: The results of a function, by their names in its signature.
         control_results: Names of nodes that run though nothing depends on them.
         fdef: The FunctionDef; None for a session's graph.
-        fed: Nodes that stand for tensors that are fed, by name of the op and index.
-        running: Ids of the nodes that run, as TensorFlow has wired them.
+        fed: Nodes that stand for fed tensors, by name of the op and index.
+        running: Ids of the nodes that run in TensorFlow's own wiring.
     """
 
     def __init__(self, graph: Any, fdef: Any = None) -> None:
@@ -108,19 +109,19 @@ class Body:
         self._by_op: dict[int, Node] = {}
 
     def node_of(self, op: Any) -> Node | None:
-        """The node that an op of the graph is here."""
+        """Return the node of an op of the graph, or None."""
         node = self._by_op.get(id(op))
         return node if node is not None and node.op is op else None
 
     def value_of(self, tensor: Any) -> Value | None:
-        """The value that a symbolic tensor of the graph is here."""
+        """Return the value of a symbolic tensor of the graph, or None."""
         node = self.fed.get((tensor.op.name, tensor.value_index))
         if node is None or node.op is not tensor.op:
             node = self.node_of(tensor.op)
         return Value(node, tensor.value_index) if node is not None else None
 
     def roots(self) -> list[Any]:
-        """Return what a function is run for: nodes of its results, and stateful nodes."""
+        """Return the nodes that a function is run for: those of its results, and stateful ones."""
         by_themselves = set(self.control_results.values())
         return [
             *(value.node for value in self.results.values()),
@@ -128,12 +129,11 @@ class Body:
         ]
 
     def reached(self, roots: Iterable[Any], rewired: Collection[int] | None = None) -> set[int]:
-        """Return the ids of the nodes, old and new, that `roots` need as they are wired now.
+        """Return the ids of the nodes, old and new, that `roots` need in their present wiring.
 
         Args:
             roots: Nodes.
-            rewired: Ids of the nodes of the graph whose new wiring counts; None for all. What the
-                others need is left out.
+            rewired: Ids of the nodes whose inputs are followed; None for all.
         """
         by_name = {node.name: node for node in self.nodes}
         found: set[int] = set()
@@ -155,15 +155,15 @@ class Body:
 
     @classmethod
     def of_function(cls, fdef: Any, graph: Any | None) -> Body:
-        """The body of a function.
+        """Read the body of a function.
 
         Args:
             fdef: Its FunctionDef.
-            graph: The FuncGraph that it was made from, if that is known; else one is made.
+            graph: The FuncGraph that it was made from, if known; else one is made.
 
         Raises:
-            UnsupportedError: It uses a function as an op type, which TensorFlow, too, can only
-                read in the graph that knows the function.
+            UnsupportedError: It uses the name of a function as an op type. TensorFlow itself can
+                read such a node only in the graph that defines the function.
         """
         made = [outputs_of(definition) for definition in fdef.node_def]
         ops = _matched(fdef, graph) if graph is not None else None
@@ -201,12 +201,12 @@ class Body:
     def of_graph(
         cls, graph: Any, operations: Iterable[Any], fed: Collection[tuple[str, int]] = ()
     ) -> Body:
-        """The body of what a session runs.
+        """Read the body of a session's run.
 
         Args:
             graph: Its graph.
-            operations: What runs, in order of creation.
-            fed: Tensors whose value is given instead (name of the op, index).
+            operations: The ops that run, in order of creation.
+            fed: Tensors whose value is fed (name of the op, index).
         """
         body = cls(graph)
         for op in operations:
@@ -233,10 +233,10 @@ class Body:
 
 
 def _matched(fdef: Any, graph: Any) -> tuple[list[Any], list[Any]] | None:
-    """The ops of a function's arguments and nodes; None where the graph is another one's.
+    """Return the ops of a function's arguments and nodes; None if `graph` is not the function's.
 
-    Names do not tell: those that collide with an argument's or a result's are changed on the way
-    into a FunctionDef. The order of creation does.
+    They are matched by order of creation. Names do not match, since those that collide with the
+    name of an argument or result are changed in the FunctionDef.
     """
     arguments = [tensor.op for tensor in graph.inputs][: len(fdef.signature.input_arg)]
     if len(arguments) != len(fdef.signature.input_arg):
@@ -251,14 +251,14 @@ def _matched(fdef: Any, graph: Any) -> tuple[list[Any], list[Any]] | None:
         definition = fdef.node_def[len(inner)]
         if definition.op != op.type:
             if op.type in ("Placeholder", "PlaceholderWithDefault"):
-                continue  # An input that was captured after the function had been made.
+                continue  # An input captured after the function was made.
             return None
         inner.append(op)
     return (arguments, inner) if len(inner) == len(fdef.node_def) else None
 
 
 def outputs_of(definition: Any) -> tuple[list[str], list[int]]:
-    """Names (as a FunctionDef writes them) and DataTypes of a node's outputs."""
+    """Return the names (as a FunctionDef writes them) and DataTypes of a node's outputs."""
     op_def = op_def_registry.get(definition.op)
     if op_def is None:
         raise UnsupportedError(f"{definition.op!r} is the name of a function used as an op type")
@@ -278,12 +278,12 @@ def outputs_of(definition: Any) -> tuple[list[str], list[int]]:
     return names, dtypes
 
 
-#: Op types whose edge closes the cycle of an old while loop.
+#: Op types whose output is the back edge of a TensorFlow 1 while loop.
 BACK = ("NextIteration", "RefNextIteration")
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes, sources before what reads them, otherwise in the given order."""
+    """Sort nodes topologically, otherwise keeping the given order."""
     mine = {id(node) for node in nodes}
     done: set[int] = set()
     result: list[Node] = []

@@ -1,7 +1,7 @@
-"""Concrete values behind symbolic tensors: those of the variables that they read.
+"""Values of the variables that symbolic tensors read.
 
-Owns the way from a tensor of a function through reads and captures to a variable's handle, and the
-run that reads a variable of a session. Keeps no value beyond one analysis.
+Owns the way from a function's tensor through reads and captures to a variable's handle, and the
+session run that reads a variable. Values are not kept beyond one analysis.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ __all__ = ["Constants", "SessionConstants"]
 
 
 class Constants:
-    """Values of variables that a function reads.
+    """Reads the values of variables that a function uses.
 
-    While `handles` is set, arguments of the function being called are known, too.
+    `handles` gives the arguments of the function that is being called.
     """
 
     def __init__(self) -> None:
-        #: Op of a placeholder (its id) -> the eager handle that is passed for it.
+        #: Id of a placeholder's op -> the eager handle passed for it.
         self.handles: dict[int, Any] = {}
 
     def read(self, tensor: Any) -> Any:
-        """Return the value of a tensor that is a variable's, or None."""
+        """Return the value of a tensor that reads a variable, else None."""
         op = tensor.op
         while op.type == "Identity":
             op = op.inputs[0].op
@@ -53,17 +53,17 @@ class Constants:
 
 
 class SessionConstants:
-    """Values of variables that a graph reads, each got by a run of its own."""
+    """Reads the values of variables in a graph, each by a session run of its own."""
 
     def __init__(self) -> None:
         self._owner: Any = None
 
     def bind(self, owner: Any) -> None:
-        """Read through `owner` from now on; None ends it."""
+        """Read through the session `owner` from now on; None ends this."""
         self._owner = owner
 
     def read(self, tensor: Any) -> Any:
-        """Return the value of a tensor that is a variable's, or None."""
+        """Return the value of a tensor that reads a variable, else None."""
         op = tensor.op
         while op.type == "Identity":
             op = op.inputs[0].op
@@ -75,4 +75,4 @@ class SessionConstants:
             extend_graph(self._owner)
             return run_session(self._owner, [c_output(op.outputs[0])])[0]
         except errors.FailedPreconditionError:
-            return None  # It has no value yet.
+            return None  # The variable is not initialized yet.

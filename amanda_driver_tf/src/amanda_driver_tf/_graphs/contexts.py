@@ -1,7 +1,8 @@
-"""Control flow contexts: the loop or branch of TensorFlow 1 that an op stands in.
+"""Control flow contexts: the TensorFlow 1 loop or branch that an op belongs to.
 
-Owns the question whether the gradient of an op is computed in another one. TensorFlow leads what it
-needs there by ways of its own (stacks, invariants), on which there is one version of each value.
+Owns the question whether the gradient of an op is computed in another one. TensorFlow transfers the
+values that such a gradient needs by its own means (stacks, invariants), which hold only one version
+of each value.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["is_led_elsewhere"]
 
 
 def is_led_elsewhere(owner: Record) -> bool:
-    """Return True if a gradient is computed in a loop or branch that its op does not stand in."""
+    """Return True if a gradient is computed in a loop or branch that does not contain its op."""
     around = [context := control_flow_context(owner.forward)]
     while context is not None:
         context = context.outer_context

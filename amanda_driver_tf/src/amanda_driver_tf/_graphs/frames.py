@@ -1,6 +1,7 @@
-"""Frames: which loop of TensorFlow 1 the nodes of a graph run in, read from the graph itself.
+"""Frames: the TensorFlow 1 loop that each node of a graph runs in, read from the graph itself.
 
-What was read from a GraphDef has no control flow contexts, but it has the nodes that enter frames.
+A graph imported from a GraphDef has no control flow contexts, but it has the nodes that enter
+frames.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ __all__ = ["ENTERS", "Frame", "Frames"]
 ENTERS = ("Enter", "RefEnter")
 _EXITS = ("Exit", "RefExit")
 
-#: Names of frames, the outermost first; empty where there is none.
+#: Names of nested frames, the outermost first; empty outside of loops.
 Frame = tuple[bytes, ...]
 
 
 class Frames:
-    """The frames of a body, and of what is put into it.
+    """The frames of a body and of the new nodes in it.
 
     Args:
         body: The body.
@@ -31,7 +32,7 @@ class Frames:
         self._behind: dict[int, Frame] = {}
 
     def behind(self, node: Any) -> Frame:
-        """The frame that the outputs of a node are in; ``node`` must stay alive."""
+        """Return the frame of a node's outputs. ``node`` must stay alive."""
         path: list[Any] = []
         while id(node) not in self._behind:
             path.append(node)
@@ -50,7 +51,7 @@ class Frames:
         return frame
 
     def of(self, node: Any) -> Frame:
-        """The frame that a node is part of: of an exit the one that it leaves."""
+        """Return the frame that a node belongs to; for an exit, the frame it leaves."""
         if getattr(node, "op_type", "") in _EXITS:
             return self.behind(node.inputs[0].node)
         return self.behind(node)

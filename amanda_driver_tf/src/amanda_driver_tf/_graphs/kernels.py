@@ -1,8 +1,8 @@
-"""What the kernel of an op keeps from one run of a session to the next.
+"""State that an op's kernel keeps between the runs of a session.
 
-A session finds a kernel's state by the name of the node: a resource (a queue, a table, an iterator)
-or the place in a sequence of random numbers. A clone would begin with a state of its own, so such
-ops are cloned only where nothing else is possible.
+A session identifies this state by the name of the node: a resource (a queue, a table, an iterator)
+or the position in a sequence of random numbers. A clone would start with a state of its own, so
+such ops are cloned only if nothing else is possible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from amanda_driver_tf._tensorflow_internals.objects import control_flow_context,
 
 __all__ = ["draws", "keeps_state", "kept_as_they_are", "refuse_second"]
 
-# Stateful for TensorFlow, though running one twice changes nothing.
+# Marked as stateful by TensorFlow, though running one twice changes nothing.
 _REPEATABLE = frozenset({"Assert", "ReadVariableOp"})
 
 
@@ -40,15 +40,16 @@ def _owns_resource(op_type: str) -> bool:
 
 
 def keeps_state(op_type: str) -> bool:
-    """Return True if the kernels of an op type keep something that no edge of the graph shows."""
+    """Return True if kernels of an op type keep a state that no edge of the graph shows."""
     return draws(op_type) or _owns_resource(op_type)
 
 
 def kept_as_they_are(body: Body, nodes: Sequence[Node], dirty: set[int]) -> list[Node]:
-    """Which of `nodes`, only ordered behind dirty nodes, need not be cloned with these.
+    """Return those of `nodes` that need not be cloned together with the dirty nodes.
 
-    They run in the original, so whatever they are ordered behind runs as it is without tools, too,
-    beside its clone. That is no harm where it has no effects.
+    All of `nodes` only have control inputs from dirty nodes. They run in the original graph, so the
+    originals of their control inputs run, too, besides the clones. This is harmless if these have
+    no side effects.
     """
     ops = {id(node.op) for node in body.nodes if id(node) in dirty}
     return [
@@ -74,21 +75,21 @@ def _has_effects_ahead(node: Node, dirty: set[int]) -> bool:
 
 def _has_effect(op: Any) -> bool:
     if any(map(is_reference, op.inputs)):
-        return True  # It may write what is referred to; such ops do not count as stateful.
+        return True  # It may write to the reference, but is not marked as stateful.
     if control_flow_context(op) is not None:
-        return True  # Whether it runs is said by what it is ordered behind.
+        return True  # Whether it runs is decided by its control inputs.
     return bool(op.op_def.is_stateful) and not (op.type in _REPEATABLE or keeps_state(op.type))
 
 
 def refuse_second(node: Node) -> None:
-    """Refuse a clone that would make a second resource.
+    """Refuse to clone an op whose clone would create a second resource.
 
     Raises:
-        UnsupportedError: What the op makes is found by the name of its node.
+        UnsupportedError: The resource is identified by the name of the node.
     """
     if _owns_resource(node.op_type) and not node.op.node_def.attr["shared_name"].s:
         raise UnsupportedError(
-            "An edit would make a resource a second time, apart from the session's own",
+            "An edit would create a second resource besides the session's own",
             where=f"{node.op_type} {node.name!r}",
-            fix="Give the resource a shared_name, or do not edit what it is made from or behind",
+            fix="Give the resource a shared_name, or do not edit what its op depends on",
         )

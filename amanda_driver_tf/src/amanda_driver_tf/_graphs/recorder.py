@@ -1,8 +1,8 @@
-"""The recorder: listens while TensorFlow differentiates graphs, and leaves `Records` on them.
+"""The recorder: observes TensorFlow differentiating graphs, and stores `Records` on them.
 
 Owns the wrappers around TensorFlow's two ways to differentiate a graph (`tf.gradients`, and tapes
-inside functions) and around the making of functions. They stay once installed: what is traced
-between two extents of `apply` must be known in the second. They change nothing of what is built.
+inside functions), and around the creation of functions. The wrappers stay installed, since a
+function that is traced outside of `apply` may run inside of it. They do not change what is built.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _MARK = "_amanda_op"
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        #: The gradients collected last when gradients were aggregated: op, list, copy of it.
+        #: The output gradients that were aggregated last: op, list, copy of the list.
         self.collected: tuple[Any, list[Any], list[Any]] | None = None
 
 
 _THREAD = _Thread()
-#: Names of the functions that it stands around, once it listens.
+#: Names of the wrapped functions; empty until the recorder is installed.
 WRAPPED: list[str] = []
 
 
 def is_installed() -> bool:
-    """Return True if the recorder listens."""
+    """Return True if the recorder is installed."""
     return bool(WRAPPED)
 
 
 def install() -> None:
-    """Start listening, for the rest of the process; a second call does nothing."""
+    """Install the recorder for the rest of the process; a second call does nothing."""
     if WRAPPED:
         return
     missing = problems()
@@ -104,7 +104,7 @@ def _note(
     return result
 
 
-# tf.gradients, also used for the backward functions of tf.functions.
+# tf.gradients, which also builds the backward functions of tf.functions.
 
 
 def _run_of_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,13 +126,13 @@ def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[]
         _note_unfollowed()
     finally:
         _THREAD.runs.pop()
-        _THREAD.collected = None  # It would keep the graph alive.
+        _THREAD.collected = None  # Otherwise it would keep the graph alive.
     run.results = tuple(_flat(results))
     run.stop = next_id(graph)
     found = Records.made(graph)
     found.runs.append(run)
     for outer, inner in getattr(graph, "captures", ()):
-        # Noted now: branches forget what they captured once they are built.
+        # Stored now, since branches forget their captures once they are built.
         found.captured.setdefault((id(inner.op), inner.value_index), outer)
     return results
 
@@ -150,13 +150,13 @@ def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_unfollowed() -> None:
-    """Of an op whose gradients were collected, and no gradient function asked for."""
+    """Record an op whose output gradients were aggregated, but not propagated any further."""
     collected, _THREAD.collected = _THREAD.collected, None
     if collected is None or not _THREAD.runs:
         return
     op, _, found = collected
     missing = frozenset(i for i, gradient in enumerate(found) if _is_missing(gradient))
-    # Who asks for gradients may stop at ops that have some.
+    # An op that has a gradient function may simply be a source of the differentiation.
     if op.inputs and len(missing) < len(found) and not _has_gradient(op):
         graph = ops.get_default_graph()
         extent, none = (next_id(graph), next_id(graph)), [None] * len(op.inputs)
@@ -169,7 +169,7 @@ def _has_gradient(op: Any) -> bool:
     try:
         return ops.get_gradient_function(op) is not None
     except LookupError:
-        return True  # A function, which is its own.
+        return True  # The call of a function is differentiated through that function.
 
 
 def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ def _recording(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of gated gradients: what is passed on is another tensor than the gradient function made."""
+    """Update the record of gated gradients, which replace those of the gradient function."""
 
     @functools.wraps(original)
     def log(op: Any, out_grads: Any, in_grads: Any) -> Any:
@@ -231,7 +231,7 @@ def _marking(original: Callable[..., Any]) -> Callable[..., Any]:
         if outputs and isinstance(outputs[0], tensor_lib.Tensor) and hasattr(outputs[0], "graph"):
             first = outputs[0]
             if not isinstance(first, ops.EagerTensor):
-                # The gradient function may be given neither inputs nor outputs of the op.
+                # The tape may pass neither inputs nor outputs of the op to its gradient function.
                 attrs = (*attrs, _MARK, first.op)
         return original(op_name, inputs, attrs, outputs)
 
@@ -253,7 +253,8 @@ def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of what is put on the tape with a gradient of its own: calls, custom gradients, reads."""
+    """Wrap the recording of ops with their own gradient function: calls, custom gradients, reads.
+    """
 
     @functools.wraps(original)
     def record_operation(
@@ -264,7 +265,7 @@ def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
         forward_function: Any = None,
     ) -> Any:
         first = output_tensors[0] if output_tensors else None
-        # A captured value and the placeholder for it are one.
+        # A captured value and its placeholder count as one tensor.
         if op_type != "captured_value" and first is not None and is_symbolic(first):
             forward, inputs, outputs = first.op, tuple(input_tensors), tuple(output_tensors)
             compute = backward_function

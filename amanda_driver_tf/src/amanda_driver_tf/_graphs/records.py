@@ -1,8 +1,8 @@
 """Records: which ops of a graph are the gradient of which op.
 
-Owns what `recorder` notes while graphs are built, where it noted nothing what ops' names tell, and
-the graphs behind the names of functions. TensorFlow keeps none of these. Over 400 lines: one
-subject.
+Owns the records that `recorder` makes while graphs are built, pairing by op names where it made
+none, and the graphs behind the names of functions. TensorFlow keeps none of these. The module is
+over 400 lines because it is one subject.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "next_id",
 ]
 
-#: Name of a function -> the graph that it was made from, while that lives.
+#: Name of a function -> the graph it was made from, while that is alive.
 GRAPHS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 _ATTRIBUTE = "_amanda_records"
@@ -52,30 +52,30 @@ _HEARD = "_amanda_heard"
 _READ = "_amanda_names_read"
 _INSIDE = "_amanda_inside"
 
-# What tf.gradients calls the ops of a gradient, and what tapes do; the latter name no op.
+# Names that tf.gradients and tapes give to the ops of a gradient. Tapes do not name the op.
 _OF_GRADIENTS = re.compile(r"_grad(?:_\d+)?(?=/)")
 _OF_TAPES = re.compile(r"(?:^|/)gradient_tape/")
 
 _RECORDER = os.path.join(os.path.dirname(__file__), "recorder.py")
 
-# What forward accumulators call the functions of tangents.
+# Names that forward accumulators give to functions that compute tangents.
 _OF_ACCUMULATORS = re.compile(r"_jvp_(?:exact|relaxed)_shapes_")
 
 _RUNS = itertools.count(1)
 
 
 class Run:
-    """One differentiation: what was asked for, and what came out.
+    """One differentiation: its targets, sources and results.
 
     Attributes:
-        targets: Tensors that were differentiated.
-        sources: Tensors (or resource handles) whose gradients were asked for.
-        results: Their gradients, None where there is none.
-        number: Tells differentiations apart.
-        around: Numbers of those whose gradient functions asked for this one; they may be of
-            other graphs, which these must not keep alive.
-        start: Its ops are those of its graph with ids from here on ...
-        stop: ... to before here.
+        targets: The tensors that are differentiated.
+        sources: The tensors (or resource handles) whose gradients are requested.
+        results: Their gradients; None where there is none.
+        number: Identifies the differentiation.
+        around: Numbers of the differentiations whose gradient functions started this one. Their
+            graphs are not referenced, so that they are not kept alive.
+        start: Id of the first op that it made in its graph.
+        stop: Id after the last one.
     """
 
     __slots__ = ("around", "number", "results", "sources", "start", "stop", "targets")
@@ -92,7 +92,7 @@ class Run:
         self.start = self.stop = 0
 
     def is_asked_by(self, owner: Record) -> bool:
-        """Return True if the gradient function of `owner` asked for this one."""
+        """Return True if the gradient function of `owner` started this differentiation."""
         return (
             owner.run is not None
             and owner.run.number in self.around
@@ -101,26 +101,26 @@ class Run:
         )
 
     def is_after(self, made: Record) -> bool:
-        """Return True if a gradient was there when this one began."""
+        """Return True if a gradient existed when this differentiation began."""
         return made.run is not None and made.run.number < self.number and made.stop <= self.start
 
 
 class Record:
     """The gradient of one op: a call of its gradient function while a graph was built.
 
+    Without gradients and op ids, the pairing was read from names.
+
     Attributes:
         forward: The op that was differentiated.
-        inputs: Its inputs, which `in_grads` are for.
-        outputs: Its outputs, which `out_grads` are for.
-        out_grads: Gradients given to the gradient function; those of outputs that nothing depends
-            on are zeros made for the purpose, or None.
-        missing: Indices of the outputs that have no gradient of their own.
-        in_grads: What it returned.
-        start: The gradient's ops are those of its graph with ids from here on ...
-        stop: ... to before here.
-        run: The differentiation that it is part of.
-
-    Without gradients and extent it was read from names.
+        inputs: Its inputs, to which `in_grads` belong.
+        outputs: Its outputs, to which `out_grads` belong.
+        out_grads: The gradients passed to the gradient function. For an output that nothing depends
+            on, this is a tensor of zeros or None.
+        missing: Indices of the outputs that nothing depends on.
+        in_grads: The gradients it returned.
+        start: Id of the first op that it made in its graph.
+        stop: Id after the last one.
+        run: The differentiation that it belongs to.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ class Record:
         self.run = run
 
     def is_within(self, other: Record) -> bool:
-        """Return True if the gradient function of `other` asked for this one."""
+        """Return True if the gradient function of `other` requested this gradient."""
         return (
             self.run is not None
             and other.run is not None
@@ -170,11 +170,11 @@ class Record:
 
 
 class Records:
-    """What was noted of one graph: gradient ops in it, in order of their creation.
+    """The gradients recorded in one graph, in order of their creation.
 
     Attributes:
         records: The gradients.
-        unfollowed: Gradients that arrived at ops without a gradient function.
+        unfollowed: Gradients that reached ops without a gradient function.
         runs: The differentiations.
         captured: Placeholder (its op's id and its index) -> the tensor that it stands for.
     """
@@ -200,7 +200,7 @@ class Records:
 
     @classmethod
     def of(cls, graph: Any) -> Records | None:
-        """The records of a graph, or None where no gradient was built in it."""
+        """Return the records of a graph, or None if no gradient was built in it."""
         found: Records | None = getattr(graph, _ATTRIBUTE, None)
         if found is None and not hasattr(graph, _READ):
             setattr(graph, _READ, True)
@@ -212,7 +212,7 @@ class Records:
 
     @classmethod
     def made(cls, graph: Any) -> Records:
-        """The records of a graph, made if there were none."""
+        """Return the records of a graph, creating them if there are none."""
         found: Records | None = getattr(graph, _ATTRIBUTE, None)
         if found is None:
             found = cls(graph)
@@ -220,36 +220,38 @@ class Records:
         return found
 
     def add(self, made: Record) -> None:
-        """Note one more gradient."""
+        """Add a gradient."""
         self.records.append(made)
         source, inner = made.forward.graph, self._reference()
         while inner is not None and inner is not source:
             inner = getattr(inner, "outer_graph", None)
         if inner is source and source is not self._reference():
-            # Numbers, and not the graph: what was made of it may outlive it.
+            # Numbers, so that the inner graph is not referenced: its function may outlive it.
             setattr(
                 source, _INSIDE, {*getattr(source, _INSIDE, ()), operation_number(made.forward)}
             )
 
     def contributions(self) -> dict[tuple[int, int], list[tuple[Record, int]]]:
-        """Tensor (its op's id and its index) -> the gradients that it is, with their positions."""
+        """Map each tensor (its op's id and its index) to the gradients it stands for, with their
+        positions.
+        """
         if self._contributed != len(self.records):
             self._contributed = len(self.records)
             self._contributions = {}
             for found in self.records:
                 for position, gradient in enumerate(found.in_grads):
-                    # Of slices their values: indices are the forward program's.
+                    # Only the values of slices: their indices belong to the forward program.
                     for tensor in components(gradient)[:1]:
                         key = (id(tensor.op), tensor.value_index)
                         self._contributions.setdefault(key, []).append((found, position))
         return self._contributions
 
     def of_op_unfollowed(self, op: Any) -> list[Record]:
-        """The gradients of an op, with those that TensorFlow has followed no further."""
+        """Return the gradients of an op, including those that were not propagated any further."""
         return [*self.of_op(op), *(each for each in self.unfollowed if each.forward is op)]
 
     def of_op(self, op: Any) -> list[Record]:
-        """The gradients of an op."""
+        """Return the gradients of an op."""
         if self._by_forward_until != len(self.records):
             self._by_forward_until = len(self.records)
             self._by_forward = {}
@@ -258,18 +260,18 @@ class Records:
         return self._by_forward.get(id(op), [])
 
     def is_gradient(self, tensor: Any) -> bool:
-        """Return True if a tensor is what some gradient function returned."""
+        """Return True if some gradient function returned a tensor."""
         return (id(tensor.op), tensor.value_index) in self.contributions()
 
     def owner(self, op: Any) -> Record | None:
-        """The innermost gradient whose function made `op`."""
+        """Return the innermost gradient whose gradient function made `op`."""
         if len(self._sorted) != len(self.records):
             self._sorted = sorted(self.records, key=lambda r: (r.start, -r.stop))
             self._starts = [found.start for found in self._sorted]
             self._around = _enclosing(self._sorted)
         number = operation_number(op)
         index = bisect.bisect_right(self._starts, number) - 1
-        # Extents nest; an inner one that ended before does not hold the op, one around it may.
+        # Ranges of ids are nested: an outer one may contain the op if the innermost does not.
         while index >= 0:
             found = self._sorted[index]
             if number < found.stop:
@@ -278,17 +280,17 @@ class Records:
         return self._named_owner(op)
 
     def is_recomputed(self, op: Any, owner: Record) -> bool:
-        """Return True if a gradient runs a forward op again, for what it differentiates itself."""
+        """Return True if a gradient function reruns this forward op in order to derive it."""
         return operation_number(op) in self._rerun_by(owner)
 
     def recomputes(self) -> bool:
-        """Return True if some gradient runs forward ops again."""
+        """Return True if some gradient function reruns forward ops."""
         return any(map(self._rerun_by, self.records))
 
     def _rerun_by(self, owner: Record) -> set[int]:
-        """Ids of the ops that lead to what a gradient function differentiates itself.
+        """Return the ids of the ops that a gradient function reruns and then differentiates.
 
-        Not all of these are differentiated one by one: those of custom gradients are not.
+        Not all of them are differentiated one by one: ops inside a custom gradient are not.
         """
         if self._reruns_until != len(self.runs):
             self._reruns_until = len(self.runs)
@@ -316,14 +318,14 @@ class Records:
         return found
 
     def has_unpaired(self) -> bool:
-        """Return True if there are ops of gradients whose forward op is not known."""
+        """Return True if there are gradient ops whose forward op is not known."""
         graph: Any = self._reference()
         count = ops.Graph.num_operations(graph)
         if self._read_until != count:
             self._read_until = count
             all_ops = graph.get_operations()
-            # The recorder heard all of a function's gradients or none; what pfor vectorises it
-            # makes anew from them, unheard.
+            # All gradients of a function were recorded, or none. The ops that pfor makes when it
+            # vectorizes them are never recorded.
             self._unpaired = any("/pfor/" in op.name or _is_tangent(op) for op in all_ops) or (
                 not self.records
                 and any(
@@ -334,12 +336,12 @@ class Records:
         return self._unpaired
 
     def _named_owner(self, op: Any) -> Record | None:
-        """By name, for what was built before the recorder listened, or read from a file."""
+        """Find the owner by name, for graphs built without the recorder or read from a file."""
         if _OF_GRADIENTS.search(op.name) and _is_heard(op):
             return None
         for match in _OF_GRADIENTS.finditer(op.name):
-            # The gradient of `a/x` is in `<scope>/gradients/a/x_grad/`, whatever the scope; after
-            # an import into `<scope>` the op is there, too.
+            # The gradient of `a/x` is in `<scope>/gradients/a/x_grad/`, for any scope. After an
+            # import into `<scope>` the op itself is in that scope, too.
             segments = op.name[: match.start()].split("/")
             for place in range(len(segments) - 1):
                 rest = segments[place + 1 :]
@@ -365,9 +367,11 @@ class Records:
 
 
 def _is_of_tape(op: Any) -> bool:
-    """Return True if an op's name, or that of the function it calls, says that it is a gradient."""
+    """Return True if an op's name, or that of the function it calls, marks it as part of a
+    gradient.
+    """
     if op.type == "Placeholder":
-        return False  # What a branch captures is called after it.
+        return False  # A branch's placeholder is named after the tensor it captured.
     if _OF_TAPES.search(op.name) or _is_tangent(op):
         return True
     if not op.type.endswith("PartitionedCall"):
@@ -376,23 +380,24 @@ def _is_of_tape(op: Any) -> bool:
 
 
 def _is_heard(op: Any) -> bool:
-    """Return True if `op` was created after the recorder was installed: its records are complete.
+    """Return True if `op` was created after the recorder was installed, so its records are
+    complete.
 
-    The condition of a loop that runs backwards is named like a gradient, and so is what a loop
-    keeps for it; they are none.
+    Some ops have the name of a gradient without being one: the condition of a loop that runs
+    backwards, and the tensor lists that a loop keeps for it.
     """
     return any(frame.filename == _RECORDER for frame in op.traceback or ())
 
 
 def _is_tangent(op: Any) -> bool:
-    """Return True if an op computes what a forward accumulator follows another op by."""
+    """Return True if an op computes the tangent of another op for a forward accumulator."""
     if not op.type.endswith("PartitionedCall"):
         return False
     return _OF_ACCUMULATORS.search(op.get_attr("f").name) is not None
 
 
 def _enclosing(records: Sequence[Record]) -> list[int]:
-    """For each of the sorted records the index of the next one around it, -1 where none is."""
+    """Return for each sorted record the index of the next one that encloses it, or -1."""
     around: list[int] = []
     open_: list[int] = []
     for index, found in enumerate(records):
@@ -404,7 +409,7 @@ def _enclosing(records: Sequence[Record]) -> list[int]:
 
 
 def components(gradient: Any) -> list[Any]:
-    """The tensors that a gradient consists of: none, one, or those of its slices."""
+    """Return the tensors of a gradient: none, one, or the components of slices."""
     if gradient is None:
         return []
     if isinstance(gradient, indexed_slices.IndexedSlices):
@@ -422,30 +427,32 @@ def _children(graph: Any) -> weakref.WeakSet[Any]:
 
 
 def children_of(graph: Any) -> list[Any]:
-    """Graphs of gradients that were built for a function graph and are still there."""
+    """Return the graphs of gradients built for a function graph that are still alive."""
     return list(getattr(graph, _CHILDREN, ()))
 
 
 def differentiated_inside(graph: Any) -> set[int]:
-    """Ids of the ops of a graph whose gradients may be computed in a function that it runs.
+    """Return the ids of the ops whose gradients may be computed in a function that the graph calls.
 
-    They are built in a graph inside it; so are gradients that the graph beside it runs.
+    These gradients are built in a graph inside `graph`. A gradient function that runs beside it may
+    also have been built there.
     """
     found: set[int] = getattr(graph, _INSIDE, set())
     return found
 
 
 def name_of(graph: Any) -> str:
-    """The name of the function that was made from a graph last."""
+    """Return the name of the last function that was made from a graph."""
     return str(getattr(graph, _NAME))
 
 
 def graph_of(name: str, outer: Any = None) -> Any:
-    """The graph that a function was made from, or None if that is not known.
+    """Return the graph that a function was made from, or None if that is not known.
 
     Args:
         name: The function.
-        outer: The graph of a function that calls it, for one made before the recorder listened.
+        outer: The graph of a function that calls it, for functions made before the recorder was
+            installed.
     """
     graph = GRAPHS.get(name)
     while graph is None and outer is not None:
@@ -468,12 +475,12 @@ def differentiate_anew(function: Any) -> None:
 
 
 def name_graph(name: str, graph: Any) -> None:
-    """Note that a function of this name was made from a graph."""
+    """Remember that the function `name` was made from a graph."""
     GRAPHS[name] = graph
     setattr(graph, _NAME, name)
     found = Records.of(graph)
     if found is not None:
-        # Gradients capture what they need of the forward run, which may be nothing.
+        # Gradients capture the forward values that they need, which may be none.
         sources = [getattr(outer, "graph", None) for outer, _ in graph.captures]
         for source in (*sources, *(made.forward.graph for made in found.records)):
             if isinstance(source, func_graph_module.FuncGraph) and source is not graph:
@@ -485,8 +492,8 @@ _FIRST = 2
 
 
 def next_id(graph: Any) -> int:
-    """The id that the next op of a graph gets."""
-    # Through the class: a graph that hides something would leave it out of the count.
+    """Return the id that the next op of a graph gets."""
+    # Through the class: a graph that hides ops would not count them.
     return int(ops.Graph.num_operations(graph)) + _FIRST
 
 
