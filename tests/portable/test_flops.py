@@ -156,7 +156,7 @@ def test_the_figure_of_tensorflow_s_own_profiler() -> None:
     assert count(lambda: model(x)).flops == profile.total_float_ops
 
 
-@pytest.mark.filterwarnings("ignore:Functions that were to be compiled by XLA")
+@pytest.mark.filterwarnings("ignore:A function that XLA should compile")
 def test_recurrence_in_a_loop() -> None:
     layer = keras.layers.LSTM(5)
     x = tf.ones((2, 3, 8))

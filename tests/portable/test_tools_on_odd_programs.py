@@ -92,7 +92,7 @@ def fitted() -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Functions that were to be compiled by XLA")
+@pytest.mark.filterwarnings("ignore:A function that XLA should compile")
 @pytest.mark.parametrize("name", TOOLS)
 def test_convolutions_that_keras_compiles(name: str) -> None:
     wanted = fitted()

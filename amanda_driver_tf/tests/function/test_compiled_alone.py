@@ -19,7 +19,7 @@ from amanda_core.testing.tools import after, before
 
 from .making import close
 
-pytestmark = pytest.mark.filterwarnings("ignore:Functions that were to be compiled by XLA")
+pytestmark = pytest.mark.filterwarnings("ignore:A function that XLA should compile")
 
 
 def values(*sizes: tuple[int, ...]) -> list[Any]:

@@ -36,7 +36,7 @@ REFUSED = (
     "tf.IndexedSlices",
     "One tensor is the gradient of several inputs",
     "propagates no gradient through",
-    "to which TensorFlow follows none",
+    "but TensorFlow propagates none to it",
 )
 
 #: How many outputs TensorFlow writes, where it leaves the others as the memory was.

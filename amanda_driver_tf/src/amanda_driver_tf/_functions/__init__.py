@@ -1,1 +1,1 @@
-"""The function mode: functions of TensorFlow, of which instrumented ones run instead."""
+"""The function mode: TensorFlow functions, replaced by instrumented twins when they are called."""

@@ -1,9 +1,8 @@
 """`FunctionMode`: functions that TensorFlow executes, instrumented as they are called.
 
-Owns the interception of calls, when a function gets a twin, and how values of a forward function
-reach the function of its gradients that a tape calls later. What a twin is made of,
-`function_rewriting` says. Over 400 lines: one way, from a call to the gradients of what it
-ran.
+Owns the interception of calls, the decision when a function gets a twin, and how values of a
+forward function reach the gradient function that a tape calls later. `function_rewriting` builds
+the twins. The module is over 400 lines because it follows one path, from a call to its gradients.
 """
 
 from __future__ import annotations
@@ -48,16 +47,18 @@ from amanda_driver_tf._tensorflow_internals.objects import graph_of_function
 
 __all__ = ["FunctionMode"]
 
-# Building one twin changes what another thread may be weaving: graphs know nothing of locks.
+# Two threads must not rewrite at the same time, since they may read and change the same graphs.
 _BUILDING = threading.RLock()
 
 
 class _Bare(Analysis):
-    """Plans as they stand, and none of backward ops: which versions of values there are.
+    """Plans of forward ops only, without running analysis routines.
+
+    They tell which versions of values exist.
 
     Args:
         analysis: The whole analysis.
-        aligned: Whether routines at gradients count.
+        aligned: Whether to include plans at gradients.
     """
 
     def __init__(self, analysis: Analysis, aligned: bool) -> None:
@@ -68,7 +69,7 @@ class _Bare(Analysis):
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
-        """The plans of a forward op, None for others."""
+        """Return the plans of a forward op; None for other ops."""
         if self.is_backward(op):
             return None
         plans = self._whole.plans_of(op, analyse=False)
@@ -82,7 +83,7 @@ class _Kept(Analysis):
 
     Args:
         analysis: The whole analysis.
-        plans: What happened at its ops, backward ops among them, by label and name.
+        plans: The plans of its ops, including backward ops, by label and name.
     """
 
     def __init__(self, analysis: Analysis, plans: dict[tuple[str, str], OpPlans]) -> None:
@@ -93,20 +94,20 @@ class _Kept(Analysis):
         return self._whole.is_backward(op)
 
     def plans_of(self, op: Any, analyse: bool = False) -> OpPlans | None:
-        """The plans of an op; None where nothing happened."""
+        """Return the plans of an op; None if it had none."""
         return self._kept.get((self._whole.label(op.graph), op.name))
 
 
 class _Carried:
-    """Results of a forward twin on their way to the gradients of that very call.
+    """Extra results of a call of a forward twin, saved for the gradients of that very call.
 
     Attributes:
-        mode: The mode that ran it.
-        function: The function that the twin stood for.
+        mode: The mode that made the call.
+        function: The original function.
         twin: The twin.
-        tensors: Its results beyond those of the function.
-        earlier: What the call itself was given, where it was a gradient's.
-        graph: The function's graph, which may die before its gradient is computed.
+        tensors: The twin's results beyond those of the original.
+        earlier: The saved results passed to the call itself, if it was the call of a gradient.
+        graph: The function's graph, which might otherwise be gone before its gradient is computed.
     """
 
     __slots__ = ("earlier", "function", "graph", "mode", "tensors", "twin")
@@ -124,23 +125,23 @@ class _Carried:
         self.graph = GRAPHS.get(function)
 
     def refuse_in_graph(self) -> None:
-        """Refuse that the gradient is put into a graph, where nothing is carried to it."""
-        # Where each routine has returned None, the gradient reads what it would read without them.
+        """Refuse to build the gradient into a graph, which cannot receive the saved results."""
+        # If every routine returned None, the gradient reads the original values.
         demanded = any(self.twin.gradients.values()) and self.twin.has_edited()
         if not demanded and not (self.twin.is_aligned and _is_vectorised()):
             return
         error = UnsupportedError(
-            f"The gradient of the function {self.function!r}, in which ops were edited, is "
-            "computed while TensorFlow builds a graph (tape.jacobian and batch_jacobian by pfor, "
-            "a function around tape.gradient alone)",
-            fix="Pass experimental_use_pfor=False, or put the tape into the function, too",
+            f"Ops of the function {self.function!r} were edited, and its gradient is computed "
+            "while TensorFlow builds a graph (by tape.jacobian or batch_jacobian with pfor, or by "
+            "a function that contains tape.gradient but not the tape)",
+            fix="Pass experimental_use_pfor=False, or move the tape into the function",
         )
         error.ag_pass_through = True  # type: ignore[attr-defined]  # AutoGraph keeps it as it is.
         raise error
 
 
 def _spread(error: BaseException) -> UnsupportedError | None:
-    """Return the error for a routine in a function that DTensor runs on several devices."""
+    """Return the refusal of a host routine in a DTensor function, if `error` was raised by one."""
     if "'tf.EagerPyFunc' op does not implement layout propagation" not in str(error):
         return None
     return UnsupportedError(
@@ -150,7 +151,7 @@ def _spread(error: BaseException) -> UnsupportedError | None:
 
 
 def _is_vectorised() -> bool:
-    """Return True if the body of a loop for pfor is being built, which makes its ops again."""
+    """Return True if pfor's loop body is being built, whose ops pfor makes again."""
     graph = ops.get_default_graph()
     while graph is not None:
         if "loop_body" in (graph.get_name_scope() or "").split("/"):
@@ -173,23 +174,23 @@ class FunctionMode(Mode):
         self._twins = session.persistent("tensorflow.twins", Twins)
 
     def start(self) -> None:
-        """Start intercepting in this thread."""
+        """Start intercepting calls in this thread."""
         super().start()
         STATE.functions = self
 
     def stop(self) -> None:
-        """Stop intercepting; harmless if not started."""
+        """Stop intercepting calls; does nothing if not started."""
         if self.is_started:
             STATE.functions = None
         super().stop()
 
     def coverage(self) -> Sequence[Blind]:
-        """Return what is not seen inside functions."""
+        """Return the gaps in the coverage of functions."""
         return [
             Blind("tf.data functions", "they run in TensorFlow's input pipeline"),
             Blind(
                 "gradients that pfor vectorises (Jacobians)",
-                "it makes their ops anew, which are seen as forward ops",
+                "pfor makes new ops for them, which are seen as forward ops",
             ),
             Blind("constants, placeholders, calls and control flow", "they hold or steer values"),
             *(Blind(what, why) for what, why in self._blind.items()),
@@ -205,7 +206,15 @@ class FunctionMode(Mode):
         count: int,
         carried: _Carried | None,
     ) -> Any:
-        """A call of a function."""
+        """Call a function or its twin.
+
+        Args:
+            call: Calls a function by name, with its inputs and number of outputs.
+            name: The function.
+            inputs: Its inputs.
+            count: The number of its outputs.
+            carried: The saved results of its forward function, if it is the function of a gradient.
+        """
         session = self.session
         function = name.decode()
         if carried is not None and GRAPHS.get(function) not in carried.twin.gradients:
@@ -217,7 +226,7 @@ class FunctionMode(Mode):
         except Exception as error:
             if not session.failures.is_drivers(error):
                 raise
-            # The gradient of an instrumented function needs what that carries.
+            # The gradient of an instrumented function cannot run without the saved results.
             where, plain = f"the function {function!r}", carried is None
             session.failures.note(error, "tensorflow", where, can_go_on=plain)
             twin = None
@@ -242,7 +251,7 @@ class FunctionMode(Mode):
         return outputs
 
     def _raise_own(self, error: BaseException, waits: bool) -> None:
-        """Raise what stands behind an error of TensorFlow's: a routine's own, or a refusal."""
+        """Raise the exception behind TensorFlow's error: a routine's own, or a refusal."""
         try:
             self.session.raised(error)
             self.session.raise_pending()
@@ -251,7 +260,7 @@ class FunctionMode(Mode):
                 raise refused from error
         except BaseException:
             if waits:
-                context.async_clear_error()  # It would be that of everything that runs later.
+                context.async_clear_error()  # Otherwise everything that runs later would raise it.
             raise
 
     def _run_twin(
@@ -270,12 +279,12 @@ class FunctionMode(Mode):
             inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
         outputs = call(twin.name, inputs, count + twin.results)
         if waits:
-            context.async_wait()  # What a routine raises belongs to this call.
-        # Which routines edit, and do not just return None, is known once they have run.
+            context.async_wait()  # An exception of a routine must be raised by this call.
+        # Only after the call is it known whether routines edited anything or returned None.
         if not twin.takes and _is_followed(function) and twin.has_edited():
             raise UnsupportedError(
-                f"The function {function!r} runs under a tf.autodiff.ForwardAccumulator, and ops "
-                "in it were edited",
+                f"Ops of the function {function!r} were edited, and it runs under a "
+                "tf.autodiff.ForwardAccumulator, which does not support that",
                 fix="Leave the accumulator out, or use a tf.GradientTape",
             )
         if not twin.gradients and not twin.watched:
@@ -299,9 +308,9 @@ class FunctionMode(Mode):
             try:
                 twin = self._build(function, inputs, carried, silent)
             except UnsupportedError as refused:
-                # Routines may return None, which needs no place for an edit.
+                # Routines that return None can still run, as observers.
                 twin = self._build(function, inputs, carried, silent, refused)
-        # The analysis may have changed the epoch: an invalidated tool.
+        # An analysis routine may have invalidated a tool, which changes the epoch.
         if session.caching or silent:
             self._twins.put(function, (session.epoch, *key[1:]), twin)
         return twin
@@ -319,8 +328,8 @@ class FunctionMode(Mode):
         kept = Records.of(graph) if graph is not None else None
         if silent and kept is not None and kept.recomputes():
             raise UnsupportedError(
-                f"The gradient {function!r} runs forward ops again, which were edited by tools "
-                "that are not active now",
+                f"The gradient function {function!r} reruns forward ops, which were edited by "
+                "tools that are no longer active",
                 fix="Compute the gradient inside amanda.apply",
             )
         if graph is not None:
@@ -352,8 +361,8 @@ class FunctionMode(Mode):
                 chosen = carried.twin.gradients[GRAPHS[function]]
                 if len(chosen) != len(woven.demands):
                     raise UnsupportedError(
-                        f"The gradients {function!r} need other values of the forward run than "
-                        "those that it kept",
+                        f"The gradient function {function!r} needs values that its forward pass "
+                        "did not save",
                         fix="Run the forward pass again",
                     )
             return Twin(
@@ -369,14 +378,14 @@ class FunctionMode(Mode):
                 plans=self._analysis.plans_kept(at_gradients=not silent) if gradients else None,
             )
         except BaseException:
-            remove(tuple(rewriter.written.names))  # What was written until then has no twin.
+            remove(tuple(rewriter.written.names))  # No twin owns the functions written so far.
             raise
         finally:
             self._constants.handles = {}
             self._analysis.forget()
 
     def _is_watched(self, woven: Woven) -> bool:
-        """Return True if routines are to run when the gradient of a function is computed."""
+        """Return True if routines will run when the gradient of a function is computed."""
         if "__forward_" not in woven.name:
             return False
         return self.session.wants_backward or any(
@@ -385,16 +394,20 @@ class FunctionMode(Mode):
         )
 
     def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
-        """Return what the twin that carried values was made of, woven again."""
+        """Rewrite the forward function again as it was for the twin that saved the results."""
         earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
         kept = _Kept(self._analysis, carried.twin.plans)
         return rewriter.weave(carried.function, Call(forward=earlier, analysis=kept))
 
     def _lead_out(self, rewriter: Rewriter, woven: Woven, definitions: _Definitions) -> Gradients:
-        """Let a forward function return what the functions of its gradients will ask for."""
+        """Make a forward function return the values that its gradient functions need.
+
+        Returns:
+            For each gradient function's graph, the indices of these values among the new results.
+        """
         found: Gradients = weakref.WeakKeyDictionary()
         if not (woven.is_edited() or self._analysis.is_edited()):
-            return found  # Its gradients read what TensorFlow leads to them.
+            return found  # Its gradients read original values only.
         for child in children_of(woven.body.graph):
             gradient = name_of(child)
             if not definitions.knows(gradient):
@@ -407,7 +420,7 @@ class FunctionMode(Mode):
             kept = Records.of(child)
             unlike = woven.has_new_gradients()
             if not (asked.demands or unlike or (kept is not None and kept.recomputes())):
-                continue  # It reads nothing that was edited.
+                continue  # It reads no edited value.
             places = []
             for value in asked.demands:
                 index = woven.led_out.get(value)
@@ -423,7 +436,7 @@ class FunctionMode(Mode):
 
 
 class _Definitions:
-    """FunctionDefs by name: those that the runtime knows, and those of forward functions."""
+    """FunctionDefs by name, including those of forward functions that may be gone."""
 
     def __init__(self, carried: _Carried | None) -> None:
         self._kept: dict[str, Any] = {}
@@ -432,7 +445,9 @@ class _Definitions:
             carried = carried.earlier
 
     def knows(self, name: str) -> bool:
-        """Return True if there is such a function; then keep it, as other threads may remove it."""
+        """Return True if a function exists, and keep its definition in case another thread removes
+        it.
+        """
         try:
             self._kept[name] = self(name)
         except errors.NotFoundError:
@@ -445,7 +460,7 @@ class _Definitions:
 
 @contextmanager
 def _quiet_graph() -> Iterator[None]:
-    """Extent of the driver's own work: eager, untaped, unseen."""
+    """Hide the driver's own work: run it eagerly, off the tape and without interception."""
     STATE.quiet += 1
     try:
         with ops.init_scope(), record.stop_recording():
@@ -455,7 +470,7 @@ def _quiet_graph() -> Iterator[None]:
 
 
 class _Patches(Patches):
-    """The functions of TensorFlow's that are replaced while any thread is attached."""
+    """The functions of TensorFlow that are replaced while any thread is attached."""
 
     def install(self) -> None:
         for entry_point, make in (
@@ -479,13 +494,13 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, name, tensor_inputs, num_outputs)
         function = name.decode()
         if function not in GRAPHS:
-            # Traced before the recorder listened; the caller is the AtomicFunction.
+            # Traced before the recorder was installed; the caller is the AtomicFunction.
             graph = graph_of_function(sys._getframe(1).f_locals.get("self"))
             if graph is not None:
                 GRAPHS[function] = graph
 
         def call(function: Any, inputs: Any, count: Any) -> Any:
-            STATE.quiet += 1  # To the eager mode this is an op like any other.
+            STATE.quiet += 1  # The eager mode would see the call as one more op.
             try:
                 return original(self, function, inputs, count)
             finally:
@@ -509,13 +524,15 @@ def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_followed(function: str) -> bool:
-    """Return True if a forward accumulator follows the call of a function."""
-    # What was noted last is of an earlier call where nothing is differentiated in this one.
+    """Return True if a forward accumulator tracks the call of a function."""
+    # For a call that is not differentiated, STATE.tangents still describes an earlier call.
     return STATE.tangents and function.startswith("__forward_")
 
 
 def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of what puts a call on the tape: its gradient finds the values that were led out for it."""
+    """Wrap `record_operation` so that the tape's backward function receives the twin's extra
+    outputs.
+    """
 
     @functools.wraps(original)
     def record_operation(
@@ -533,7 +550,7 @@ def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
             def backward_function(*gradients: Any) -> Any:
                 if not context.executing_eagerly():
                     carried.refuse_in_graph()
-                # The tools may have been left meanwhile; what was edited still counts.
+                # `apply` may have ended meanwhile; edits of the forward pass are still valid.
                 if carried.mode.session.closed and carried.twin.watched:
                     carried.mode.session.warn_once(
                         "Backward ran after `apply` was left: edits made in the forward pass "

@@ -1,7 +1,7 @@
-"""Twins: the instrumented functions that run in the place of others, kept for an epoch.
+"""Twins: the instrumented functions that run instead of the originals, kept for an epoch.
 
-Owns their life: a twin goes with the function that it stands for, and when newer epochs crowd it
-out; what it was written as is removed from TensorFlow then. Holds no graph.
+Owns their lifetime. A twin is dropped with its original, or when newer epochs replace it; the
+functions written for it are then removed from TensorFlow. Holds no graph.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from amanda_driver_tf._tensorflow_internals.modules import context
 
 __all__ = ["UNKNOWN", "Gradients", "Twin", "Twins", "remove"]
 
-#: Graph of a function of gradients -> indices among the new results of its forward function.
+#: Graph of a gradient function -> indices among the new results of its forward function.
 Gradients = weakref.WeakKeyDictionary[Any, list[int]]
 
 _NUMBERS = itertools.count(1)
 
-#: Of a function that was not looked at.
+#: Marks a function that was not analysed yet.
 UNKNOWN: Any = object()
 
-# How many epochs keep their twin of one function.
+# How many epochs may keep a twin of the same function.
 _EPOCHS_KEPT = 4
 
 
 class Twin:
-    """What runs in the place of a function.
+    """An instrumented function that runs instead of the original.
 
     Attributes:
-        name: Name of the function that runs instead.
-        results: How many results it has behind the original's.
-        gradients: Graph of a function of gradients -> which of these results that one takes.
+        name: Name of the instrumented function.
+        results: How many results it has beyond those of the original.
+        gradients: Graph of a gradient function -> which of these results it takes.
         takes: Whether it takes results of the forward function's twin as arguments.
-        watched: Whether routines are to run when its gradient is computed.
-        is_edited: Whether what was inserted may change a value; otherwise it only looks.
+        watched: Whether routines will run when its gradient is computed.
+        is_edited: Whether inserted routines may change a value, rather than only observe.
         is_aligned: Whether gradients of forward ops are edited.
-        number: Tells twins apart.
-        plans: What happens at its ops; tools may be changed before its gradients.
-        definition: FunctionDef of the function it stands for, which may die before its gradients.
+        number: Identifies the twin.
+        plans: The plans of its ops, for its gradients, before which tools may change.
+        definition: FunctionDef of the original, which may be gone before its gradients.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Twin:
         finalizer.atexit = False
 
     def has_edited(self) -> bool:
-        """Return True if a routine has edited a value so far, or may have, as it is staged."""
+        """Return True if a routine has edited a value so far, or may have since it is staged."""
         return self.is_edited and any(
             each.has_edited if isinstance(each, HostFunction) else True
             for each in self._written.alive
@@ -81,20 +81,20 @@ class Twin:
 
 
 def remove(names: tuple[str, ...]) -> None:
-    """Remove functions that were written from TensorFlow."""
+    """Remove written functions from TensorFlow's runtime."""
     for name in names:
         with contextlib.suppress(Exception):  # The runtime may have been reset meanwhile.
             context.context().remove_function(name)
 
 
 class Twins:
-    """The twins of one store of contexts; resumes with it."""
+    """The twins of one session; kept for sessions that resume it."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[Any, Twin | None]] = {}
 
     def get(self, name: str, key: Any) -> Any:
-        """The twin of a function under a key: None if it needs none, or `UNKNOWN`."""
+        """Return the twin of a function under a key: None if it needs none, or `UNKNOWN`."""
         return self._found.get(name, _NOTHING).get(key, UNKNOWN)
 
     def put(self, name: str, key: Any, twin: Twin | None) -> None:
@@ -104,7 +104,7 @@ class Twins:
             kept = self._found[name] = {}
             graph = GRAPHS.get(name)
             if graph is not None:
-                # Weakly: neither keeps the other.
+                # Weakly, so that neither keeps the other alive.
                 weakref.finalize(graph, _drop, weakref.ref(self), name).atexit = False
         kept[key] = twin
         while len(kept) > _EPOCHS_KEPT:

@@ -253,8 +253,7 @@ def _of_tape(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the recording of ops with their own gradient function: calls, custom gradients, reads.
-    """
+    """Wrap the recording of ops that bring their own gradient: calls, custom gradients, reads."""
 
     @functools.wraps(original)
     def record_operation(

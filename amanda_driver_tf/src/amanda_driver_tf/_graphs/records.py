@@ -280,7 +280,7 @@ class Records:
         return self._named_owner(op)
 
     def is_recomputed(self, op: Any, owner: Record) -> bool:
-        """Return True if a gradient function reruns this forward op in order to derive it."""
+        """Return True if a gradient function reruns this forward op to differentiate it."""
         return operation_number(op) in self._rerun_by(owner)
 
     def recomputes(self) -> bool:

@@ -25,8 +25,8 @@ NO_PLACE = "Run it eagerly, where tapes ask the tools first"
 def lost(position: int, step: Step) -> UnsupportedError:
     """Return the error for a gradient of an input that TensorFlow does not propagate."""
     return UnsupportedError(
-        f"There is a gradient for input {position}, to which TensorFlow follows none in graphs; it "
-        "would be lost",
+        f"There is a gradient for input {position}, but TensorFlow propagates none to it in "
+        "graphs, so it would be lost",
         where=step.where,
         fix=f"Leave that gradient out. {NO_PLACE}",
     )

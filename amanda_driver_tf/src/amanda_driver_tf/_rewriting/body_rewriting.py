@@ -1,8 +1,8 @@
-"""`Weaver`: the plans of a body's ops turned into new nodes and new wiring.
+"""`Weaver`: rewrites one body by inserting the plans of its ops.
 
-Owns the order in which nodes are woven, and what is done at each. What is inserted at an op,
-`insertions` says; which version of a value a reader gets, `reading`; what happens at gradients,
-`gradients`.
+Owns the order in which nodes are rewritten, and the steps for each node. `insertions` decides what
+is inserted at an op, `reading` which version of a value each reader gets, and `gradients` what
+happens at gradients.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = ["Weaver"]
 
 
 class Weaver:
-    """Weaves the plans of one body.
+    """Inserts the plans of one body.
 
     Args:
-        body: The body; it is changed.
+        body: The body; it is changed in place.
         analysis: Plans of its ops.
-        around: What is known of it from outside.
-        call: Called for each node that runs functions, to have these woven.
+        around: Facts that come from its callers.
+        call: Called for each node that calls functions, to rewrite these.
 
     Attributes:
-        edits: What was changed in the body so far.
+        edits: The changes made to the body so far.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class Weaver:
         self._insertions = Insertions(edits, self._observers, self._gradients)
 
     def _returned(self, value: Value, owner: Record) -> Value:
-        """Return what the gradient function of an op returns for a value."""
+        """Return the version of a value that the gradient function of an op returns."""
         return self._reading.in_gradient(value, owner)
 
     # Results.
 
     def weave(self) -> None:
-        """Weave all nodes, and what the body returns."""
+        """Rewrite all nodes, and the results of the body."""
         is_function = self._body.fdef is not None
         if is_function:
             self._body.running = self._body.reached(self._body.roots())
@@ -95,19 +95,19 @@ class Weaver:
         self._gradients.refuse_unread()
 
     def refuse_second(self, body: Body) -> None:
-        """Refuse that `body` differentiates gradients of this one that other ops compute."""
+        """Refuse to differentiate gradients in `body` that new nodes compute."""
         refuse_second(self._gradients.anew(), body)
 
     def has_new_gradients(self) -> bool:
-        """Return True if this body has gradients that TensorFlow did not make."""
+        """Return True if new nodes compute any gradient of this body."""
         return bool(self._gradients.anew())
 
     def final(self, value: Value) -> Value:
-        """Return what is handed out where a value is fetched or returned."""
+        """Return the version of a value that is fetched or returned."""
         return self._reading.read(value)
 
     def differentiates(self, op: Any) -> bool:
-        """Return True if gradients go through an op that runs functions."""
+        """Return True if gradients flow through an op that calls functions."""
         graphs = (self._body.graph, *children_of(self._body.graph))
         noted = [found for found in map(Records.of, graphs) if found is not None]
         return self.edits.around.is_differentiated or any(found.of_op(op) for found in noted)
@@ -115,7 +115,7 @@ class Weaver:
     # Nodes.
 
     def visit(self, node: Any) -> None:
-        """Weave a node, and what it reads before it; once."""
+        """Rewrite a node once, after the nodes that it reads."""
         stack = [node]
         while stack:
             current = stack[-1]
@@ -140,7 +140,7 @@ class Weaver:
     def _weave_node(self, node: Node) -> None:
         owner = rerun_by = self.edits.owner(node.op)
         if owner is not None and not self.edits.analysis.is_backward(node.op):
-            owner = None  # Run again by the gradient: a forward op like any other.
+            owner = None  # A gradient function reruns it: a forward op like any other.
         with self._observers.collecting() as observers:
             if is_accumulation(node.op, self.edits.records) and (
                 owner is None or self._gradients.is_summed_within(node, owner)

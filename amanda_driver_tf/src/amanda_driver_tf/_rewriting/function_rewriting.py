@@ -1,7 +1,7 @@
-"""`Rewriter`: functions woven together with the functions that they call.
+"""`Rewriter`: rewrites functions together with the functions that they call.
 
-Owns the walk through calls, branches and loops, which gradient belongs to which call, and the
-names under which what was woven is made known to TensorFlow. A little over 400 lines: one walk.
+Owns the traversal of calls, branches and loops, which gradient belongs to which call, and the names
+of the functions written. The module is a little over 400 lines because it is one traversal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
 __all__ = ["Call", "Rewriter"]
 
-# The attributes of an op that name the functions it runs, the one that loops first.
+# The attributes of an op that name the functions it calls; the body of a loop comes first.
 _FUNCTIONS = {
     "PartitionedCall": ("f",),
     "StatefulPartitionedCall": ("f",),
@@ -56,7 +56,7 @@ _FUNCTIONS = {
     "StatelessIf": ("then_branch", "else_branch"),
     "Case": ("branches",),
     "StatelessCase": ("branches",),
-    # AutoGraph makes them of a loop over a data set.
+    # AutoGraph compiles a loop over a data set to these.
     "ReduceDataset": ("f",),
     "ScanDataset": ("f",),
 }
@@ -73,14 +73,14 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True)
 class Call:
-    """What is known of a function by the node that calls it.
+    """Facts about a function that come from the node that calls it.
 
     Attributes:
-        outer: The function that calls it.
-        forward: The forward function, of a function of gradients.
-        looped: Whether they are bodies of loops.
-        analysis: Plans, if not those of the rewriter.
-        differentiated: Whether gradients go through the call.
+        outer: The function that contains the node.
+        forward: The forward function, if this is a gradient function.
+        looped: Whether both are bodies of loops.
+        analysis: The plans, if not those of the rewriter.
+        differentiated: Whether gradients flow through the call.
     """
 
     outer: Woven | None = None
@@ -91,18 +91,18 @@ class Call:
 
 
 class Rewriter:
-    """Weaves and writes functions for one session and epoch.
+    """Rewrites and writes functions for one session and epoch.
 
     Args:
         session: The session.
         analysis: Plans of ops.
-        definition: Gives the FunctionDef of a name.
-        blind: Is told of functions that cannot be looked into: (op type, reason).
+        definition: Returns the FunctionDef of a name.
+        blind: Called with coverage gaps: (what, why).
 
     Attributes:
-        written: What must live as long as the functions that were written.
-        add: Makes a FunctionDef known to whatever runs it.
-        refused: Why edits cannot stand in what is woven: routines look, and must not edit.
+        written: What must stay alive as long as the written functions.
+        add: Registers a FunctionDef with whatever runs it.
+        refused: Why values cannot be edited. If set, routines only observe.
     """
 
     def __init__(self, session: Session, analysis: Analysis, definition: Any, blind: Any) -> None:
@@ -114,7 +114,7 @@ class Rewriter:
         self._stack: list[str] = []
 
     def weave(self, name: str, call: Call) -> Woven | None:
-        """Weave a function and all that it calls; None where it cannot be looked into."""
+        """Rewrite a function and all functions it calls; return None if it cannot be read."""
         if name in self._stack:
             self._blind("recursive functions", f"{name} calls itself")
             return None
@@ -136,7 +136,7 @@ class Rewriter:
         return woven
 
     def weave_body(self, woven: Woven, call: Call) -> None:
-        """Weave a body that has been read."""
+        """Rewrite a body that was read."""
         link = Link(call.forward, woven, call.looped) if call.forward is not None else None
 
         def run_functions(node: Node) -> None:
@@ -155,7 +155,7 @@ class Rewriter:
             self._blind(what, why)
 
     def _differentiated_inside(self, outer: Any) -> set[int]:
-        """Ids of the ops of a graph whose gradients are computed in functions that it runs."""
+        """Return the ids of a graph's ops that are differentiated in functions that it calls."""
         candidates = differentiated_inside(outer)
         found: set[int] = set()
         waiting, met = [outer] if candidates else [], {id(outer)}
@@ -163,7 +163,7 @@ class Rewriter:
             for name in _called(waiting.pop()):
                 graph = graph_of(name, outer)
                 if graph is None:
-                    return candidates  # What is computed there cannot be known any more.
+                    return candidates  # The function's graph is gone, so assume the worst.
                 if id(graph) in met:
                     continue
                 met.add(id(graph))
@@ -175,7 +175,7 @@ class Rewriter:
                 )
         return found
 
-    # Nodes that run functions.
+    # Nodes that call functions.
 
     def _call(self, woven: Woven, node: Node, call: Call, link: Link | None) -> None:
         attributes = _FUNCTIONS.get(node.op_type)
@@ -189,7 +189,7 @@ class Rewriter:
         differentiated = woven.weaver.differentiates(node.op)
         inner: list[Woven | None] = []
         for position, name in enumerate(names):
-            # The condition of a loop that runs backwards reads no forward value.
+            # The condition of a reverse loop reads no forward value.
             source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
             if behind and position:
                 source = None
@@ -208,7 +208,11 @@ class Rewriter:
     def _forward_of(
         self, woven: Woven, node: Node, forward: Woven | None
     ) -> tuple[Record, list[Woven | None], Woven] | None:
-        """The gradient that a gradient's call is of, the op's functions, and where it stands."""
+        """Find the forward call of a gradient's call.
+
+        Returns:
+            The gradient, the rewritten functions of its op, and the function that contains the op.
+        """
         records = Records.of(woven.body.graph)
         owner = records.owner(node.op) if records is not None else None
         if owner is None:
@@ -228,7 +232,7 @@ class Rewriter:
         ahead: tuple[Record, list[Woven | None], Woven],
         link: Link | None,
     ) -> None:
-        """Lead the versions that the functions of a gradient's call demand to that call."""
+        """Pass to a gradient's call the versions that its functions need."""
         owner, _, place = ahead
         forward_node = place.body.node_of(owner.forward)
         assert forward_node is not None
@@ -249,7 +253,7 @@ class Rewriter:
                         LED_ELSEWHERE, where=f"the call {forward_node.name!r}", fix=NEW_CONTROL_FLOW
                     )
                 node.inputs.append(result)
-                # All functions of one op have the same arguments, in the order of its inputs.
+                # All functions of one op take the same arguments, in the order of the op's inputs.
                 for other in inner:
                     if other is function:
                         other.arguments.append(argument)
@@ -259,7 +263,9 @@ class Rewriter:
                     node.dtypes = (*node.dtypes, argument.dtypes[0])
 
     def _lead_out(self, place: Woven, node: Node, position: int, value: Value) -> Value:
-        """A value of a function that `node` runs as an output of `node`."""
+        """Make a value inside a function available as an output of `node`, which calls the
+        function.
+        """
         functions = place.functions_of(node.op)
         function = functions[position]
         assert function is not None
@@ -299,12 +305,12 @@ class Rewriter:
     # Writing.
 
     def write(self, woven: Woven, released: bool = False) -> str | None:
-        """Make a woven function known to TensorFlow.
+        """Register a rewritten function with TensorFlow.
 
         Args:
             woven: The function.
-            released: Whether XLA was to compile it, and cannot, since Python runs in the function
-                or beside it.
+            released: Whether XLA should compile it but cannot, since Python runs in the function or
+                beside it.
 
         Returns:
             The function's name; None if nothing was changed.
@@ -342,11 +348,11 @@ class Rewriter:
         return name
 
     def write_calls(self, woven: Woven, released: bool = False) -> None:
-        """Write the functions that a woven body calls, and name them in it.
+        """Write the functions that a rewritten body calls, and make the body call these.
 
         Args:
             woven: The body.
-            released: Whether XLA was to compile the body, and cannot.
+            released: Whether XLA should compile the body but cannot.
         """
         for place in (woven.weaver, woven.edits.around.foreign):
             place.refuse_second(woven.body)
@@ -385,13 +391,13 @@ class Rewriter:
 
     def _say_released(self) -> None:
         self.session.warn_once(
-            "Functions that were to be compiled by XLA run without it while a routine of a tool "
-            "runs in them; @amanda.staged routines leave it to XLA."
+            "A function that XLA should compile runs without XLA, since a tool's routine runs "
+            "in it as Python. Mark the routine with @amanda.staged to keep XLA."
         )
 
     def _retype(self, node: Node) -> None:
         if node.op_type in _OVER_DATA:
-            return  # Not differentiated, so that nothing is led in or out.
+            return  # These are not differentiated, so they get no new inputs or outputs.
         plain = [dtype % 100 for dtype in node.dtypes]
         if node.op_type in _LOOPS:
             node.attrs["T"] = attr_types(plain)
@@ -400,14 +406,14 @@ class Rewriter:
             node.attrs["Tin"] = attr_types([v.dtype % 100 for v in node.inputs[skip:]])
             node.attrs["Tout"] = attr_types(plain)
         if not node.op_type.endswith("Call"):
-            # Shapes of the outputs, of which there may be more now; they are not needed.
+            # The attribute is optional and would not match the new number of outputs.
             value = type(next(iter(node.attrs.values())))()
             value.list.SetInParent()
             node.attrs["output_shapes"] = value
 
 
 def _called(graph: Any) -> Iterator[str]:
-    """Names of the functions that the ops of a graph run."""
+    """Iterate over the names of the functions that the ops of a graph call."""
     for op in graph.get_operations():
         attributes = _FUNCTIONS.get(op.type)
         if attributes is not None:

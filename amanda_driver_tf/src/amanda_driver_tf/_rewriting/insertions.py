@@ -1,8 +1,8 @@
-"""`Insertions`: the steps that are planned at an op, turned into new nodes.
+"""`Insertions`: inserts the planned steps at an op as new nodes.
 
-Owns where these nodes stand, what they keep (shapes, references, kernels' state) and which edits
-are refused as their gradients are not known. Which of the values made a reader gets, `reading`
-says.
+Owns where these nodes are placed, what they preserve (shapes, references, kernel state), and which
+edits are refused because their gradients are not known. `reading` decides which version of a value
+each reader gets.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _IMPORT_FIRST = (
 
 
 _CANNOT_FOLLOW = (
-    "A value was edited whose gradient cannot follow: it was built before Amanda listened, by "
-    "pfor, or by a tf.autodiff.ForwardAccumulator"
+    "The gradient of an edited value cannot follow the edit, since it was built before Amanda was "
+    "imported, by pfor, or by a tf.autodiff.ForwardAccumulator"
 )
 _INSIDE = (
-    "The gradient of an edited op is computed in a loop, branch or function inside the one that "
-    "ran the op"
+    "The gradient of an edited op is computed in a loop, branch or function that is inside the "
+    "graph of the op"
 )
-_BESIDE = "Compute the gradient beside the op"
+_BESIDE = "Compute the gradient in the same graph as the op"
 _SECOND_STATE = (
-    "The input of an op was edited whose kernel keeps a state (a resource, or a place in a "
-    "sequence of random numbers); the edited op would have a second state"
+    "The input of an op was edited whose kernel keeps a state (a resource, or a position in a "
+    "sequence of random numbers). The edited op would have a second state"
 )
-#: Why what a gradient reads of an op in a loop or branch of TensorFlow 1 cannot be edited.
+#: Why values that a gradient reads of an op in a TensorFlow 1 loop or branch cannot be edited.
 LED_ELSEWHERE = (
-    "The gradient of an edited op is computed in a loop or branch of TensorFlow 1 that the op does "
-    "not stand in"
+    "The gradient of an edited op is computed in a loop or branch of TensorFlow 1 that does not "
+    "contain the op"
 )
 NEW_CONTROL_FLOW = (
     "Build the graph with tf.compat.v1.enable_control_flow_v2(), or edit the gradient instead"
@@ -65,7 +65,7 @@ _EDIT_OUTPUT = "Edit its output, or replace it"
 
 
 class Insertions:
-    """Inserts what is planned at the ops of one body.
+    """Inserts the planned steps at the ops of one body.
 
     Args:
         edits: The edits of the body.
@@ -86,17 +86,30 @@ class Insertions:
         differentiated: list[Differentiated] | None = None,
         behind: bool = False,
     ) -> list[Value]:
-        """Insert steps at a point; neighbours that run on the host share a node."""
+        """Insert steps at a point and return the new values.
+
+        Neighbouring host routines share a node.
+
+        Args:
+            name: The wished name of the nodes.
+            steps: The steps.
+            values: The values at the point.
+            layout: Layout of their positions.
+            node: The op.
+            differentiated: Collects the steps that are differentiated as written; None if none can
+                be.
+            behind: Whether the point is after the op rather than before.
+        """
         values = list(values)
         references = references_of(node)
         observers: list[New] = []
         for group in runs_of(steps):
             selected = selected_by(group, layout, len(values), all_of_them=behind)
             if not behind and node.op.op_def.allows_uninitialized_input:
-                # There may be nothing yet that is referred to.
+                # The variable may not be initialized yet.
                 selected = [index for index in selected if not is_ref(values[index].dtype)]
             inner = part_of(layout, selected)
-            # The positions that the steps speak of are those of the whole.
+            # Positions in `inner` are those of the whole layout.
             given = [values[index] for index in selected]
             dtypes = [value.dtype for value in given]
             frozen = [
@@ -110,7 +123,7 @@ class Insertions:
             if self._edits.is_differentiated:
                 flat = self._of_shape(flat, group[0], node, selected, behind)
             if not behind and self._edits.keeps_state(node):
-                # Beside the op and not in front of it.
+                # The op must keep its inputs, so the routine runs beside it.
                 flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
                 self._edits.insert(name, flat, given, dtypes, group[0], node, behind=True)
                 continue
@@ -133,7 +146,7 @@ class Insertions:
                 if not fixed:
                     values[index] = new
             if given and all(frozen):
-                # Nobody reads it, as references go past it.
+                # Readers keep the references, so nobody reads the new node.
                 if behind:
                     self._edits.kept.add(made[0].node)
                 else:
@@ -150,25 +163,25 @@ class Insertions:
         earlier: list[New],
         behind: bool,
     ) -> New:
-        """Insert observers of what a node reads or makes.
+        """Insert observers of an op's inputs or outputs as one node.
 
         Args:
-            name: What their node is to be called.
+            name: The wished name of the node.
             steps: The steps.
-            layout: How their positions lie.
-            values: What they see.
-            node: The node that they stand at.
-            earlier: Observers at this point that come first.
-            behind: Whether they stand behind the node.
+            layout: Layout of their positions.
+            values: The values they observe.
+            node: The op.
+            earlier: Observers at this point that run first.
+            behind: Whether they are after the op rather than before.
         """
         made = self._observers.insert(name, steps, layout, values)
         made.controls += earlier
         self._edits.beside[id(made)] = node
         if not behind:
-            # What the node waits for has happened before anything that runs before it.
+            # A routine before an op must not run until the op's control inputs have.
             made.controls += node.controls
             if self._edits.keeps_state(node):
-                self._edits.kept.add_behind(made, node)  # Beside it: the node must stay what it is.
+                self._edits.kept.add_behind(made, node)  # Beside the unchanged node.
             else:
                 node.controls.append(made)
             return made
@@ -184,8 +197,8 @@ class Insertions:
     def _of_shape(
         self, flat: Flat, step: Step, node: Node, selected: Sequence[int], behind: bool
     ) -> Flat:
-        """A fold that keeps the shapes of some of the inputs or outputs of a node."""
-        # Of the graph's own, as what tools put in the place of these has none.
+        """Wrap a fold so that it keeps the shapes of some inputs or outputs of a node."""
+        # The shapes of the graph's own tensors, since new nodes have none.
         tensors = list(node.op.outputs if behind else node.op.inputs)
         passed: Collection[int] = ()
         if not step.action.autodiff:
@@ -198,7 +211,7 @@ class Insertions:
         return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
 
     def refuse_unread(self, node: Node, plans: OpPlans) -> None:
-        """Refuse what needs more of a gradient than its ops' names tell."""
+        """Refuse steps that need more of a gradient than the names of its ops tell."""
         steps = [*plans.before.steps, *plans.after.steps]
         derived = [step for step in steps if step.action.autodiff]
         if plans.before.replacement is not None:
@@ -233,15 +246,15 @@ class Insertions:
         return records is not None and any(map(is_led_elsewhere, records.of_op(node.op)))
 
     def shapes_wanted(self, node: Node) -> list[Any]:
-        """Shapes that the outputs of a replacement must have; None for any."""
+        """Return the shapes that the outputs of a replacement must have; None for any."""
         if not self._edits.is_differentiated:
             return []
         return [None if self._is_handed_on(tensor) else tensor.shape for tensor in node.op.outputs]
 
     def _is_handed_on(self, tensor: Any) -> bool:
-        """Return True if only replaced ops read a tensor: these are differentiated as they stand.
+        """Return True if all readers of a tensor are replaced, so that its shape may change.
 
-        The gradient of what is returned or differentiated comes from elsewhere, built for a shape.
+        If a tensor is returned or differentiated, its gradient was built elsewhere for its shape.
         """
         if key_of(tensor) in self._handed_out() or not self._is_replaced(tensor.op):
             return False
@@ -265,10 +278,10 @@ class Insertions:
         )
 
     def _handed_out(self) -> set[Key]:
-        """The tensors that are returned to whoever calls, or differentiated in this body."""
+        """Return the tensors that are returned to the caller, or differentiated in this body."""
         runs = self._edits.records.runs if self._edits.records is not None else []
         differentiated = {key_of(y) for run in runs for y in run.targets if is_symbolic(y)}
-        # A function returns what the user's does first, and then what gradients read.
+        # The user's results come first, then the values saved for gradients.
         structure = getattr(self._edits.body.graph, "structured_outputs", None)
         returned = [(id(value.node.op), value.slot) for value in self._edits.body.results.values()]
         if structure is not None:

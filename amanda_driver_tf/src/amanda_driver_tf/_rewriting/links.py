@@ -1,8 +1,8 @@
-"""How a value of a forward program gets to where its gradient is computed.
+"""Passes values of a forward program to the place where its gradient is computed.
 
-Owns the paths between two bodies: a call of a function and the call of its gradient, a loop and
-the loop that runs it backwards, a branch and its gradient's branch. TensorFlow has made such paths
-for the values that gradients read; edited versions of these need paths of their own.
+Owns the paths between two bodies: from a function call to the call of its gradient, from a loop to
+the loop that runs it backwards, from a branch to the branch of its gradient. TensorFlow made such
+paths for the values that gradients read. Edited versions need additional paths.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _VARIANT = types_pb2.DT_VARIANT
 
 
 class Link(Foreign):
-    """The forward program `forward` as the gradient `backward` sees it.
+    """Access to the forward program `forward` from the body of its gradient `backward`.
 
     Args:
-        forward: The woven forward body.
-        backward: The body of the gradient that is being woven.
-        looped: Whether they are the bodies of loops, so that values come from lists.
+        forward: The rewritten forward body.
+        backward: The body of the gradient, which is being rewritten.
+        looped: Whether both are bodies of loops, so that values come from tensor lists.
     """
 
     def __init__(self, forward: Woven, backward: Woven, looped: bool) -> None:
@@ -40,23 +40,23 @@ class Link(Foreign):
         self._brought: dict[Value, Value] = {}
 
     def tensor(self, value: Value) -> Any:
-        """The forward tensor that a value of the gradient's body carries."""
+        """Return the forward tensor that a value of the gradient's body carries."""
         return self._sources.get((id(value.node.op), value.slot))
 
     def seen(self, op: Any) -> Seen | None:
-        """Return what an op of the forward body saw and made."""
+        """Return the values that an op of the forward body ran on and produced."""
         return self._forward.edits.seen(op)
 
     def carries(self, tensor: Any, wanted: Value) -> bool:
-        """Return True if TensorFlow's own path carries the wanted version."""
+        """Return True if TensorFlow's own path carries the version `wanted`."""
         return self._forward.edits.carries(tensor, wanted)
 
     def refuse_second(self, body: Any) -> None:
-        """Refuse that `body` differentiates gradients of it that other ops compute by now."""
+        """Refuse to differentiate gradients in `body` that new nodes compute."""
         self._forward.weaver.refuse_second(body)
 
     def bring(self, value: Value) -> Value:
-        """A value of the forward body, by a path of its own."""
+        """Return a value of the forward body in the gradient's body, by a new path."""
         known = self._brought.get(value)
         if known is not None:
             return known
@@ -76,7 +76,7 @@ class Link(Foreign):
 
 
 def _captures(backward: Any, forward: Any) -> dict[tuple[int, int], Any]:
-    """Tensor of the gradient's graph -> the forward tensor that it stands for."""
+    """Map each tensor of the gradient's graph that stands for a forward tensor to that tensor."""
     noted = Records.of(backward)
     found = {
         inner: outer

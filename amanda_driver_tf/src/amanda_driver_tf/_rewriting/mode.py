@@ -1,6 +1,6 @@
-"""`Mode`: what instrumenting functions and instrumenting sessions have in common.
+"""`Mode`: what the instrumentation of functions and of sessions has in common.
 
-Owns when a mode intercepts, and the names of what its translations do not see.
+Owns when a mode intercepts, and the coverage gaps found while rewriting.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Mode:
 
     Args:
         session: The session whose tools instrument it.
-        patches: The replacements by which it is intercepted.
+        patches: The replaced TensorFlow functions.
         name: Name of the mode.
     """
 
     def __init__(self, session: Session, patches: Patches, name: str) -> None:
         self.session = session
         self._patches = patches
-        # What a translation or twin does not see is as true where it is used again.
+        # Persistent, since the gaps of a twin or translation still exist when it is reused.
         self._blind: dict[str, str] = session.persistent(f"tensorflow.blind.{name}", dict)
         self._listener = Listener.of(session)
         self.is_started = False
@@ -37,7 +37,7 @@ class Mode:
         self.is_started = True
 
     def stop(self) -> None:
-        """Stop intercepting."""
+        """Stop intercepting; does nothing if not started."""
         if self.is_started:
             self.is_started = False
             self._patches.release()

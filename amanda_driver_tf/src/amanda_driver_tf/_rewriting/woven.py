@@ -1,4 +1,4 @@
-"""`Woven`: a function with the plans of its ops in it, and the functions that it calls likewise."""
+"""`Woven`: a rewritten function, together with the rewritten functions that it calls."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Woven"]
 
 
 class Woven:
-    """A body with the plans of its ops in it, not yet written down.
+    """A body into which the plans of its ops were inserted, not yet written.
 
     Attributes:
-        name: Name of the function that it was made from.
+        name: Name of the original function.
         body: The body.
-        weaver: Its weaver.
+        weaver: The rewriter of the body.
         arguments: New arguments.
-        demands: For each of them the value of the forward body that it is to be.
+        demands: For each new argument, the value of the forward body that must be passed.
         results: New results.
-        calls: Nodes that run functions, each with these.
+        calls: Nodes that call functions, each with the rewritten functions.
     """
 
     def __init__(self, name: str, body: Body) -> None:
@@ -33,35 +33,37 @@ class Woven:
         self.demands: list[Value] = []
         self.results: list[Value] = []
         self.calls: dict[int, tuple[Node, list[Woven | None]]] = {}
-        #: Value -> its index among the outputs of the node that runs the function.
+        #: Value -> its index among the outputs of the node that calls the function.
         self.led_out: dict[Value, int] = {}
 
     @property
     def edits(self) -> BodyEdits:
-        """What was changed in the body so far."""
+        """The changes made to the body so far."""
         return self.weaver.edits
 
     def functions_of(self, op: Any) -> list[Woven | None]:
-        """The woven functions that an op of this body runs."""
+        """Return the rewritten functions that an op of this body calls."""
         found = self.calls.get(id(op))
         return found[1] if found is not None else []
 
     def runs_python(self) -> bool:
-        """Return True if a routine runs as Python in it or in what it runs."""
+        """Return True if a host routine runs in this function or in one that it calls."""
         inner = (function for _, functions in self.calls.values() for function in functions)
         return any(isinstance(node, Host) for node in self.edits.new) or any(
             function.runs_python() for function in inner if function is not None
         )
 
     def has_new_gradients(self) -> bool:
-        """Return True if it, or what it runs, has gradients that TensorFlow did not make."""
+        """Return True if new nodes compute gradients, here or in a function that it calls."""
         inner = (function for _, functions in self.calls.values() for function in functions)
         return self.weaver.has_new_gradients() or any(
             function.has_new_gradients() for function in inner if function is not None
         )
 
     def is_edited(self) -> bool:
-        """Return True if what was inserted, here or in what it runs, may change a value."""
+        """Return True if anything inserted here, or in a function that it calls, may change a
+        value.
+        """
         inner = (function for _, functions in self.calls.values() for function in functions)
         return (
             self.edits.edited

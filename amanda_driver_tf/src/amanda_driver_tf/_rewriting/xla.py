@@ -1,7 +1,7 @@
-"""Functions that XLA compiles, and ops that a CPU runs only if XLA compiles them.
+"""Functions compiled by XLA, and ops that a CPU can run only if XLA compiles them.
 
-Owns what becomes of such a function when a routine of a tool runs in it. XLA cannot call Python, so
-the function runs without it; the ops that have no kernel otherwise are compiled one by one.
+Owns what happens to such a function when a tool's routine runs in it. XLA cannot call Python, so
+the function runs without XLA. Ops that have no kernel without XLA are then compiled one by one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["compile_alone", "compiled_call", "is_compiled", "needs_xla", "releas
 
 _NUMBERS = itertools.count(1)
 
-# Convolution -> (where its images are, where its filters are): inputs by index, "output" for the
-# output. A size that is an input says nothing.
+# Convolution -> (images, filters), each the index of an input, or "output". Inputs that are sizes
+# do not help.
 _CONVOLUTIONS: dict[str, tuple[int | str, int | str]] = {
     "Conv2D": (0, 1),
     "Conv2DBackpropFilter": (0, "output"),
@@ -31,33 +31,33 @@ _CONVOLUTIONS: dict[str, tuple[int | str, int | str]] = {
     "Conv3DBackpropFilterV2": (0, "output"),
     "Conv3DBackpropInputV2": ("output", 1),
 }
-# oneDNN runs them beside their forward op alone, which a routine in between prevents.
+# oneDNN runs them only fused with their forward op, which a routine in between prevents.
 _GRADIENTS_OF_POOLS = ("MaxPoolGrad", "MaxPool3DGrad")
 
 
 def is_compiled(attributes: Any) -> bool:
-    """Return True if attributes of a function or call say that XLA compiles it."""
+    """Return True if the attributes of a function or call request compilation by XLA."""
     return COMPILED_BY_XLA in attributes and bool(attributes[COMPILED_BY_XLA].b)
 
 
 def release(attributes: Any) -> None:
-    """Let a function run without XLA, given its attributes."""
+    """Remove the request for compilation by XLA from a function's attributes."""
     for name in (COMPILED_BY_XLA, NOT_INLINED):
         if name in attributes:
             del attributes[name]
 
 
 def compiled_call(compiled: bool) -> dict[str, Any]:
-    """Return the attributes by which XLA compiles a call, or does not."""
+    """Return the attributes that make XLA compile a call, or not."""
     return {name: attr_value_pb2.AttrValue(b=compiled) for name in (COMPILED_BY_XLA, NOT_INLINED)}
 
 
 def needs_xla(node: Node, released: bool) -> bool:
-    """Return True if a node cannot be relied on to run without XLA.
+    """Return True if a node may not run without XLA.
 
     Args:
         node: The node.
-        released: Whether the function that it is in was to be compiled by XLA.
+        released: Whether XLA should have compiled its function.
     """
     if node.op_type in _GRADIENTS_OF_POOLS:
         return _is_channels_first(node.op)
@@ -75,7 +75,7 @@ def _is_channels_first(op: Any) -> bool:
 
 
 def _is_unusual_convolution(op: Any) -> bool:
-    """Return True if a convolution is dilated, or grouped, or if that is not known."""
+    """Return True if a convolution is dilated or grouped, or may be."""
     places = _CONVOLUTIONS.get(op.type)
     if places is None:
         return False
@@ -96,7 +96,7 @@ def _types_of(op: Any) -> tuple[tuple[str, int], ...]:
 
 @functools.cache
 def _has_kernel(op_type: str, types: tuple[tuple[str, int], ...]) -> bool:
-    """Return True if some device has a kernel for an op of these types."""
+    """Return True if any available device has a kernel for an op of these types."""
     found = kernels.get_registered_kernels_for_op(op_type).kernel
     devices = {"DEFAULT", *(device.device_type for device in config.list_logical_devices())}
     given = dict(types)
@@ -114,7 +114,7 @@ def compile_alone(fdef: Any, nodes: Sequence[Node]) -> list[Any]:
     """Let XLA compile some nodes of a function, each in a function of its own.
 
     Args:
-        fdef: The FunctionDef; it is changed.
+        fdef: The FunctionDef; it is changed in place.
         nodes: The nodes.
 
     Returns:
@@ -151,7 +151,7 @@ def compile_alone(fdef: Any, nodes: Sequence[Node]) -> list[Any]:
 def _function_of(
     definition: Any, given: Sequence[int], names: Sequence[str], dtypes: Sequence[int]
 ) -> Any:
-    """Return the FunctionDef that consists of one node."""
+    """Return a FunctionDef that consists of one node."""
     fdef = function_pb2.FunctionDef()
     fdef.signature.name = f"amanda_xla_{next(_NUMBERS)}_{definition.op}"
     inner = fdef.node_def.add()

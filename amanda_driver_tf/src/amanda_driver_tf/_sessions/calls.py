@@ -1,6 +1,6 @@
-"""The methods of `tf.compat.v1.Session` by which graphs are run, intercepted.
+"""Interception of the `tf.compat.v1.Session` methods that run graphs.
 
-Owns which calls are passed to `GraphMode`: those of a thread that a session of Amanda's watches.
+Owns which calls are passed to `GraphMode`: those in threads that a session of Amanda watches.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["PATCHES", "Request"]
 
 
 class Request(NamedTuple):
-    """What is asked of a session, as outputs and ops of the C API.
+    """The arguments of a session's run, as outputs and ops of the C API.
 
     Attributes:
-        feeds: What is fed, or will be; if it is, with the values.
+        feeds: What is fed, with its values if they are known already.
         fetches: The outputs that are fetched.
-        targets: The ops that run besides.
+        targets: Further ops that run.
     """
 
     feeds: Any

@@ -1,8 +1,8 @@
-"""Clones: the part of a session's graph that instrumentation changes, built a second time, hidden.
+"""Clones: hidden copies of the part of a session's graph that instrumentation changes.
 
-Owns what has to be cloned (whatever depends on a changed node, and old while loops as a whole),
-how it is added to the graph, and the reuse of clones: a graph accepts ops only for good, so clones
-whose sessions are over are given to the next that needs the same ones.
+Owns what has to be cloned (everything that depends on a changed node, and whole TensorFlow 1 while
+loops), how clones are added to the graph, and their reuse. Ops cannot be removed from a graph, so
+clones whose session is over are given to the next session that needs the same ones.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ __all__ = ["Cloned", "Part", "clone", "dirty_nodes"]
 
 _ATTRIBUTE = "_amanda_clones"
 _NUMBERS = itertools.count(1)
-# Copies of one set of clones that are made without asking whether an owner could go.
+# From this number of copies on, collect garbage before another copy is made.
 _COPIES = 4
 
 
 class Cloned:
-    """Clones in a graph, and who uses them.
+    """Clones in a graph, and their owner.
 
     Attributes:
         tensors: Tensor of the graph (op name and index) -> its clone.
-        operations: Op of the graph (name) -> its clone, or what must run as well.
+        operations: Op of the graph (name) -> its clone.
+        kept: Clones that must run though nothing reads them.
         tokens: Tokens of the host nodes, in order.
-        owner: The use that its host functions belong to now, weakly.
+        owner: Weak reference to the `Written` whose host functions they call now.
     """
 
     def __init__(self) -> None:
@@ -60,13 +61,13 @@ class Cloned:
 
 
 def dirty_nodes(body: Body, changed: Sequence[Node], edited: bool = True) -> list[Node]:
-    """The nodes that depend on one of `changed`, with these, in the order of the body.
+    """Return `changed` and all nodes that depend on them, in the order of the body.
 
     Args:
         body: The body.
         changed: The nodes.
-        edited: Whether values differ from the graph's own. If not, an op whose kernel keeps a
-            state stays, and reads these, where computing them a second time has no effect.
+        edited: Whether any value differs from the graph's own. If not, ops whose kernels keep a
+            state need not be cloned, unless computing their inputs twice has side effects.
     """
     readers: dict[Any, list[Node]] = {}
     followers: dict[Any, list[Node]] = {}
@@ -97,7 +98,7 @@ def dirty_nodes(body: Body, changed: Sequence[Node], edited: bool = True) -> lis
             dirty.add(id(node))
             waiting += readers.get(id(node), [])
             spared += followers.get(id(node), [])
-            # An old loop's parts run in one frame; a half of them in another would wait for ever.
+            # All nodes of a TensorFlow 1 loop share a frame. A partly cloned loop would hang.
             waiting += frames.get(frame_of(node), [])
         spared = [node for node in spared if id(node) not in dirty]
         staying = set(map(id, kept_as_they_are(body, spared, dirty)))
@@ -109,7 +110,7 @@ def dirty_nodes(body: Body, changed: Sequence[Node], edited: bool = True) -> lis
 
 
 def _has_effects(node: Node) -> bool:
-    """Return True if running what a node reads a second time might have an effect."""
+    """Return True if computing a node's inputs a second time might have side effects."""
     waiting, met = list(node.op.inputs), set()
     while waiting:
         op = waiting.pop().op
@@ -123,13 +124,13 @@ def _has_effects(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """What of a body that is rewritten goes into its graph once more.
+    """The part of a rewritten body that is added to its graph.
 
     Attributes:
         body: The body.
-        dirty: Its nodes that are to be cloned.
+        dirty: Its nodes that must be cloned.
         new: The new nodes.
-        kept: Those nodes that must run though nothing reads them.
+        kept: Nodes that must run though nothing reads them.
         library: FunctionDefs that they call.
     """
 
@@ -141,11 +142,11 @@ class Part:
 
 
 def clone(part: Part, written: Written) -> Cloned:
-    """Add clones of the dirty nodes and the new nodes to the graph of a body, or reuse such.
+    """Add clones of the dirty nodes, and the new nodes, to the graph of a body, or reuse some.
 
     Args:
         part: What is added.
-        written: Is told what to keep alive; the clones are its own for as long as it lives.
+        written: Collects what must stay alive. It owns the clones for as long as it lives.
     """
     graph = part.body.graph
     graph_def, sources = _definition(part, written)
@@ -159,12 +160,12 @@ def clone(part: Part, written: Written) -> Cloned:
         setattr(graph, _ATTRIBUTE, pool)
     copies = pool.setdefault(signature, [])
     if len(copies) >= _COPIES and all(copy.owner is not None and copy.owner() for copy in copies):
-        # The graph would keep another copy for good; tools that were left may only wait for this.
+        # The graph would keep another copy for good; owners may be garbage already.
         gc.collect()
     for known in copies:
         if known.owner is None or known.owner() is None:
             known.owner = weakref.ref(written)
-            # The nodes have the tokens of earlier functions; these take their place.
+            # The nodes have the tokens of earlier functions, whose registry entries are replaced.
             for old, token in zip(known.tokens, tokens, strict=True):
                 hosts[token].stand_as(old)
             return known
@@ -176,7 +177,7 @@ def clone(part: Part, written: Written) -> Cloned:
 
 
 def _definition(part: Part, written: Written) -> tuple[Any, dict[str, Value]]:
-    """Return the GraphDef of the clones, and the values of the graph that it reads by name."""
+    """Return the GraphDef of the clones, and the values of the graph that it reads, by name."""
     body, dirty, new, library = part.body, part.dirty, part.new, part.library
     graph_def = graph_pb2.GraphDef()
     graph_def.versions.CopyFrom(body.graph.graph_def_versions)
@@ -185,7 +186,7 @@ def _definition(part: Part, written: Written) -> tuple[Any, dict[str, Value]]:
     additions = node_defs(new, names, written)
     known = {definition.signature.name for definition in library}
     for function in written.alive:
-        # Routines that were traced, also those that functions in the library call.
+        # Traced routines, including those that functions in the library call.
         if not isinstance(function, HostFunction) and function.name.decode() not in known:
             known.add(function.name.decode())
             graph_def.library.function.add().CopyFrom(function.definition)
@@ -227,7 +228,7 @@ def _definition(part: Part, written: Written) -> tuple[Any, dict[str, Value]]:
 
 
 def _keep_colocation(definition: Any, names: set[str]) -> None:
-    """Drop wishes to stand beside nodes that are not cloned; the device is theirs already."""
+    """Drop colocation with nodes that are not cloned. The device was copied already."""
     if COLOCATION in definition.attr:
         listed = definition.attr[COLOCATION].list.s
         kept = [s for s in listed if not s.startswith(b"loc:@") or s[5:].decode() in names]
@@ -254,7 +255,7 @@ def _import(part: Part, graph_def: Any, sources: dict[str, Value]) -> Cloned:
             importer.import_graph_def(graph_def, input_map=input_map, name=prefix)
         except ValueError as error:
             raise UnsupportedError(
-                f"TensorFlow does not build the graph with what was inserted in it: {error}",
+                f"TensorFlow cannot build the graph with the inserted routines: {error}",
                 fix="Do not edit inputs that are shapes or sizes with staged routines, as their "
                 "values are then unknown when the graph is built",
             ) from error

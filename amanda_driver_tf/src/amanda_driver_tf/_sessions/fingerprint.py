@@ -1,7 +1,7 @@
-"""The fingerprint of a GraphDef: what is the same of two that were written at different times.
+"""Fingerprints that are equal for GraphDefs that differ only in generated names.
 
-Names of the functions in its library and tokens of Python functions count up over a process; they
-are taken out, in the order in which they are met from the nodes on.
+The names of library functions and the tokens of Python functions contain counters of the process.
+They are replaced by numbers, in the order in which a traversal from the nodes finds them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["fingerprint"]
 
 
 def fingerprint(graph_def: Any, sources: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """The fingerprint of a GraphDef, and its tokens in the order in which they are met.
+    """Return the fingerprint of a GraphDef, and its tokens in order of traversal.
 
     Args:
-        graph_def: The GraphDef, with all functions of its own that it runs.
-        sources: What it reads of the graph that it goes into, by the names that it uses.
+        graph_def: The GraphDef, with all functions that it runs and that are its own.
+        sources: The values it reads of the target graph, by the names it uses.
     """
     blank = graph_pb2.GraphDef()
     blank.CopyFrom(graph_def)
@@ -30,7 +30,7 @@ def fingerprint(graph_def: Any, sources: Mapping[str, str]) -> tuple[bytes, list
     anonymous.make(blank.node)
     del blank.library.function[:]
     digest = hashlib.blake2b(blank.SerializeToString(deterministic=True))
-    # Functions that these call are met, and so appended, on the way.
+    # Functions that these call are appended on the way.
     for function in anonymous.met:
         anonymous.make(function.node_def)
         function.signature.name = ""
@@ -41,11 +41,11 @@ def fingerprint(graph_def: Any, sources: Mapping[str, str]) -> tuple[bytes, list
 
 
 class _Anonymous:
-    """Takes out names and tokens.
+    """Replaces generated names and tokens.
 
     Attributes:
-        met: The functions whose names were taken out.
-        tokens: The tokens that were taken out.
+        met: The functions found, in order.
+        tokens: The tokens found, in order.
     """
 
     def __init__(self, library: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class _Anonymous:
         self.tokens: list[str] = []
 
     def make(self, nodes: Iterable[Any]) -> None:
-        """Make nodes anonymous."""
+        """Replace the names and tokens of nodes."""
         for node in nodes:
             if node.op == "EagerPyFunc":
                 self.tokens.append(node.attr["token"].s.decode())

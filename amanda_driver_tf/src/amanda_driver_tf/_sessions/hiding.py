@@ -1,9 +1,9 @@
-"""Ops that a graph has and does not show.
+"""Hidden ops: ops that a graph contains and does not show.
 
-Owns what a `tf.Graph` answers once it holds hidden ops: names, lists, counts, serialised forms and
-consumers are those of the graph as its owner built it. TensorFlow cannot delete ops from a graph;
-hidden ones stay, cost nothing when they are not run, and nobody meets them: other threads, which
-ask under the graph's lock, wait while some are being added.
+Owns what a `tf.Graph` with hidden ops answers. Names, lists, counts, serialized forms and consumers
+are those of the graph as its owner built it. TensorFlow cannot delete ops from a graph, so hidden
+ops stay; they cost nothing when they are not run. Other threads, which query the graph under its
+lock, wait while ops are being added.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Hidden:
     """What one graph hides.
 
     Attributes:
-        names: Names of the ops.
-        functions: Functions in its library, by name.
-        open: More than 0 while the driver looks at the whole.
+        names: Names of the hidden ops.
+        functions: Hidden functions in its library, by name.
+        open: More than 0 while the driver needs to see everything.
     """
 
     def __init__(self, graph: ops.Graph) -> None:
         self.names: set[str] = set()
         self.functions: dict[str, Any] = {}
-        #: Names of its functions, in their order before hidden ones came between them.
+        #: Names of its functions in their original order, before hidden ones were added.
         self.order = [f.signature.name for f in graph.as_graph_def().library.function]
         self.open = 0
-        #: As they were before the first op was hidden; functions raise the oldest reader's version.
+        #: From before the first op was hidden, since functions raise the minimum consumer version.
         self.versions = graph.graph_def_versions
 
     @classmethod
@@ -61,12 +61,12 @@ class Hidden:
 
 
 def all_hidden() -> list[Hidden]:
-    """Return what the graphs that are alive hide."""
+    """Return what each live graph hides."""
     return [hidden for graph in list(_GRAPHS) if (hidden := Hidden.of(graph)) is not None]
 
 
 class _Hiding:
-    """Answers of a graph with hidden ops. Mixed into the graph's own class."""
+    """Mixed into the class of a graph with hidden ops, to answer its queries."""
 
     _amanda_hidden: Hidden
 
@@ -102,7 +102,7 @@ class _Hiding:
         hidden = self._amanda_hidden
         with _functions_shown(self, hidden):
             whole, _ = as_graph_def(super(), *args, **kwargs)
-        # In place: what stays keeps its bytes.
+        # In place, so that the serialized form of the rest is unchanged.
         _delete(whole.node, [node.name in hidden.names for node in whole.node])
         functions = whole.library.function
         _delete(functions, [f.signature.name in hidden.functions for f in functions])
@@ -140,10 +140,10 @@ def _hiding_class(kind: type) -> type:
 
 
 def prepare(graph: Any) -> Hidden:
-    """Make a graph able to hide operations; return what it hides.
+    """Make a graph able to hide ops, and return what it hides.
 
-    Some time before something is added: who asked the graph as it was, and waits for its lock, is
-    answered before that.
+    Called some time before ops are added, so that other threads which hold the graph's lock for a
+    query on its old class are done by then.
     """
     with lock_of(graph):
         hidden = Hidden.of(graph)
@@ -157,7 +157,7 @@ def prepare(graph: Any) -> Hidden:
 
 @contextmanager
 def hiding(graph: Any) -> Iterator[Hidden]:
-    """Extent in which what is added to a graph is hidden, and a finalized one accepts it."""
+    """Hide everything added to a graph during this context, even if the graph is finalized."""
     with lock_of(graph):
         hidden = prepare(graph)
         with _adding(graph, hidden):
@@ -191,9 +191,9 @@ def _adding(graph: Any, hidden: Hidden) -> Iterator[None]:
 
 @contextmanager
 def _functions_shown(graph: Any, hidden: Hidden) -> Iterator[None]:
-    """Extent in which a graph has its hidden ops and functions; functions added there are hidden.
+    """Show a graph's hidden ops and functions during this context, and hide functions added in it.
 
-    Its list of functions is a dictionary that anybody may read, and so does not hold them else.
+    Anybody may read the graph's dictionary of functions, so it does not contain them otherwise.
     """
     outermost = not hidden.open
     shown = list(functions_of(graph))
@@ -212,7 +212,7 @@ def _functions_shown(graph: Any, hidden: Hidden) -> Iterator[None]:
 
 @contextmanager
 def _outside_scopes(graph: Any) -> Iterator[None]:
-    """Extent in which no scope that is open in the user's program touches new ops."""
+    """Keep scopes that are open in the user's program from affecting new ops."""
     before = {name: getattr(graph, name) for name in (*SCOPE_MAPS, NAME_STACK)}
     flow = control_flow_context(graph)
     for name in SCOPE_MAPS:
@@ -238,7 +238,7 @@ def _all_operations(graph: Any) -> list[Any]:
 
 
 def hide_consumers(tensor: Any, hidden: Hidden) -> None:
-    """Remove hidden operations from the consumers of a tensor."""
+    """Remove hidden ops from the consumers of a tensor."""
     if "consumers" in tensor.__dict__:
         return
     original = type(tensor).consumers

@@ -1,7 +1,7 @@
 """`GraphMode`: graphs that a `tf.compat.v1.Session` runs, instrumented at each run.
 
-Owns the translation of what is fetched, fed and run into clones that
-stand hidden in the same graph, so that variables, queues and iterators are the session's own.
+Owns the translation of fetches, feeds and targets into hidden clones in the same graph, so that
+variables, queues and iterators remain the session's own.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from amanda_driver_tf._tensorflow_internals.objects import (
 __all__ = ["GraphMode"]
 
 _BUILDING = threading.RLock()
-# How many different runs of one graph are kept translated.
+# How many translations of different runs are kept.
 _RUNS_KEPT = 64
 _ATTRIBUTE = "_amanda_runs"
 _PARTIAL = "_amanda_partial_runs"
 
 
 class _Translation:
-    """What is run in the place of one combination of fetches, feeds and targets.
+    """What runs instead of one combination of fetches, feeds and targets.
 
-    It outlives the graph, and TensorFlow's handle of an op keeps the graph alive. So the ops are
-    the graph's own, where this is the key.
+    A translation may outlive the graph. It must not hold ops, since TensorFlow's handle of an op
+    keeps the graph alive. So the graph holds the ops, under the translation as key.
 
     Args:
         graph: The graph.
-        written: What must live as long as this does; None where the run stays as it is.
+        written: What must stay alive as long as the translation; None if the run is not changed.
         fetches: The tensors that are fetched instead.
         targets: The ops that are run instead.
-        is_edited: Whether what was inserted may change a value; otherwise it only looks.
+        is_edited: Whether inserted routines may change a value, rather than only observe.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class _Translation:
             known[self] = fetches, targets
 
     def run(self, graph: Any, request: Request) -> tuple[list[Any], ...]:
-        """Return the outputs and ops of the C API to run instead of those that are asked for."""
+        """Return the outputs and ops of the C API to run instead of the requested ones."""
         if self.written is None:
             return request.fetches, request.targets
         tensors, operations = getattr(graph, _ATTRIBUTE)[self]
@@ -86,13 +86,13 @@ class _Translation:
 
 
 class _Translations:
-    """The translations of one store of contexts; resumes with it, and holds no graph."""
+    """The translations of one session; kept for sessions that resume it. Holds no graph."""
 
     def __init__(self) -> None:
         self.found: dict[Any, _Translation] = {}
 
     def put(self, graph: Any, key: Any, translation: _Translation) -> None:
-        """Keep a translation for as long as its graph is there."""
+        """Keep a translation for as long as its graph lives."""
         while len(self.found) >= _RUNS_KEPT:
             del self.found[next(iter(self.found))]
         self.found[key] = translation
@@ -119,33 +119,33 @@ class GraphMode(Mode):
         self._translations = session.persistent("tensorflow.translations", _Translations)
 
     def start(self) -> None:
-        """Start intercepting in this thread."""
+        """Start intercepting session runs in this thread."""
         super().start()
         STATE.graphs = self
 
     def stop(self) -> None:
-        """Stop intercepting; harmless if not started."""
+        """Stop intercepting session runs; does nothing if not started."""
         if self.is_started:
             STATE.graphs = None
         super().stop()
 
     def coverage(self) -> Sequence[Blind]:
-        """Return what is not seen in graphs of sessions."""
+        """Return the gaps in the coverage of session runs."""
         return [
             Blind(
                 "partial runs that were set up before the tools were applied",
-                "they run as they were set up, and are refused where something would be edited",
+                "they run without tools, and are refused if a tool would edit something",
             ),
             Blind(
                 "CallableOptions",
-                "what Session._make_callable_from_options made runs without Python",
+                "callables of Session._make_callable_from_options run without Python",
             ),
             Blind(
                 "edits of ops in loops of TensorFlow 1 that are differentiated, or whose gradient "
                 "is computed in another loop or branch than the op",
-                "they are refused; routines that only look run there, and edits of gradients do",
+                "they are refused; observers run there, and so do edits of gradients",
             ),
-            Blind("control outputs of ops", "Operation._control_outputs names hidden clones, too"),
+            Blind("control outputs of ops", "Operation._control_outputs includes hidden clones"),
             *(Blind(what, why) for what, why in self._blind.items()),
         ]
 
@@ -154,8 +154,8 @@ class GraphMode(Mode):
 
         Args:
             call: Runs fetches and targets.
-            owner: The session that runs them.
-            request: What is asked of it.
+            owner: The session.
+            request: The requested fetches, feeds and targets.
         """
         failures = self.session.failures
         try:
@@ -175,7 +175,7 @@ class GraphMode(Mode):
         return self._execute(run)
 
     def _execute(self, call: Callable[[], Any], ends_step: bool = True) -> Any:
-        """Run something with routines in it, and raise the errors of these."""
+        """Run something that contains routines, and raise their exceptions."""
         session = self.session
         self._listener.listen(session)
         outermost = STATE.running == 0
@@ -201,16 +201,16 @@ class GraphMode(Mode):
     # Partial runs.
 
     def set_up(self, call: Callable[[Any, Any], Any], owner: Any, request: Request) -> Any:
-        """Set up a partial run; return its handle.
+        """Set up a partial run and return its handle.
 
         Args:
             call: Sets up a run of fetches and targets.
-            owner: The session that runs it.
-            request: What will be fed, can be fetched, and runs besides.
+            owner: The session.
+            request: What will be fed, what may be fetched, and which ops run besides.
         """
         translation = self._translation(owner, request)
         outputs, operations = translation.run(owner.graph, request)
-        # What needs nothing that is fed runs from now on.
+        # Ops that do not depend on feeds start to run now.
         handle = self._execute(lambda: call(outputs, operations), ends_step=False)
         pending = getattr(owner, _PARTIAL, None)
         if pending is None:
@@ -227,12 +227,13 @@ class GraphMode(Mode):
 
         Args:
             call: Continues it for fetches.
-            owner: The session that runs it.
+            owner: The session.
             handle: The partial run.
-            request: What is asked of the session.
+            request: The requested fetches and feeds.
 
         Raises:
-            UnsupportedError: It was set up before the tools were applied, which edit something.
+            UnsupportedError: It was set up before the tools were applied, and a tool edits
+                something.
         """
         _, instead, waiting = getattr(owner, _PARTIAL, {}).get(handle, (None, None, None))
         if instead is None or waiting is None:
@@ -250,7 +251,7 @@ class GraphMode(Mode):
         return self._execute(lambda: call(outputs), not waiting)
 
     def _finished(self, pending: dict[Any, Any], handle: Any) -> None:
-        """Note that a partial run ends; to use its handle again is an error of TensorFlow's."""
+        """Mark a partial run as finished. TensorFlow raises if its handle is used again."""
         pending[handle] = None, {}, set()
         done = [each for each, (translation, _, _) in pending.items() if translation is None]
         for each in done[:-_RUNS_KEPT]:
@@ -280,7 +281,7 @@ class GraphMode(Mode):
             try:
                 found = self._translate(graph, fetched, set(fed), run)
             except UnsupportedError as refused:
-                # Routines may return None, which needs no place for an edit.
+                # Routines that return None can still run, as observers.
                 found = self._translate(graph, fetched, set(fed), run, refused)
             finally:
                 self._reader.bind(None)
@@ -299,7 +300,7 @@ class GraphMode(Mode):
     ) -> _Translation:
         asked = [op for op, _ in fetched] + run
         runs = _needed(asked, fed)
-        # Gradients read versions of what their forward ops see, also where those do not run.
+        # Gradients read the values that their forward ops ran on, even if these ops do not run.
         body = Body.of_graph(graph, _needed(asked, fed, with_forward=True), fed)
         rewriter = Rewriter(self.session, self._analysis, _definition_in(graph), self._note_blind)
         woven = Woven("session", body)
@@ -337,13 +338,13 @@ class GraphMode(Mode):
             if draws(node.op_type):
                 self._note_blind(
                     f"the random sequence of {node.name!r}",
-                    "the op depends on an edited value, so that it begins a sequence of its own",
+                    "the op depends on an edited value, so its clone starts a sequence of its own",
                 )
-        # An op that stays as it is does not wait for the observers that its clone would wait for.
+        # An op that is not cloned has no control inputs from observers.
         reached = body.reached([*roots, *kept], set(map(id, dirty)))
         alone = [made for made in new if not made.dtypes and id(made) not in reached]
         if alone and refused is not None:
-            raise refused  # Nothing would wait for the routine that tells whether it edits.
+            raise refused  # Nothing would wait for the routine, which may turn out to edit.
         kept += alone
         written = rewriter.written
         cloned = clone(Part(body, dirty, new, kept, library), written)
@@ -363,7 +364,7 @@ def _op(graph: Any, c_op: Any) -> Any:
 
 
 def _keys(graph: Any, outputs: Sequence[Any]) -> list[tuple[str, int]]:
-    """Return the names of ops and the indices that outputs of the C API are."""
+    """Return the op name and index of each output of the C API."""
     return [(_op(graph, output.oper).name, output.index) for output in outputs]
 
 
@@ -380,12 +381,12 @@ def _definition_in(graph: Any) -> Any:
 def _needed(
     roots: Sequence[Any], fed: set[tuple[str, int]], with_forward: bool = False
 ) -> list[Any]:
-    """The ops that a run needs, in the order of creation; fed tensors need nothing.
+    """Return the ops that a run needs, in order of creation; fed tensors need no ops.
 
     Args:
-        roots: What is fetched and run.
-        fed: What is fed.
-        with_forward: Whether to add the forward op of every gradient, with what it needs.
+        roots: The ops that are fetched and run.
+        fed: The fed tensors.
+        with_forward: Whether to add the forward op of every gradient, and what that needs.
     """
     needed: dict[int, Any] = {}
     waiting = list(roots)
@@ -398,12 +399,12 @@ def _needed(
         waiting += op.control_inputs
         waiting += [t.op for t in op.inputs if (t.op.name, t.value_index) not in fed]
         if found is not None:
-            # An op whose gradient function hands on what arrives owns no op.
+            # A gradient function that passes its argument on made no op that could be found.
             handing = (found.contributions().get((id(op), i), ()) for i in range(len(op.outputs)))
             for owner in (found.owner(op), *(owner for each in handing for owner, _ in each)):
                 if owner is None:
                     continue
-                # What arrives at an op, its own gradient may not read; a replacement of it may.
+                # The op's own gradient may not read its output gradients, but a replacement may.
                 arriving = [
                     part.op for each in owner.out_grads for part in records.components(each)
                 ]
