@@ -1,6 +1,6 @@
-"""TensorFlow's driver: makes operators of TensorFlow speak Amanda's language.
+"""Amanda's driver for TensorFlow.
 
-Found through the entry point ``amanda.drivers``; users need import nothing from here.
+It is found through the entry point ``amanda.drivers``. Users need not import anything from here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ __version__ = "0.1.0"
 
 
 def interceptor() -> Choice:
-    """Return the interceptor of eager operators that is used, and why; both see the same.
+    """Return the interceptor in use for eager operators, and why it was chosen.
+
+    Both interceptors see the same operators.
 
     >>> import amanda_driver_tf
     >>> amanda_driver_tf.interceptor().name in ("native", "python")
@@ -29,7 +31,7 @@ def interceptor() -> Choice:
 
 
 def remnants() -> list[Remnant]:
-    """Return what stays in TensorFlow once tools are left; it does nothing for other programs.
+    """List what stays in TensorFlow after tools are removed. It does not affect other programs.
 
     >>> import amanda_driver_tf
     >>> [remnant.what for remnant in amanda_driver_tf.remnants()]

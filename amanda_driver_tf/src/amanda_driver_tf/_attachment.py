@@ -1,7 +1,7 @@
-"""`TensorFlowAttachment`: this driver's hold on TensorFlow for one session.
+"""`TensorFlowAttachment`: attaches one session to TensorFlow.
 
-Owns the modes (eager, functions, graphs), their start and their end. What is done to an operator
-in a mode, the mode says.
+Owns the start and end of the three modes (eager, functions, graphs). Each mode decides what happens
+at an operator.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["Mode", "TensorFlowAttachment"]
 
 
 class Mode(Protocol):
-    """One way in which TensorFlow executes, as far as this driver instruments it."""
+    """One way in which TensorFlow executes operators, as instrumented by this driver."""
 
     def start(self) -> None:
         """Start intercepting in this thread."""
 
     def stop(self) -> None:
-        """Stop intercepting and restore what was found; harmless if not started."""
+        """Stop intercepting and restore the original functions; does nothing if not started."""
 
     def coverage(self) -> Sequence[Blind]:
-        """Return what this mode cannot see, and why."""
+        """Return what this mode does not instrument, and why."""
 
 
 class TensorFlowAttachment:
@@ -42,7 +42,7 @@ class TensorFlowAttachment:
     facts = FACTS
 
     def __init__(self, session: Session) -> None:
-        # The recorder of graphs stays where it is; what is taken back lies over it.
+        # The recorder stays installed, so the modes' replacements must be put on top of it.
         self._modes: list[Mode] = [FunctionMode(session), GraphMode(session), EagerMode(session)]
         self._attached = False
 
@@ -50,7 +50,8 @@ class TensorFlowAttachment:
         """Start intercepting in this thread.
 
         Raises:
-            UnsupportedError: It is that of a replica, and watched already for the one that waits.
+            UnsupportedError: The thread runs a replica, so it is already instrumented for the
+                thread that waits for it.
         """
         refuse_in_replica()
         self._attached = True
@@ -66,11 +67,11 @@ class TensorFlowAttachment:
             mode.stop()
 
     def coverage(self) -> Sequence[Blind]:
-        """Return what is not seen, and why."""
+        """Return what is not instrumented, and why."""
         return [
             *(blind for mode in self._modes for blind in mode.coverage()),
             Blind(
                 "threads other than the one that entered `apply`, and those of its replicas",
-                "they run vanilla",
+                "they run without tools",
             ),
         ]

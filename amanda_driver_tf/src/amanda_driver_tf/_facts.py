@@ -1,6 +1,6 @@
-"""What tools may ask of TensorFlow's tensors, variables and what TensorFlow takes in their place.
+"""Facts about TensorFlow's tensors, and about values that TensorFlow accepts as tensors.
 
-Owns the answers, for tensors with values and symbolic ones.
+Owns the answers, for tensors with values and for symbolic ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from amanda_driver_tf._tensorflow_internals.modules import ops
 
 __all__ = ["FACTS"]
 
-#: dtypes whose elements are no numbers.
+#: dtypes whose elements are not numbers.
 _NO_NUMBERS = frozenset({"resource", "string", "variant"})
-#: dtypes that NumPy has not by itself -> integers of as many bits.
+#: dtypes that NumPy does not have -> integers of the same size.
 _BITS = {
     "bfloat16": "uint16",
     "float8_e4m3fn": "uint8",
@@ -30,7 +30,7 @@ _BITS = {
 
 class _TensorFlowFacts(Facts):
     def is_tensor(self, value: Any) -> bool:
-        # Arrays, variables, slices and Keras' own stand where tensors may.
+        # Arrays, variables, slices and Keras' variables are accepted as tensors, too.
         return hasattr(value, "dtype") and hasattr(value, "shape")
 
     def dtype(self, tensor: Any) -> str:
@@ -41,7 +41,7 @@ class _TensorFlowFacts(Facts):
         try:
             return tuple(None if length is None else int(length) for length in tensor.shape)
         except (TypeError, ValueError):
-            return None  # Not even the number of dimensions is known.
+            return None  # The rank is unknown.
 
     def device(self, tensor: Any) -> str:
         device = getattr(tensor, "device", None)
@@ -67,8 +67,8 @@ class _TensorFlowFacts(Facts):
         return math.prod(length or 0 for length in shape) * int(size)
 
     def storage(self, tensor: Any) -> Storage | None:
-        # Several tensors may use one buffer, which has an address on the CPU alone, and for common
-        # dtypes alone; elsewhere each tensor counts by itself.
+        # Several tensors may share a buffer. Its address is known only on the CPU and for common
+        # dtypes; otherwise each tensor counts as a storage of its own.
         if not isinstance(tensor, ops.EagerTensor):
             return None
         size = self.nbytes(tensor)
@@ -76,7 +76,7 @@ class _TensorFlowFacts(Facts):
             return None
         key: object = id(tensor)
         if tensor.device.rpartition("/")[2].startswith("device:CPU"):
-            # Python's buffers do not have all dtypes.
+            # Python's buffer protocol does not support all dtypes.
             with contextlib.suppress(ValueError):
                 key = _address(tensor)
         return Storage(key, size, tensor)
@@ -89,7 +89,7 @@ class _TensorFlowFacts(Facts):
             raise NotReadableError(f"dtype {name}")
         try:
             array = np.array(np.asarray(tensor), order="C")
-        except Exception as error:  # TensorFlow raises what it likes for what has no values.
+        except Exception as error:  # TensorFlow raises various types for tensors without values.
             raise NotReadableError(f"no values: {type(error).__name__}") from error
         if name in _BITS:
             return array.view(_BITS[name])
@@ -105,5 +105,5 @@ def _address(tensor: Any) -> int:
     return found
 
 
-#: One for all sessions: it holds nothing.
+#: Shared by all sessions, as it has no state.
 FACTS: Facts = _TensorFlowFacts()

@@ -1,7 +1,6 @@
-"""The interceptors of this driver, of which the core chooses one. Imports no TensorFlow.
+"""The interceptors of this driver, one of which the core chooses. Does not import TensorFlow.
 
-Both see the same: the native one only lets ops that are to be left alone pass without running
-Python.
+Both see the same operators. The native one avoids running Python for operators that need nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What cannot be taken back when tools are left.
+"""What stays in TensorFlow after tools are removed.
 
-Owns the list of these things, which is complete. Imports TensorFlow only where the driver has it.
+Owns the complete list. Imports TensorFlow only if the driver has done so already.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ __all__ = ["Remnant", "remnants"]
 
 
 class Remnant(NamedTuple):
-    """One thing that stays.
+    """One kind of object that stays.
 
     Attributes:
         what: What it is.
-        number: How many of it there are now.
+        number: How many of it exist now.
         why: Why it stays, and until when.
     """
 
@@ -26,7 +26,7 @@ class Remnant(NamedTuple):
 
 
 def remnants() -> list[Remnant]:
-    """Return what there is of it in this process."""
+    """List what stays in this process."""
     if "amanda_driver_tf._graphs.recorder" not in sys.modules:
         return []
     from amanda_driver_tf._graphs import recorder
@@ -34,16 +34,16 @@ def remnants() -> list[Remnant]:
 
     found = [
         Remnant(
-            "wrappers that note gradients while graphs are built",
+            "wrappers that record gradients while graphs are built",
             len(recorder.WRAPPED),
-            "What is traced between two extents of `apply` must be known in the second; they call "
-            "through, until the process ends",
+            "A function traced outside of `apply` may run inside a later one. The wrappers only "
+            "call the original functions; they stay until the process ends",
         ),
         Remnant(
             "hidden clones of ops in graphs of sessions",
             sum(len(hidden.names) for hidden in hiding.all_hidden()),
-            "TensorFlow cannot delete ops; the next tools that need the same ones use them again, "
-            "and they go with their graph",
+            "TensorFlow cannot delete ops. They are reused by the next tools that need the same "
+            "ones, and are freed with their graph",
         ),
     ]
     return [remnant for remnant in found if remnant.number]

@@ -1,6 +1,6 @@
-"""The versions of TensorFlow that this driver was tried with.
+"""The versions of TensorFlow that this driver was tested with.
 
-`docs/support.md` shows the results. Imports no TensorFlow.
+`docs/support.md` shows the results. Does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from amanda_core.framework_versions import FrameworkVersions
 
 __all__ = ["VARIABLE", "VERSIONS"]
 
-#: Environment variable that names an interceptor.
+#: Environment variable that selects an interceptor.
 VARIABLE = "AMANDA_TF_INTERCEPTOR"
 
 VERSIONS = FrameworkVersions(

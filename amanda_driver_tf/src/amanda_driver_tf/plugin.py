@@ -1,6 +1,6 @@
-"""The pluggy plugin of TensorFlow's driver: what the entry point ``amanda.drivers`` names.
+"""The pluggy plugin of TensorFlow's driver, named by the entry point ``amanda.drivers``.
 
-Owns the driver's description and the hooks. Imports TensorFlow only where it is loaded already.
+Owns the driver's description and its hooks. Uses TensorFlow only if it is imported already.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def amanda_driver_info() -> DriverInfo:
         modules=("tensorflow",),
         namespaces=("tensorflow/*/eager", "tensorflow/*/function", "tensorflow/*/graph"),
         capabilities={
-            # Layers are called while a graph is built, not when it runs.
+            # In graphs, layers are called while the graph is built and not when it runs.
             "eager": _CAPABILITIES | {"eager", "scope_events"},
             "function": _CAPABILITIES | {"graph"},
             "graph": _CAPABILITIES | {"graph"},
@@ -69,7 +69,7 @@ def amanda_driver_info() -> DriverInfo:
 
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
-    """Look for what in this environment would make results wrong."""
+    """Look for problems of this environment that would make results wrong."""
     findings = INTERCEPTORS.findings()
     if any(finding.severity == "error" for finding in findings):
         return findings
@@ -87,7 +87,7 @@ def amanda_preflight() -> Sequence[Finding]:
 
 
 def _foreign() -> list[Finding]:
-    """Return what other libraries have put between a program and TensorFlow, named."""
+    """Return findings about what other libraries put between a program and TensorFlow."""
     import tensorflow as tf
 
     from amanda_driver_tf._tensorflow_internals.modules import context
@@ -102,19 +102,19 @@ def _foreign() -> list[Finding]:
     ]
     if tf.config.functions_run_eagerly():
         fix = "tf.config.run_functions_eagerly(False)"
-        findings.append(Finding("info", "tf.functions run eagerly: nothing is a graph", fix))
+        findings.append(Finding("info", "tf.functions run eagerly: there are no graphs", fix))
     return findings
 
 
 @hookimpl
 def amanda_driver_status() -> DriverStatus:
-    """Say which TensorFlow is installed and by which interceptor its operators are seen."""
+    """Report which TensorFlow is installed, and which interceptor sees its operators."""
     return INTERCEPTORS.status()
 
 
 @hookimpl
 def amanda_framework_imported() -> None:
-    """Listen for gradients of graphs, which are built long before they run."""
+    """Install the recorder of gradients, since graphs may be built long before they run."""
     from amanda_driver_tf._graphs import recorder
 
     recorder.install()
@@ -122,8 +122,8 @@ def amanda_framework_imported() -> None:
 
 @hookimpl
 def amanda_attach(session: Session) -> Attachment | None:
-    """Start intercepting in the calling thread; None where TensorFlow is not loaded."""
-    # `tensorflow` stands in sys.modules from the begin of its import on; its context comes late.
+    """Start intercepting in the calling thread; return None if TensorFlow is not imported."""
+    # `tensorflow` is in sys.modules from the beginning of its import; its context is added late.
     if LAST_MODULE not in sys.modules:
         return None
     return INTERCEPTORS.attach(lambda: _attachment(session))
@@ -137,6 +137,6 @@ def _attachment(session: Session) -> TensorFlowAttachment:
 
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
-    """Fill in the common words for an op of TensorFlow."""
+    """Set the common keys of the context of a TensorFlow op."""
     if context.namespace.startswith("tensorflow/"):
         describe(context)

@@ -1,8 +1,9 @@
-"""Whether an interceptor works with the TensorFlow that is installed: run by `python -m`.
+"""Self-test of an interceptor with the installed TensorFlow; run by `python -m`.
 
-Watches, edits and restores a few operators in each mode and compares with plain TensorFlow. Exits
-with 0 if all is right; a line on stderr says what is not. The environment variable asks for the
-interceptor. Run in a process of its own, for it may crash with a release that nobody has tried.
+Observes, edits and restores a few operators in each mode and compares the results with plain
+TensorFlow. Exits with 0 if everything is right, else prints the reason to stderr. The environment
+variable selects the interceptor. Run it in a separate process, since it may crash on an untested
+release.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["main"]
 
 
 class _Watch(Tool):
-    """Note every operator, forward and backward, and look at each value."""
+    """Notes every operator, forward and backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class _Watch(Tool):
 
 
 class _Edit(Tool):
-    """Double what `Relu` gives."""
+    """Doubles the output of `Relu`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ def _require(condition: object, what: str) -> None:
 
 
 def main() -> None:
-    """Compare, and exit with a message where something differs."""
+    """Run the comparison, and exit with a message if a result differs."""
     plain = {mode: run() for mode, run in _PROGRAMS.items()}
     watch = _Watch()
     handle = attach(watch)

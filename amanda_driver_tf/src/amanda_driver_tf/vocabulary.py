@@ -1,8 +1,9 @@
-"""TensorFlow's operator types in the common words of `amanda_core.vocabulary`.
+"""TensorFlow's operator types as the common operator types of `amanda_core.vocabulary`.
 
-Owns the translation and what it puts into contexts: ``type``, ``backward_type``, ``input_roles``,
-``layout`` and ``weight_layout``. Imports no TensorFlow: the words are names. What has no word, and
-why, stands in `tests/operators_without_words.txt`. Long, since most of it is tables.
+Owns the translation and the keys it sets on contexts: ``type``, ``backward_type``, ``input_roles``,
+``layout`` and ``weight_layout``. Does not import TensorFlow, since the types are names. Types
+without a common type, and the reasons, are listed in `tests/operators_without_words.txt`. Most of
+this long module is tables.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from amanda_core.vocabulary import backward_word
 
 __all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
 
-# Word -> TensorFlow's op types. A Keras layer is often several of them: a Dense is a matmul and an
-# add, a Conv1D an unsqueeze, a conv2d and a squeeze, a Dropout a random, a comparison and a choice.
+# Common type -> TensorFlow's op types. A Keras layer often runs several of them: Dense runs a
+# matmul and an add, Conv1D an unsqueeze, a conv2d and a squeeze.
 _NAMES = {
     "matmul": "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 SparseMatMul SparseTensorDenseMatMul "
     "SparseMatrixMatMul SparseMatrixSparseMatMul TridiagonalMatMul",
@@ -35,18 +36,18 @@ _NAMES = {
     "fft": "FFT FFT2D FFT3D FFTND IFFT IFFT2D IFFT3D IFFTND RFFT RFFT2D RFFT3D RFFTND "
     "IRFFT IRFFT2D IRFFT3D IRFFTND BatchFFT BatchFFT2D BatchFFT3D BatchIFFT BatchIFFT2D "
     "BatchIFFT3D",
-    # `Conv` serves every rank; see `_type`.
+    # `Conv` is used for every rank; see `_type`.
     "conv2d": "Conv2D DepthwiseConv2dNative FusedPadConv2D FusedResizeAndPadConv2D",
     "conv3d": "Conv3D",
-    # In a forward program these are layers; in a backward one see `BACKWARD_TYPES`.
+    # In a forward program these are layers; for the backward program see `BACKWARD_TYPES`.
     "conv_transpose2d": "Conv2DBackpropInput Conv2DBackpropInputV2 "
     "DepthwiseConv2dNativeBackpropInput",
     "conv_transpose3d": "Conv3DBackpropInput Conv3DBackpropInputV2",
     "unfold": "ExtractImagePatches ExtractVolumePatches",
-    # `CudnnRNN` is one of three by an attribute; see `_type`.
+    # An attribute of `CudnnRNN` tells which of several it is; see `_type`.
     "lstm": "BlockLSTM BlockLSTMV2 LSTMBlockCell",
     "gru": "GRUBlockCell",
-    # `Gather` and `GatherV2` of the rows of a table are embeddings, too; see `_type`.
+    # `Gather` and `GatherV2` are embeddings, too, if they take rows of a table; see `_type`.
     "embedding": "ResourceGather",
     "embedding_bag": "SparseSegmentSum SparseSegmentSumWithNumSegments SparseSegmentMean "
     "SparseSegmentMeanWithNumSegments",
@@ -66,7 +67,7 @@ _NAMES = {
     "max_pool3d": "MaxPool3D",
     "avg_pool2d": "AvgPool",
     "avg_pool3d": "AvgPool3D",
-    # Writing into a variable goes by the same word, as in-place operators elsewhere do.
+    # Updates of variables have the same type, like in-place operators of other frameworks.
     "add": "Add AddV2 AddN AccumulateNV2 BiasAdd BiasAddV1 AssignAdd AssignAddVariableOp",
     "sub": "Sub AssignSub AssignSubVariableOp",
     "mul": "Mul MulNoNan",
@@ -148,7 +149,7 @@ _NAMES = {
     "concat": "Concat ConcatV2 ParallelConcat",
     "stack": "Pack",
     "split": "Split SplitV Unpack",
-    # `Gather` picks along an axis by an index of any rank, which is not the word "gather".
+    # `Gather` takes indices of any rank along one axis, unlike the common type "gather".
     "slice": "Slice StridedSlice Gather GatherV2 GatherNd ResourceGatherNd",
     "assign_slice": "StridedSliceAssign ResourceStridedSliceAssign TensorStridedSliceUpdate "
     "InplaceUpdate",
@@ -202,7 +203,7 @@ _NAMES = {
     "ctc_loss": "CTCLoss CTCLossV2",
 }
 
-# Forward word -> op types that exist to be its gradient.
+# Common type of a forward op -> op types that only compute its gradient.
 _GRADIENTS = {
     "conv2d": "Conv2DBackpropInput Conv2DBackpropInputV2 Conv2DBackpropFilter "
     "Conv2DBackpropFilterV2 DepthwiseConv2dNativeBackpropInput "
@@ -243,17 +244,17 @@ _GRADIENTS = {
     "FakeQuantWithMinMaxVarsPerChannelGradient QuantizeAndDequantizeV4Grad",
 }
 
-# Forward word -> op types of general use that compute its gradient proper. What stands beside them
-# in the backward program (shapes, broadcasting, the parts of a longer formula) has no word. Op
-# types of the forward op's own word need no entry: a matmul's gradients are matmuls.
+# Common type of a forward op -> general op types that compute its gradient proper. Auxiliary ops of
+# the gradient (shapes, broadcasting, parts of a longer formula) have no common type. Op types with
+# the forward op's own common type need no entry: a matmul's gradients are matmuls.
 _OWN_OPS = {
     "conv_transpose2d": "Conv2D Conv2DBackpropFilter Conv2DBackpropFilterV2 DepthwiseConv2dNative "
     "DepthwiseConv2dNativeBackpropFilter",
     "conv_transpose3d": "Conv3D Conv3DBackpropFilter Conv3DBackpropFilterV2",
-    # Of an operand that was broadcast.
+    # The gradient of an operand that was broadcast.
     "add": "Sum",
     "sub": "Neg Sum",
-    # The gradient times a derivative.
+    # The output gradient multiplied by a derivative.
     "square": "Mul",
     "pow": "Mul",
     "div": "Mul",
@@ -304,7 +305,7 @@ _OWN_OPS = {
     "complex": "Real Imag",
 }
 
-# Roles of the leading inputs -> the op types that have them there.
+# Roles of the leading inputs -> the op types with these inputs.
 _ROLES = {
     ("input", "weight"): "Conv Conv2D Conv3D DepthwiseConv2dNative",
     ("input", "paddings", "weight"): "FusedPadConv2D",
@@ -322,9 +323,9 @@ _ROLES = {
     ("input", "target"): _NAMES["cross_entropy"],
 }
 
-# I and O are what goes into and comes out of the layer, so those of a transposed convolution stand
-# the other way round. M is the multiplier of a depthwise convolution: I * M channels come out of
-# it, and O * M go into its transpose.
+# I and O are input and output channels of the layer, which a transposed convolution swaps. M is the
+# multiplier of a depthwise convolution, which has I * M output channels; its transpose has O * M
+# input channels.
 _WEIGHT_LAYOUTS = {
     "Conv2D": "HWIO",
     "FusedPadConv2D": "HWIO",
@@ -339,7 +340,7 @@ _WEIGHT_LAYOUTS = {
 }
 _CONV_LAYOUTS = {1: "WIO", 2: "HWIO", 3: "DHWIO"}
 
-# Layout of the op types that have no attribute for it, or have it left out.
+# Layout of op types that have no attribute for it, or leave it out.
 _LAYOUTS = {
     **dict.fromkeys(["conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "upsample"], "NHWC"),
     **dict.fromkeys(["conv3d", "conv_transpose3d", "max_pool3d", "avg_pool3d"], "NDHWC"),
@@ -357,10 +358,10 @@ def _by_name(words: Mapping[str, str]) -> dict[str, str]:
     return {name: word for word, names in words.items() for name in names.split()}
 
 
-#: Op type -> common word of an op of the forward program.
+#: Op type -> common type of a forward op.
 OP_TYPES: Mapping[str, str] = MappingProxyType(_by_name(_NAMES))
 
-#: Type of a backward op -> common word, where the type tells it without the forward op.
+#: Type of a backward op -> common type, if it is the same for any forward op.
 BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
     {name: backward_word(word) for name, word in _by_name(_GRADIENTS).items()}
 )
@@ -390,7 +391,12 @@ def describe(context: OpContext) -> None:
 
 
 def _type(name: str, context: OpContext) -> str | None:
-    """The word of op type `name`; `context` is that op's, or that of a backward op of it."""
+    """Return the common type of op type `name`, or None.
+
+    Args:
+        name: The op type.
+        context: The context of that op, or of a backward op of it.
+    """
     if name == "Conv":
         rank = _conv_rank(context)
         return None if rank is None else f"conv{rank}d"
@@ -403,13 +409,15 @@ def _type(name: str, context: OpContext) -> str | None:
 
 
 def _conv_rank(context: OpContext) -> int | None:
-    """Number of spatial axes of `Conv`, whose strides have an entry for each axis."""
+    """Return the number of spatial axes of `Conv`, which has one stride per axis."""
     rank = len(context.attrs.get("strides") or ()) - int(context.attrs.get("batch_dims", 1)) - 1
     return rank if rank in _SPATIAL else None
 
 
 def _picks_rows(name: str, context: OpContext) -> bool:
-    """Return True if a gather takes rows of a table: its first axis, of a matrix."""
+    """Return True if a gather takes rows of a table, which is a matrix indexed along its first
+    axis.
+    """
     inputs = context.get_inputs()
     if inputs is None or _rank(inputs[0]) != 2 or context.attrs.get("batch_dims"):
         return False
@@ -435,7 +443,7 @@ def _weight_layout(word: str, context: OpContext) -> str | None:
         return _CONV_LAYOUTS[int(word[4])]
     if name in _TRANSPOSED:
         inputs = context.get_inputs()
-        # Of a stack of matrices there is more to say than these two axes.
+        # A batch of matrices has more axes than these two.
         if name != "MatMul" and (inputs is None or _rank(inputs[1]) != 2):
             return None
         return "OI" if context.attrs.get(_TRANSPOSED[name]) else "IO"
@@ -446,7 +454,7 @@ def _backward_type(context: OpContext) -> str | None:
     name, forward = context.op_type, context.forward
     word = forward["type"] if forward is not None else None
     if not isinstance(word, str) or word not in WORDS:
-        # Some tool put a word of its own there.
+        # A tool may have set a type of its own.
         word = None if forward is None else _type(forward.op_type, context)
     if name in _CUDNN_GRADIENTS:
         return None if word is None else backward_word(word)
@@ -456,7 +464,7 @@ def _backward_type(context: OpContext) -> str | None:
 
 
 def _rank(value: Any) -> int | None:
-    """Number of axes of a tensor, None where it is not known."""
+    """Return the number of axes of a tensor, or None if it is not known."""
     shape = getattr(value, "shape", None)
     rank = getattr(shape, "rank", None)
     if rank is None and isinstance(shape, tuple):
@@ -465,5 +473,5 @@ def _rank(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """An attribute of type string, which comes as bytes or as text."""
+    """Return a string attribute, which may be bytes, as text."""
     return value.decode() if isinstance(value, bytes) else str(value)

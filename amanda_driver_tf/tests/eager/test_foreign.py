@@ -48,7 +48,7 @@ def test_op_callbacks() -> None:
 def test_functions_that_run_eagerly() -> None:
     tf.config.run_functions_eagerly(True)
     try:
-        assert found() == [("info", "tf.functions run eagerly: nothing is a graph")]
+        assert found() == [("info", "tf.functions run eagerly: there are no graphs")]
     finally:
         tf.config.run_functions_eagerly(False)
 

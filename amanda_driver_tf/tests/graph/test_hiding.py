@@ -315,7 +315,7 @@ def test_what_stays_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     def listed() -> dict[str, int]:
         return {remnant.what: remnant.number for remnant in amanda_driver_tf.remnants()}
 
-    wrappers = "wrappers that note gradients while graphs are built"
+    wrappers = "wrappers that record gradients while graphs are built"
     clones = "hidden clones of ops in graphs of sessions"
     small = Small()
     assert listed() == {wrappers: 9}

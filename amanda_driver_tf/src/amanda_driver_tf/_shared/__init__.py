@@ -1,1 +1,1 @@
-"""What all modes share: the state of a thread, namespaces, and how inputs lie by position."""
+"""What all modes share: the state of a thread, namespaces, and the positions of inputs."""

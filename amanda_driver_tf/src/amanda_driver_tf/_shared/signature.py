@@ -1,4 +1,4 @@
-"""Positions of an op's inputs: those of TensorFlow's own OpDef.
+"""Positions of an op's inputs, as in TensorFlow's OpDef.
 
 Owns the grouping of flat inputs: an argument that is a list of tensors is one position.
 """
@@ -16,9 +16,9 @@ __all__ = ["Signature", "flattened", "grouped", "signature_of"]
 
 class _Argument(NamedTuple):
     name: str
-    #: Attribute that says how many tensors the argument is, or None for a single one.
+    #: Attribute that gives the argument's number of tensors, or None for a single tensor.
     number: str | None
-    #: Whether that attribute is a list of types and its length is the number.
+    #: Whether that attribute is a list of types, whose length is the number.
     types: bool
     is_ref: bool
 
@@ -28,17 +28,17 @@ class Signature(NamedTuple):
 
     Attributes:
         names: Names of the positions.
-        arguments: How each is laid out.
+        arguments: The layout of each.
     """
 
     names: tuple[str, ...]
     arguments: tuple[_Argument, ...]
 
     def lengths(self, get_attr: Callable[[str], Any]) -> tuple[int | None, ...]:
-        """For each position the number of its tensors; None for a single tensor.
+        """Return the number of tensors at each position; None for a single tensor.
 
         Args:
-            get_attr: Gives the value of an attribute: an integer or a sequence of types.
+            get_attr: Returns the value of an attribute: an integer or a sequence of types.
         """
         return tuple(
             None
@@ -52,7 +52,7 @@ class Signature(NamedTuple):
 
 @functools.cache
 def signature_of(op_type: str) -> Signature | None:
-    """The signature of an op type; None where TensorFlow does not know it (function names)."""
+    """Return the signature of an op type; None if TensorFlow does not know it (function names)."""
     op_def = op_def_registry.get(op_type)
     if op_def is None:
         return None
@@ -69,7 +69,7 @@ def signature_of(op_type: str) -> Signature | None:
 
 
 def grouped(flat: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
-    """Flat inputs by position, lists as lists."""
+    """Group flat inputs by position."""
     result: list[Any] = []
     start = 0
     for length in lengths:
@@ -83,7 +83,7 @@ def grouped(flat: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
 
 
 def flattened(positions: Sequence[Any], lengths: Sequence[int | None]) -> list[Any]:
-    """The inverse of `grouped`."""
+    """Flatten grouped inputs, the inverse of `grouped`."""
     result: list[Any] = []
     for value, length in zip(positions, lengths, strict=True):
         if length is None:

@@ -1,7 +1,7 @@
-"""What the driver keeps for each thread: who watches it, and whether to look away.
+"""The driver's state of each thread: which session instruments it, and what is to be ignored.
 
-Owns the thread-local state that the interceptors of all modes share; it decides nothing. It is one
-object, as the native interceptor reads it. Of each mode it knows no more than how to call it.
+Owns the thread-local state that the interceptors of all modes share. It makes no decisions. It is
+one object because the native interceptor reads it. Modes are known only by the protocols below.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ __all__ = ["STATE", "FunctionCalls", "SessionRuns", "quietly"]
 
 
 class FunctionCalls(Protocol):
-    """What instruments the functions that a thread calls."""
+    """Instruments the functions that a thread calls."""
 
     session: Session
 
     def run(
         self, call: Callable[..., Any], name: bytes, inputs: list[Any], count: int, carried: Any
     ) -> Any:
-        """Run a function, given what runs one of a name on inputs for a number of outputs."""
+        """Call a function or its twin, where `call` runs a function by its name."""
 
 
 class SessionRuns(Protocol):
-    """What instruments the graphs that sessions run in a thread."""
+    """Instruments the graphs that sessions run in a thread."""
 
     session: Session
 
     def run(self, call: Any, owner: Any, request: Any) -> Any:
-        """Run a session, given what runs fetches and targets."""
+        """Run a session, where `call` runs fetches and targets."""
 
     def set_up(self, call: Any, owner: Any, request: Any) -> Any:
-        """Set up a partial run, given what sets one up for fetches and targets."""
+        """Set up a partial run, where `call` sets one up for fetches and targets."""
 
     def run_partially(self, call: Any, owner: Any, handle: Any, request: Any) -> Any:
-        """Continue a partial run, given what continues it for fetches."""
+        """Continue a partial run, where `call` continues it for fetches."""
 
 
 class _State(threading.local):
     def __init__(self) -> None:
-        #: What instruments the functions that this thread calls; None where nobody watches.
+        #: Instruments the functions that this thread calls; None if no tool is active.
         self.functions: FunctionCalls | None = None
-        #: What instruments the sessions that this thread runs, likewise.
+        #: Instruments the sessions that this thread runs; None if no tool is active.
         self.graphs: SessionRuns | None = None
-        #: More than 0: what runs is none of the user's operators (the driver's own work).
+        #: More than 0 while the driver itself runs operators.
         self.quiet = 0
-        #: More than 0: inside a call of a function or a run of a graph; the outermost ends a step.
+        #: More than 0 inside a function call or session run. The outermost one ends a step.
         self.running = 0
-        #: Where eager ops of this thread run (a `Place`); None where nobody watches them.
+        #: Where eager ops of this thread run (a `Place`); None if no tool is active.
         self.eager: Any = None
-        #: Eager ops that were handed over to their fallback: type, frame, record, constants.
+        #: Eager ops that fell back to `execute.execute`: type, frame, record, constants.
         self.handed: list[tuple[str, int, Any, tuple[bool, ...]]] = []
-        #: Whether the tapes know of the eager op that has just run.
+        #: Whether the last eager op was recorded on the tapes.
         self.told = False
-        #: The first run of a recomputed function that has just ended.
+        #: The first run of a recomputed function, if that ended last.
         self.first_run: Any = None
-        #: What the twin of a forward function returned for the gradients: (its outputs, the rest).
+        #: Results of the last forward twin: (its outputs, the values saved for gradients).
         self.carried: Any = None
-        #: Whether a forward accumulator follows the call of a function that is being prepared.
+        #: Whether a forward accumulator tracks the function call that is being prepared.
         self.tangents = False
-        #: That, while the gradient of the call is computed.
+        #: The saved values of a call while its gradient is computed.
         self.arriving: Any = None
 
 
@@ -73,7 +73,7 @@ STATE = _State()
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Extent in which no operator, function or graph of this thread is seen."""
+    """Ignore the operators, functions and graphs of this thread during this context."""
     STATE.quiet += 1
     try:
         yield

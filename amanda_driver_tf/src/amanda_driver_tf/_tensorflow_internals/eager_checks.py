@@ -1,6 +1,6 @@
-"""The test that what the eager mode replaces or calls is what this driver was written for.
+"""Checks that what the eager mode replaces or calls is as this driver expects.
 
-Checked on 2.21.0. Replaces nothing but while it tries what no signature says.
+Written for 2.21.0. Nothing stays replaced: only `_tried` replaces functions for a moment.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from amanda_driver_tf._tensorflow_internals.tapes import (
 
 __all__ = ["CHECKED", "problems"]
 
-#: Versions of TensorFlow, ``major.minor``, on which all of this was checked.
+#: Versions of TensorFlow, ``major.minor``, for which these checks were written.
 CHECKED = ("2.21",)
 
-#: Owner -> what is replaced or called there.
+#: Owner -> attributes that are replaced or called.
 _NEEDED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         pywrap_tfe,
@@ -96,9 +96,9 @@ _SIGNATURES: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 
 
 def problems() -> list[str]:
-    """Return what is missing, or is not what this driver was written for.
+    """Return what is missing or differs from what this driver expects.
 
-    To be called while nothing is replaced.
+    Must be called while nothing is replaced.
     """
     found = [
         f"{getattr(owner, '__name__', owner)}.{name} is missing"
@@ -115,22 +115,22 @@ def problems() -> list[str]:
     for owner, name, wanted in _SIGNATURES:
         function = getattr(owner, name, None)
         if function is None or function.__module__.startswith("amanda_driver_tf."):
-            continue  # The recorder of graphs, which has looked at what is below it.
+            continue  # The recorder's wrapper; the recorder has checked the original.
         have = tuple(inspect.signature(function).parameters)
         if have != wanted:
             found.append(f"{owner.__name__}.{name} takes {have} and not {wanted}")
-    # Somebody may attach while a graph is built, or before the runtime has started, whose threads
-    # and devices the program may still want to configure; nothing can be tried then.
+    # Nothing can be tried while a graph is built, or before the runtime has started: the program
+    # may still want to configure its threads and devices.
     return found or (list(_tried()) if is_initialized() and executes_eagerly() else [])
 
 
 @functools.cache
 def _tried() -> tuple[str, ...]:
-    """Try what no signature says, each with one tiny operator."""
+    """Test with tiny operators what no signature shows."""
     found: list[str] = []
     one = ops.convert_to_tensor(1.0)
     if type(one) is not ops.EagerTensor:
-        found.append("a constant is no EagerTensor")
+        found.append("a constant is not an EagerTensor")
     if hasattr(ops.EagerTensor, "_amanda_source"):
         found.append("EagerTensor._amanda_source is taken")
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Functions and methods of TensorFlow that are replaced while something is watched."""
+"""Functions and methods of TensorFlow that are replaced while tools are active."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ __all__ = [
 
 
 class EntryPoint(NamedTuple):
-    """An attribute: the module or class that has it, and its name."""
+    """An attribute, given by the module or class that has it and its name."""
 
     owner: Any
     name: str
 
     @property
     def current(self) -> Any:
-        """What stands there now."""
+        """The present value of the attribute."""
         return getattr(self.owner, self.name)
 
 
-# Eager operators: the first comes before every op, and falls back to the second.
+# Eager operators. Every op calls the first one, which may fall back to the second.
 FAST_PATH = EntryPoint(pywrap_tfe, "TFE_Py_FastPathExecute")
 EXECUTE = EntryPoint(execute, "execute")
 
@@ -76,11 +76,11 @@ RECORD_OPERATION = EntryPoint(record, "record_operation")
 STOP_RECORDING = EntryPoint(record, "stop_recording")
 IMPERATIVE_GRAD = EntryPoint(imperative_grad, "imperative_grad")
 WATCH = EntryPoint(tape, "watch")
-#: What tapes call for the gradient of an op, and forward accumulators for its tangents.
+#: Called by tapes for the gradient of an op, and by forward accumulators for its tangents.
 GRADIENT_FUNCTION = EntryPoint(backprop, "_gradient_function")
 JVP = EntryPoint(forwardprop, "_jvp_dispatch")
 
-# `tf.gradients`, also used for the backward functions of tf.functions.
+# `tf.gradients`, which also builds the backward functions of tf.functions.
 GRADIENTS_HELPER = EntryPoint(gradients_util, "_GradientsHelper")
 AGGREGATED_GRADIENTS = EntryPoint(gradients_util, "_AggregatedGrads")
 MAYBE_COMPILE = EntryPoint(gradients_util, "_MaybeCompile")
@@ -89,7 +89,7 @@ NEW_ATOMIC_FUNCTION = EntryPoint(atomic_function, "from_func_graph")
 
 # Functions.
 CALL_FUNCTION = EntryPoint(context.Context, "call_function")
-#: Of a ConcreteFunction: what is called, and what computes the gradients of that.
+#: Returns the forward and backward function for a call of a ConcreteFunction.
 SELECT_FUNCTIONS = EntryPoint(
     concrete_function.ConcreteFunction, "_select_forward_and_backward_functions"
 )

@@ -1,6 +1,6 @@
-"""The test that what the graph modes stand on is there.
+"""Checks that everything the graph modes depend on exists.
 
-Checked on 2.21. What another release lacks is said by name before anything is replaced.
+Written for 2.21. Whatever another release lacks is reported by name before anything is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from amanda_driver_tf._tensorflow_internals.nested_code import nested_codes
 
 __all__ = ["problems"]
 
-# Module -> what is replaced or called of it; after a colon the arguments that are counted on.
+# Module -> attributes that are replaced or called; after a colon, their leading arguments.
 _SYMBOLS = {
     "tensorflow.python.client.session": (
         "BaseSession._call_tf_sessionrun: self options feed_dict fetch_list target_list",
@@ -85,7 +85,7 @@ _SYMBOLS = {
 
 
 def problems() -> list[str]:
-    """Return what this TensorFlow lacks; empty where the graph modes can work."""
+    """Return what this TensorFlow lacks; empty if the graph modes can work."""
     found = []
     for module, symbols in _SYMBOLS.items():
         for symbol in symbols:
@@ -100,7 +100,7 @@ def problems() -> list[str]:
                     if there[: len(wanted)] != wanted:
                         found.append(f"{module}.{path} takes {', '.join(there)}")
             except (ImportError, AttributeError):
-                found.append(f"{module}.{path} is not there")
+                found.append(f"{module}.{path} is missing")
     inside = nested_codes(custom_gradient.recompute_grad)
     missing = [name for name in ENDS_OF_RECOMPUTATION if name not in inside]
     if SETUP_OF_PARTIAL_RUN not in nested_codes(inspect.unwrap(PARTIAL_RUN_SETUP.current)):

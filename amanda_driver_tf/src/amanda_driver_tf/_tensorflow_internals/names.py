@@ -1,4 +1,4 @@
-"""Names in definitions of graphs, and of TensorFlow's modules. Imports no TensorFlow."""
+"""Names in definitions of graphs, and of TensorFlow's modules. Does not import TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ __all__ = [
 
 # Attributes of nodes and functions that TensorFlow adds to those of the operator.
 
-#: Which nodes a node stands beside.
+#: The nodes that a node is colocated with.
 COLOCATION = "_class"
 COMPILED_BY_XLA = "_XlaMustCompile"
 NOT_INLINED = "_noinline"
 GRADIENT_OP_TYPE = "_gradient_op_type"
 INPUT_SHAPES = "_input_shapes"
 
-#: Ops that stand for the arguments and results of a function.
+#: Ops that represent the arguments and results of a function.
 SIGNATURE_OPS = frozenset({"_Arg", "_DeviceArg", "_DeviceRetval", "_Retval"})
 
-# Functions that are written inside others.
+# Nested functions.
 
-#: Inside `Session.partial_run_setup`: calls TensorFlow.
+#: Inside `Session.partial_run_setup`: calls the C API.
 SETUP_OF_PARTIAL_RUN = "_setup_fn"
-#: Inside `tf.recompute_grad`: call the user's function, in the first run and in the second.
+#: Inside `tf.recompute_grad`: call the user's function in the first and the second run.
 CALLERS_OF_RECOMPUTED = ("inner", "inner_recompute_grad")
-#: Inside `tf.recompute_grad`: make the last op of its gradient.
+#: Inside `tf.recompute_grad`: make the last op of the gradient.
 ENDS_OF_RECOMPUTATION = ("inner_recompute_grad", "grad_wrapper")
 
-# Modules, or the beginnings of their names.
+# Modules, or prefixes of their names.
 
-#: Comes late while TensorFlow is imported: where it is loaded, TensorFlow can be used.
+#: Imported late by TensorFlow: if it is in sys.modules, TensorFlow can be used.
 LAST_MODULE = "tensorflow.python.eager.context"
 CUSTOM_GRADIENT = "tensorflow.python.ops.custom_gradient"
 MODULES_OF_GRADIENTS = ("tensorflow.python.ops.gradients", "tensorflow.python.eager.backprop")
 MODULES_OF_OPTIMIZERS = ("tensorflow.python.training.",)
 MODULES_OF_INITIALIZERS = ("tensorflow.python.ops.init_ops",)
-#: How an op is reached differs between its fast path and its fallback in these, or they are under
-#: every op (dispatch, conversion, handlers of tracebacks).
+#: Skipped when a call site is determined: their frames differ between an op's fast path and its
+#: fallback, or are below every op (dispatch, conversion, traceback handlers).
 MODULES_PASSED_THROUGH = (
     "tensorflow.python.eager.",
     "tensorflow.python.framework.",
@@ -61,7 +61,7 @@ MODULES_PASSED_THROUGH = (
     "tensorflow.python.profiler.",
     "tensorflow.python.util.",
 )
-#: What they run is no part of a model.
+#: Ops that they run do not belong to a model.
 MODULES_BESIDE_THE_MODEL = (
     "tensorflow.python.checkpoint.",
     "tensorflow.python.data.",

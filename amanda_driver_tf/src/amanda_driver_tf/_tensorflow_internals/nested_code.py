@@ -1,4 +1,4 @@
-"""The functions that are written inside a function of TensorFlow, which only its code lists."""
+"""The code of nested functions of TensorFlow, which are only accessible through the outer one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["nested_codes"]
 
 
 def nested_codes(function: Any) -> dict[str, CodeType]:
-    """The code of each function inside a function, by name; empty for what is not in Python."""
+    """Return the code of each function nested in a function, by name; empty for builtins."""
     found: dict[str, CodeType] = {}
     waiting = [function.__code__] if isinstance(function, FunctionType) else []
     while waiting:

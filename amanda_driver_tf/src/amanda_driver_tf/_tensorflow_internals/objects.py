@@ -46,20 +46,20 @@ __all__ = [
 
 # Graphs.
 
-#: Methods of `tf.Graph` that answer for its operations.
+#: Methods of `tf.Graph` that return its operations.
 OPERATION_BY_NAME, AS_GRAPH_DEF = "_get_operation_by_name", "_as_graph_def"
-#: What the scopes that are open in a graph do to new operations.
+#: The effects of a graph's open scopes on new operations.
 SCOPE_MAPS = ("_attr_scope_map", "_op_to_kernel_label_map", "_gradient_override_map")
 NAME_STACK = "_name_stack"
 
 
 def lock_of(graph: Any) -> Any:
-    """Return the lock under which a graph is asked and changed."""
+    """Return the lock that guards a graph."""
     return graph._lock
 
 
 def names_in_use(graph: Any) -> dict[str, int]:
-    """Return the names that a graph has given, by which it makes others unlike them."""
+    """Return the names taken in a graph, from which it makes unique names."""
     names: dict[str, int] = graph._names_in_use
     return names
 
@@ -71,13 +71,13 @@ def collections_of(graph: Any) -> dict[str, list[Any]]:
 
 
 def functions_of(graph: Any) -> dict[str, Any]:
-    """Return the functions in the library of a graph, by name; none for what has no library."""
+    """Return the functions in the library of a graph, by name; empty if it has no library."""
     functions: dict[str, Any] = getattr(graph, "_functions", {})
     return functions
 
 
 def function_in(graph: Any, name: str) -> Any:
-    """Return a function of a graph's library; None where it has none of this name."""
+    """Return a function of a graph's library; None if it has none of this name."""
     return graph._get_function(name)
 
 
@@ -87,18 +87,18 @@ def reopen(graph: Any) -> None:
 
 
 def operation_by_name(graph: Any, name: str) -> Any:
-    """Return an operation of a graph, or of what `super()` is in one."""
+    """Return an operation of a graph, or of the `super()` of one."""
     return getattr(graph, OPERATION_BY_NAME)(name)
 
 
 def as_graph_def(graph: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
-    """Return the definition of a graph, or of what `super()` is in one, and its version."""
+    """Return the definition of a graph, or of the `super()` of one, and its version."""
     found: tuple[Any, int] = getattr(graph, AS_GRAPH_DEF)(*args, **kwargs)
     return found
 
 
 def operation_of(graph: Any, c_op: Any) -> Any:
-    """Return the operation that one of the C API is."""
+    """Return the operation for one of the C API."""
     return graph._get_operation_by_tf_operation(c_op)
 
 
@@ -111,7 +111,7 @@ def create_operation(graph: Any, op_type: str, inputs: Sequence[Any], **kwargs: 
 
 
 def operation_number(op: Any) -> int:
-    """Return the number of an operation in its graph, where they count up as they are made."""
+    """Return the number of an operation in its graph, in order of creation."""
     number: int = op._id
     return number
 
@@ -123,51 +123,51 @@ def output_types(op: Any) -> list[int]:
 
 
 def control_flow_context(op: Any) -> Any:
-    """Return the loop or branch of TensorFlow 1 that an operation or graph is in, or None."""
+    """Return the TensorFlow 1 loop or branch that an operation or graph is in, or None."""
     return op._get_control_flow_context()
 
 
 def set_control_flow_context(graph: Any, context: Any) -> None:
-    """Set the loop or branch that new operations of a graph are in."""
+    """Set the loop or branch for new operations of a graph."""
     graph._set_control_flow_context(context)
 
 
 def add_control_inputs(op: Any, operations: Sequence[Any]) -> None:
-    """Let an operation wait for others."""
+    """Make an operation wait for others."""
     op._add_control_inputs(operations)
 
 
 def c_operation(op: Any) -> Any:
-    """Return what an operation is in the C API."""
+    """Return the C API's object for an operation."""
     return op._c_op
 
 
 def c_output(tensor: Any) -> Any:
-    """Return what a tensor is in the C API."""
+    """Return the C API's object for a tensor."""
     return tensor._as_tf_output()
 
 
 def is_reference(tensor: Any) -> bool:
-    """Return True if a tensor refers to a variable of TensorFlow 1."""
+    """Return True if a tensor is a reference to a TensorFlow 1 variable."""
     return bool(tensor.dtype._is_ref_dtype)
 
 
 def tensor_of_source(source: Any) -> Any:
-    """Return what stands in a graph for something that is differentiated for."""
+    """Return the tensor that represents a source of a differentiation in a graph."""
     if hasattr(source, "handle"):
         return source.handle
     return source._ref() if hasattr(source, "_ref") else source
 
 
 def variable_handle(value: Any) -> Any:
-    """Return the handle of a value that is a variable of TensorFlow's or Keras', or None."""
+    """Return the handle of a variable of TensorFlow or Keras, or None for other values."""
     if not isinstance(value, resource_variable_ops.BaseResourceVariable):
         value = getattr(value, "_value", None)
     return getattr(value, "_handle", None)
 
 
 def handle_in_layer(variable: Any) -> Any:
-    """Return the handle of a variable that a layer lists, which may be distributed, or None."""
+    """Return the handle of a variable listed by a layer, which may be distributed, or None."""
     return getattr(getattr(variable, "_value", variable), "_handle", None)
 
 
@@ -175,7 +175,7 @@ def handle_in_layer(variable: Any) -> Any:
 
 
 def graph_of_function(function: Any) -> Any:
-    """Return the graph that an atomic function was made from, if it is known."""
+    """Return the graph that an atomic function was made from, or None if it is not known."""
     return getattr(function, "_cached_graph", None)
 
 
@@ -185,16 +185,16 @@ def graph_of_concrete(function: Any) -> Any:
 
 
 def forget_gradients(function: Any) -> None:
-    """Let a ConcreteFunction build its gradient functions again when they are asked for."""
+    """Make a ConcreteFunction build its gradient functions again when they are needed."""
     function._first_order_tape_functions.clear()
     function._higher_order_tape_functions.clear()
     function._delayed_rewrite_functions._cached_function_pairs.clear()
 
 
 def indirect_captures(backward: Any) -> dict[int, Any]:
-    """Return what the graph of a gradient captured by number: number of the tensor -> its own.
+    """Map ids of tensors that a gradient's graph captured by id to its own tensors.
 
-    Loops and branches keep numbers of tensors instead of the tensors, and copy constants.
+    Loops and branches store ids instead of tensors, and copy constants.
     """
     return {
         **getattr(backward, "_indirect_captures", {}),
@@ -202,12 +202,12 @@ def indirect_captures(backward: Any) -> dict[int, Any]:
     }
 
 
-#: The registry of Python functions that nodes call.
+#: TensorFlow's registry of the Python functions that nodes call.
 host_functions: Any = script_ops._py_funcs
 
 
 def put_host_function(token: str, function: Any) -> None:
-    """Put a function in that registry under a token that another has."""
+    """Replace the registry's entry `token`."""
     host_functions._funcs[token] = function
 
 
@@ -215,12 +215,12 @@ def put_host_function(token: str, function: Any) -> None:
 
 
 def extend_graph(session: Any) -> None:
-    """Tell the runtime of a session of the operations that its graph got since."""
+    """Pass the operations that were added to a session's graph to its runtime."""
     session._extend_graph()
 
 
 def run_session(session: Any, fetches: list[Any]) -> list[Any]:
-    """Return values of outputs of the C API, with nothing fed."""
+    """Return the values of outputs of the C API, with nothing fed."""
     values: list[Any] = session._call_tf_sessionrun(None, {}, fetches, [], None)
     return values
 
@@ -229,5 +229,5 @@ def run_session(session: Any, fetches: list[Any]) -> list[Any]:
 
 
 def keep_from_keras(error: BaseException) -> None:
-    """Let Keras raise an exception as it is, and not one that it makes of the message."""
+    """Make Keras raise an exception unchanged, instead of a new one with an extended message."""
     error._keras_call_info_injected = True  # type: ignore[attr-defined]

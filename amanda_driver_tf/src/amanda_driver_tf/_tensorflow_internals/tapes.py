@@ -20,31 +20,31 @@ __all__ = [
     "tapes_stopped",
 ]
 
-#: Raised by the fast path of an op, which is then executed by `execute.execute`.
+#: Raised by the fast path if `execute.execute` must execute the op.
 FallbackException: Any = core._FallbackException
 
-#: Whether no tape of this thread records.
+#: Whether this thread has no recording tape.
 no_tape: Callable[[], bool] = pywrap_tfe.TFE_Py_TapeSetIsEmpty
-#: Whether a tape or forward accumulator follows one of some tensors.
+#: Whether a tape or forward accumulator tracks any of the tensors.
 is_recorded: Callable[[Sequence[Any]], bool] = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
-#: Whether the tapes of this thread do not record now.
+#: Whether recording is stopped in this thread.
 tapes_stopped: Callable[[], bool] = pywrap_tfe.TFE_Py_TapeSetIsStopped
 stop_tapes: Callable[[], None] = pywrap_tfe.TFE_Py_TapeSetStopOnThread
 restart_tapes: Callable[[], None] = pywrap_tfe.TFE_Py_TapeSetRestartOnThread
 
-#: Makes a function what every tape calls for the gradient of an op.
+#: Sets the function that every tape calls for the gradient of an op.
 register_gradient_function: Callable[..., None] = pywrap_tfe.TFE_Py_RegisterGradientFunction
-#: Makes a function what every forward accumulator calls for the tangents of an op.
+#: Sets the function that every forward accumulator calls for the tangents of an op.
 register_jvp_function: Callable[..., None] = pywrap_tfe.TFE_Py_RegisterJVPFunction
 
 
 def executes_eagerly() -> bool:
-    """Return True if the calling thread executes operators one by one and builds no graph."""
-    # As the generated wrappers of ops find it out: this runs at every call of a layer.
+    """Return True if the calling thread executes operators eagerly instead of building a graph."""
+    # The same test as in the generated op wrappers, as it is fast: it runs at every layer call.
     found = context._context or context.context()
     return bool(found._thread_local_data.is_eager)
 
 
 def is_initialized() -> bool:
-    """Return True if the runtime has started, so that trying something would not start it."""
+    """Return True if the runtime has started, so that a test would not start it."""
     return context._context is not None and context._context._initialized
