@@ -1,14 +1,14 @@
-/* What stands for `execute.execute`, to which ops fall back. */
+/* The replacement of `execute.execute`, to which ops fall back. */
 #include "frames.h"
 #include "interceptor.h"
 
-/* The record of the op that fell back last, if it is the one that is executed. New, or NULL. */
+/* Return the record of the op that fell back last, if this op is executed now. New, or NULL. */
 static PyObject* taken(Interceptor* self, PyObject* handed, PyObject* op_name) {
     Py_ssize_t count = PyList_GET_SIZE(handed);
     if (count == 0 || !PyBytes_CheckExact(op_name)) return NULL;
     PyObject* call = PyList_GET_ITEM(handed, count - 1);
     PyObject* record = PyTuple_GET_ITEM(call, 2);
-    /* The op's own function, which called the one for its fallback. */
+    /* The frame of the op's generated wrapper, which called its fallback function. */
     Frame* frame = innermost();
     if (frame != NULL) frame = back(frame);
     if (frame == NULL || object_of(frame) == NULL || !IS(record, record) ||
@@ -22,7 +22,7 @@ static PyObject* taken(Interceptor* self, PyObject* handed, PyObject* op_name) {
     return record;
 }
 
-/* An argument of `execute`, by position or by name. Borrowed, or NULL. */
+/* Return an argument of `execute`, given by position or by name. Borrowed, or NULL. */
 static PyObject* argument(
     PyObject* const* args, Py_ssize_t count, PyObject* keywords, Py_ssize_t position, PyObject* name
 ) {
@@ -34,7 +34,7 @@ static PyObject* argument(
     return NULL;
 }
 
-/* Whether what executes an op asks afterwards whether to record it: `intercept._asks`. */
+/* Return true if the caller will ask whether to record the op: `intercept._asks`. */
 static int asks(void) {
     Frame* caller = innermost();
     PyObject* called = caller == NULL ? NULL : code_of(caller)->co_names;
@@ -45,7 +45,7 @@ static int asks(void) {
     return 0;
 }
 
-/* Tell the tapes of an execution, and which record it is of: `originals.record_gradient`. */
+/* Record an execution on the tapes, with its record attached: `originals.record_gradient`. */
 static int tell_tapes(
     Interceptor* self, PyObject* record, PyObject* inputs, PyObject* attrs, PyObject* outputs
 ) {
@@ -64,7 +64,7 @@ static int tell_tapes(
     return set_state(self, names.told, Py_True);
 }
 
-/* Called with op_name, num_outputs, inputs, attrs, ctx, name; from the third on by name or not. */
+/* Arguments: op_name, num_outputs, inputs, attrs, ctx, name; the last four possibly by name. */
 PyObject* interceptor_execute(
     PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* keywords
 ) {

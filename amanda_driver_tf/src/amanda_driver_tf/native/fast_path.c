@@ -1,7 +1,7 @@
-/* What stands for `TFE_Py_FastPathExecute`, through which every op comes first. */
+/* The replacement of `TFE_Py_FastPathExecute`, which every op calls first. */
 #include "interceptor.h"
 
-/* As in `intercept`: how many ops that fell back wait at most. */
+/* As in `intercept`: how many ops that fell back are kept at most. */
 #define HANDED 8
 
 static PyObject* call_original(
@@ -23,7 +23,7 @@ static PyObject* call_original(
     return result;
 }
 
-/* Let `execute` know what it is about to be called for: `intercept._hand_over`. */
+/* Store the op that falls back, for the call of `execute` that follows: `intercept._hand_over`. */
 static int hand_over(Interceptor* self, PyObject* op_type, int kind, PyObject* record) {
     int failed = -1;
     PyObject* handed = get_state(self, names.handed);
@@ -31,7 +31,7 @@ static int hand_over(Interceptor* self, PyObject* op_type, int kind, PyObject* r
     PyObject* frame = (PyObject*)PyEval_GetFrame();
     if (handed == NULL || execute == NULL) goto done;
     if (frame == NULL) {
-        failed = 0; /* C called, so there is no fallback. */
+        failed = 0; /* Called from C, so there is no fallback. */
     } else if (
         kind == PLAIN && PyCFunction_CheckExact(execute) &&
         PyCFunction_GET_SELF(execute) == (PyObject*)self && PyList_CheckExact(handed) &&
@@ -74,7 +74,7 @@ static PyObject* execute_idle(
     return result;
 }
 
-/* Called with ctx, op_name, name, *args. */
+/* Arguments: ctx, op_name, name, *args. */
 PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssize_t count) {
     Interceptor* self = (Interceptor*)object;
     PyObject *result = NULL, *activation = NULL, *op_type = NULL, *record = NULL, *passed = NULL;
@@ -106,7 +106,7 @@ PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssiz
         PyErr_Occurred()) {
         goto otherwise;
     }
-    /* From here on it is decided. */
+    /* From here on the state is changed, so Python must not see the op again. */
     if (passed != NULL && PyDict_SetItem(SLOT(activation, activation, counts),
                                          SLOT(record, record, group), passed) < 0) {
         goto done;

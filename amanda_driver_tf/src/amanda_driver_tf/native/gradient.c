@@ -1,20 +1,20 @@
-/* What stands for `backprop._gradient_function`, by which tapes compute the gradient of an op. */
+/* The replacement of `backprop._gradient_function`, which tapes call for an op's gradient. */
 #include "interceptor.h"
 
-/* Positions of what it is called with. */
+/* Positions of arguments. */
 enum { ATTRS = 1, SKIP = 6 };
 
-/* The record that an op told its tapes: `backward._partner`. Borrowed, or NULL. */
+/* Return the record stored on the tape with an op: `backward._partner`. Borrowed, or NULL. */
 static PyObject* partner(Interceptor* self, PyObject* attrs) {
-    /* From the end, where it stands if TensorFlow adds nothing: by identity, attributes are costly
-     * to compare. */
+    /* From the end, where it is unless TensorFlow appends something. By identity, since comparing
+     * attributes is expensive. */
     for (Py_ssize_t index = PyTuple_GET_SIZE(attrs) - 2; index >= 0; index -= 2) {
         if (PyTuple_GET_ITEM(attrs, index) == self->pair) return PyTuple_GET_ITEM(attrs, index + 1);
     }
     return NULL;
 }
 
-/* Whether nothing is to be done in the gradient of an op: `backward._is_settled`. */
+/* Return true if the gradient of an op has no actions: `backward._is_settled`. */
 static int is_settled(Interceptor* self, PyObject* place, PyObject* record, PyObject* skip) {
     AmandaSwitches* switches = switches_of(self, &self->owner, SLOT(place, place, control));
     PyObject* session = SLOT(place, place, session);
@@ -31,7 +31,7 @@ static int is_settled(Interceptor* self, PyObject* place, PyObject* record, PyOb
     return settled;
 }
 
-/* Note on a gradient whose it is: 1 if it can bear that, 0 if not, -1 on an error. */
+/* Store the record on a gradient: 1 if that was possible, 0 if not, -1 on an error. */
 static int mark_one(PyObject* result, PyObject* record) {
     if (result == Py_None) return 1;
     PyObject* source = PyObject_GetAttr(result, names._amanda_source);
@@ -39,7 +39,7 @@ static int mark_one(PyObject* result, PyObject* record) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
         PyErr_Clear();
     }
-    /* A gradient may be a tensor that stands for a variable's value. */
+    /* The gradient may be a tensor marked as the value of a variable. */
     int kept = source != NULL && PyLong_CheckExact(source);
     Py_XDECREF(source);
     if (kept || PyObject_SetAttr(result, names._amanda_source, record) == 0) return 1;
@@ -48,7 +48,7 @@ static int mark_one(PyObject* result, PyObject* record) {
     return 0;
 }
 
-/* `taped.mark`; -1 on an error. */
+/* Store the record on all gradients: `taped.mark`. -1 on an error. */
 static int mark(PyObject* results, PyObject* record) {
     if (!PyList_Check(results) && !PyTuple_Check(results)) {
         return mark_one(results, record) < 0 ? -1 : 0;

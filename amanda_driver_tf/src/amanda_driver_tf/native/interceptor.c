@@ -1,4 +1,4 @@
-/* The type `Interceptor`, and what its methods share. */
+/* The type `Interceptor`, and functions shared by its methods. */
 #include "interceptor.h"
 
 #include <structmember.h>
@@ -11,14 +11,14 @@ int equal(PyObject* left, PyObject* right) {
     return left != NULL && right != NULL && PyObject_RichCompareBool(left, right, Py_EQ) == 1;
 }
 
-/* Whether a value, which is released, is there and true; an error counts as yes. */
+/* Release a value; return false only if it exists and is false. */
 static int is_true(PyObject* value) {
     int result = value == NULL ? 1 : PyObject_IsTrue(value);
     Py_XDECREF(value);
     return result != 0;
 }
 
-/* Whether a routine of a tool runs in this thread, which may have borrowed its control. */
+/* Return true if a tool's routine runs in this thread, possibly with another thread's control. */
 static int is_in_routine(Interceptor* self) {
     PyObject* control = get_control(self);
     AmandaSwitches* switches = switches_of(self, &self->own, control);
@@ -69,7 +69,7 @@ PyObject* extended(PyObject* items, PyObject* name, PyObject* value) {
     return result;
 }
 
-/* Offset of a slot of a Python class, or -1 with an exception set. */
+/* Return the offset of a slot of a Python class, or -1 with an exception set. */
 static Py_ssize_t slot_of(PyObject* class, const char* name) {
     PyObject* slot = PyObject_GetAttrString(class, name);
     if (slot == NULL) return -1;
@@ -100,7 +100,7 @@ static PyObject* interceptor_new(PyTypeObject* type, PyObject* args, PyObject* k
     );
 #undef FORMAT
 #undef TARGET
-    /* What was parsed is borrowed, also where it failed. */
+    /* The parsed references are borrowed, even if parsing failed. */
 #define KEEP(name) Py_XINCREF(self->name);
     HELD(KEEP)
 #undef KEEP
@@ -149,11 +149,11 @@ static void interceptor_dealloc(Interceptor* self) {
 
 static PyMethodDef interceptor_methods[] = {
     {"fast_path", (PyCFunction)(void (*)(void))interceptor_fast_path, METH_FASTCALL,
-     "Stands for TFE_Py_FastPathExecute."},
+     "Replaces TFE_Py_FastPathExecute."},
     {"execute", (PyCFunction)(void (*)(void))interceptor_execute, METH_FASTCALL | METH_KEYWORDS,
-     "Stands for execute.execute."},
+     "Replaces execute.execute."},
     {"gradient_function", (PyCFunction)(void (*)(void))interceptor_gradient_function,
-     METH_FASTCALL, "Stands for backprop._gradient_function."},
+     METH_FASTCALL, "Replaces backprop._gradient_function."},
     {NULL, NULL, 0, NULL},
 };
 

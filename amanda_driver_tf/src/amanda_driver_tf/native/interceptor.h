@@ -1,10 +1,9 @@
-/* `Interceptor`: what of the interception of eager ops is done without Python.
+/* `Interceptor`: the part of the interception of eager ops that does not need Python.
  *
- * Its methods stand for the two functions through which every op goes, and for the one that tapes
- * call for the gradient of an op. They let an op pass that runs where it ran last time, after the
- * op that it followed then, and that nobody asks anything of. All else is left to the functions of
- * the same names in `_eager/intercept.py` and `_eager/backward.py`, to which they turn before they
- * have changed anything.
+ * Its methods replace the two functions that every op calls, and the one that tapes call for the
+ * gradient of an op. An op is executed at once if it follows the same op from the same call site
+ * as last time and has no actions. Otherwise the methods call the functions of the same names in
+ * `_eager/intercept.py` and `_eager/backward.py`, before they have changed any state.
  */
 #ifndef AMANDA_INTERCEPTOR_H
 #define AMANDA_INTERCEPTOR_H
@@ -14,25 +13,25 @@
 
 #include "amanda_switches.h"
 
-/* What an instance is given, by keyword. */
+/* The keyword arguments of the constructor. */
 #define HELD(X) \
-    X(fast_path)      /* what the methods stand for */ \
+    X(fast_path)      /* the original functions */ \
     X(execute) \
     X(slow_fast_path) /* intercept.fast_path and ... */ \
     X(slow_execute)   /* ... intercept.execute_op */ \
-    X(gradient_function) /* a third one that is stood for, and ... */ \
+    X(gradient_function) /* a third original, and ... */ \
     X(slow_gradient_function) /* ... backward.gradient_function */ \
-    X(fell_back)      /* told of an op that the original does not execute */ \
-    X(fallback)       /* the exception that says so */ \
-    X(module)         /* where `execute` stands */ \
-    X(no_tape)        /* whether no tape records */ \
-    X(recorded)       /* whether a tape records what is done with any of some tensors */ \
-    X(pair)           /* name of the attribute by which a tape knows the record */ \
+    X(fell_back)      /* called with an op that falls back */ \
+    X(fallback)       /* the exception raised by an op that falls back */ \
+    X(module)         /* the module of `execute` */ \
+    X(no_tape)        /* returns whether no tape records */ \
+    X(recorded)       /* returns whether a tape tracks any of some tensors */ \
+    X(pair)           /* name of the attribute that holds the record on a tape */ \
     X(op_type_of)     /* name -> OpType */ \
     X(handle_of)      /* a variable -> its handle */ \
     X(state)          /* STATE */ \
     X(thread)         /* THREAD */ \
-    X(tensor)         /* the classes from here on */ \
+    X(tensor)         /* from here on, classes */ \
     X(call_site) \
     X(place) \
     X(forward) \
@@ -60,7 +59,7 @@
     X(inputs) X(must_record_gradient) X(program) X(quiet) X(record_gradient) X(records) X(sites) \
     X(told) X(wants_backward)
 
-/* A `Control` whose switches were read last. */
+/* The switches of one `Control`, cached. */
 typedef struct {
     PyObject* control;
     AmandaSwitches* switches;
@@ -75,11 +74,11 @@ typedef struct {
 #define FIELD(class, name) Py_ssize_t class##_##name;
     SLOTS(FIELD)
 #undef FIELD
-    /* `thread_values`: the number of the thread that asked last, and its dictionaries. */
+    /* For `thread_values.c`: the id of the last thread, and its dictionaries. */
     uint64_t thread_number;
     PyObject* state_values;
     PyObject* thread_values;
-    /* Of the thread that applied the tools, and of the one that asked last. */
+    /* The switches of the thread that applied the tools, and of the last thread. */
     LastSwitches owner, own;
 } Interceptor;
 
@@ -89,14 +88,14 @@ typedef struct {
 #undef FIELD
 } Names;
 
-/* Interned. */
+/* Interned strings. */
 extern Names names;
 
-/* Borrowed. */
+/* A slot's value, borrowed. */
 #define SLOT(object, class, name) (*(PyObject**)((char*)(object) + self->class##_##name))
 #define IS(object, class) ((object) != NULL && Py_TYPE(object) == (PyTypeObject*)self->class)
 
-enum { PLAIN, READ }; /* As in `op_types`: kinds whose outputs need no more noted than a token. */
+enum { PLAIN, READ }; /* As in `op_types`: kinds whose outputs need at most a token. */
 
 /* The methods. */
 PyObject* interceptor_fast_path(PyObject* object, PyObject* const* args, Py_ssize_t count);
@@ -107,55 +106,55 @@ PyObject* interceptor_gradient_function(
     PyObject* object, PyObject* const* args, Py_ssize_t count
 );
 
-/* Whether ops of the forward program of a session are to be seen now at `place`. */
+/* Return true if forward ops are instrumented now at `place`. */
 int is_watching(Interceptor* self, PyObject* place);
 
-/* An attribute of STATE in the calling thread. New, or NULL with an exception set. */
+/* Return an attribute of STATE in the calling thread. New, or NULL with an exception set. */
 PyObject* get_state(Interceptor* self, PyObject* name);
 int set_state(Interceptor* self, PyObject* name, PyObject* value);
 
-/* The switches of the calling thread: `THREAD.control`. New, or NULL with an exception set. */
+/* Return `THREAD.control` of the calling thread. New, or NULL with an exception set. */
 PyObject* get_control(Interceptor* self);
 
-/* The switches of a control, which `last` keeps at hand; NULL, perhaps with an exception set, if
- * there are none. */
+/* Return the switches of a control, cached in `last`; NULL, perhaps with an exception set, if there
+ * are none. */
 AmandaSwitches* switches_of(Interceptor* self, LastSwitches* last, PyObject* control);
 void forget_switches(LastSwitches* last);
 
-/* What is to be done when an op executes. */
+/* What has to happen when an op executes. */
 typedef enum {
-    BUSY,    /* something */
-    UNKNOWN, /* nothing but what its gradient may ask for */
-    SETTLED, /* nothing, and nothing in its gradient, which tapes are to know as the record's */
-    ALONE,   /* nothing, and nobody asks about its gradient */
+    BUSY,    /* it has actions */
+    UNKNOWN, /* it has no actions, but its gradient may have some */
+    SETTLED, /* no actions, nor in its gradient; tapes must store its record */
+    ALONE,   /* no actions, and its gradient is not watched */
 } Idleness;
 
 Idleness idleness(Interceptor* self, PyObject* place, PyObject* record);
 
-/* Whether an op with an unknown gradient needs nothing more than tapes that know its record:
- * `intercept._may_wait`, where that would say so without counting. */
+/* Return true if an op with an unknown gradient only needs its record stored on the tapes:
+ * `intercept._may_wait`, in the cases where that does not count executions. */
 int may_wait(
     Interceptor* self, PyObject* place, PyObject* record, PyObject* op_type,
     PyObject* const* args, Py_ssize_t count
 );
 
-/* Whether two objects are equal; either may be NULL. */
+/* Return true if two objects are equal; either may be NULL. */
 int equal(PyObject* left, PyObject* right);
 
-/* Whether a value is of a type that holds no variable: `sites._NO_VARIABLES`. */
+/* Return true if a value's type cannot contain a variable: `sites._NO_VARIABLES`. */
 int holds_no_variable(PyObject* value);
 
-/* The items of a tuple (or None) and after them two more. New. */
+/* Return the items of a tuple (or None) followed by two more. New. */
 PyObject* extended(PyObject* items, PyObject* name, PyObject* value);
 
-/* The record of an op of the forward program: `Forward.locate`. New, or NULL where that is to find
- * it; the count that its group gets is put in `passed` where there are counts. */
+/* Return the record of a forward op: `Forward.locate`. New, or NULL if Python has to find it. If ops
+ * are counted, `passed` is set to the new count of the record's group. */
 PyObject* located(
     Interceptor* self, PyObject* place, PyObject* activation, PyObject* op_type,
     PyObject* const* args, Py_ssize_t count, PyObject** passed
 );
 
-/* The record of a read of a variable: `Sites.read`. New, or NULL likewise. */
+/* Return the record of a variable's read: `Sites.read`. New, or NULL if Python has to find it. */
 PyObject* read_of(
     Interceptor* self, PyObject* place, PyObject* activation, PyObject* op_type,
     PyObject* const* args, Py_ssize_t count

@@ -13,7 +13,7 @@ static PyModuleDef_Slot slots[] = {
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "amanda_driver_tf._native",
-    .m_doc = "Lets eager ops that no tool asks anything of pass without running Python.",
+    .m_doc = "Executes eager ops that need no tool without running Python.",
     .m_slots = slots,
 };
 

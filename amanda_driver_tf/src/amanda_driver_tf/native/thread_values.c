@@ -1,12 +1,11 @@
-/* What the calling thread keeps in `STATE` and `THREAD`, without asking `threading.local` again, and
- * its switches.
+/* Fast access to the thread-local objects `STATE` and `THREAD`, and to a thread's switches.
  *
- * Such an object finds the dictionary of the thread at each access, which took as long as all else
- * at an op; here the dictionaries of the thread that asked last are at hand.
+ * `threading.local` looks up the thread's dictionary at each access, which took as long as
+ * everything else at an op. Here the dictionaries of the last thread are cached.
  */
 #include "interceptor.h"
 
-/* Numbers of threads are never used again; 0 is none's. -1 with an exception set on an error. */
+/* Ids of threads are never reused, and never 0. Returns -1 with an exception set on an error. */
 static int take_dictionaries(Interceptor* self) {
     uint64_t thread = PyThreadState_GetID(PyThreadState_Get());
     if (self->thread_number == thread) return 0;

@@ -1,10 +1,10 @@
-/* Whether an op whose gradient nobody has asked for yet may pass: `intercept._may_wait`. */
+/* Whether an op may skip Python though its gradient is not known yet: `intercept._may_wait`. */
 #include "interceptor.h"
 
-/* As in `intercept`: after how often an op on a tape is one whose gradient is looked into. */
+/* As in `intercept`: after how many recorded executions the gradient of an op is analysed. */
 #define WAITED 2
 
-/* Whether an argument holds a variable, and append the tensors among it; -1 on an error. */
+/* Append the tensors in an argument; return 1 if it contains a variable, -1 on an error. */
 static int collect(Interceptor* self, PyObject* value, PyObject* tensors) {
     if (IS(value, tensor)) return PyList_Append(tensors, value);
     if (PyList_CheckExact(value) || PyTuple_CheckExact(value)) {
@@ -25,7 +25,7 @@ static int collect(Interceptor* self, PyObject* value, PyObject* tensors) {
     return holds;
 }
 
-/* Whether a tape records a call: `intercept._is_recorded`. An error counts as yes. */
+/* Return true if a tape records a call, or on an error: `intercept._is_recorded`. */
 static int is_recorded(
     Interceptor* self, PyObject* op_type, PyObject* const* args, Py_ssize_t count
 ) {
@@ -44,7 +44,7 @@ static int is_recorded(
     return found != 0;
 }
 
-/* Whether something was to be done in the gradient. */
+/* Return true if the gradient has actions in this epoch. */
 static int is_planned(Interceptor* self, PyObject* record, PyObject* epoch) {
     PyObject* children = SLOT(record, record, children);
     PyObject *key, *child;
@@ -62,7 +62,7 @@ int may_wait(
 ) {
     if (!is_recorded(self, op_type, args, count)) return 1;
     long waited = PyLong_AsLong(SLOT(record, record, waited));
-    if (waited < WAITED) return 0; /* It is counted in Python. */
+    if (waited < WAITED) return 0; /* Python counts the executions. */
     PyObject* epoch = PyObject_GetAttr(SLOT(place, forward, session), names.epoch);
     int planned = epoch == NULL || is_planned(self, record, epoch);
     Py_XDECREF(epoch);
