@@ -1,6 +1,6 @@
-"""PyTorch's driver: makes operators of PyTorch speak Amanda's language.
+"""Amanda's driver for PyTorch.
 
-Found through the entry point ``amanda.drivers``; users need import nothing from here.
+It is found through the entry point ``amanda.drivers``. Users need not import anything from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 
 def interceptor() -> Diagnosis:
-    """Which interceptor is used, why, and what it cannot see; imports torch.
+    """Return the interceptor in use, why it was chosen, and what it cannot see; imports torch.
 
     >>> import amanda_driver_torch
     >>> amanda_driver_torch.interceptor().name in ("native", "function_mode")

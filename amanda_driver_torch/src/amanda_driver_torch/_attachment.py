@@ -1,7 +1,7 @@
-"""`TorchAttachment`: this driver's hold on torch for one session.
+"""`TorchAttachment`: attaches one session to PyTorch.
 
-Owns the parts (sites, execution, backward program, interceptor, patches), their start and their
-end, and the calls of modules. What is done to an operator, `_execution` says.
+Owns the start and end of the driver's parts (sites, execution, backward program, interceptor,
+patches), and the calls of modules. `_execution` decides what happens at an operator.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["NAMESPACE", "TorchAttachment"]
 
 NAMESPACE = f"pytorch/{torch.__version__.partition('+')[0]}/eager"
 
-# torch's C bindings of these turn a TypeError into NotImplemented, also a routine's own.
+# torch's C bindings of these turn any TypeError into NotImplemented, even a routine's own.
 _BINARY = frozenset(
     {"add", "sub", "rsub", "mul", "div", "matmul", "pow", "remainder", "floor_divide", "fmod"}
     | {"bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"}
@@ -52,13 +52,13 @@ _BINARY = frozenset(
 
 
 class TorchAttachment:
-    """Instruments the operators of one thread, and their backward ops wherever they run.
+    """Instruments the operators of one thread, and their backward ops in any thread.
 
     Attributes:
         session: The session.
         scopes: The modules that have been called.
         backward: The backward program.
-        watch: The extension's side of the interceptor, or None.
+        watch: The native extension's part of the interceptor, or None.
     """
 
     facts = FACTS
@@ -78,7 +78,7 @@ class TorchAttachment:
             self._drop,
         )
         self.backward = Backward(session, Leaves(self.scopes, labels), NAMESPACE)
-        #: What observers did not see -> why.
+        #: What observers did not see -> the reason.
         self._unseen: dict[str, str] = session.persistent("pytorch.unseen", dict)
         self._execution = Execution(
             session, self.backward, _constant_in(self.scopes), self._unseen.__setitem__
@@ -88,7 +88,7 @@ class TorchAttachment:
         self._attached = False
 
     def _choose(self) -> Interceptor:
-        """Return the interceptor that is asked for, or the best one there is."""
+        """Return the requested interceptor, or the best available one."""
         if INTERCEPTORS.choice().name == NATIVE:
             from amanda_driver_torch._entry.native_interceptor import NativeInterceptor
 
@@ -119,19 +119,19 @@ class TorchAttachment:
             self._sites.clear()
 
     def coverage(self) -> Sequence[Blind]:
-        """Return what is not seen, and why."""
+        """Return what is not instrumented, and why."""
         return [
             *self._interceptor.coverage(),
             Blind("torch.func transforms", "values are wrapped and have no graph to edit"),
             Blind(
-                "tracing, scripting, export, FakeTensor modes", "they run the model on stand-ins"
+                "tracing, scripting, export, FakeTensor modes", "they run the model on fake tensors"
             ),
             Blind("compiled callables", "they run eagerly while tools are applied"),
             Blind("Triton kernels, torch.cuda.jiterator", "they bypass torch's operators"),
-            Blind("threads other than the one that entered `apply`", "they run vanilla"),
+            Blind("threads other than the one that entered `apply`", "they run without tools"),
             Blind(
                 "gradients of gradients in the first backward pass with create_graph",
-                "ops that were found to need nothing before are looked at from the next pass on",
+                "ops found to need no tool before are analysed again from the next pass on",
             ),
             *(Blind(name, "not known to be an operator") for name in unknown_bindings()),
             *(Blind(what, why) for what, why in self._unseen.items()),
@@ -143,7 +143,7 @@ class TorchAttachment:
         return self._execution.edits
 
     def watching(self) -> bool:
-        """Return True if an operator that this thread calls now is to be instrumented."""
+        """Return True if operators that this thread calls now are instrumented."""
         return (
             STATE.attachment is self
             and not STATE.quiet
@@ -156,7 +156,7 @@ class TorchAttachment:
     def execute(
         self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """One call of an operator, seen by the interceptor."""
+        """Execute one call of an operator."""
         if self._looks_away(args, kwargs):
             return call(*args, **kwargs)
         try:
@@ -169,7 +169,9 @@ class TorchAttachment:
         return self._run(record, operator, call, args, kwargs)
 
     def _look_away_after(self, error: Exception, op_type: str) -> None:
-        """Let an operator run plain whose site the driver failed to find, if that is wanted."""
+        """Raise an error of the driver at an operator, or report it so that the operator can run
+        plainly.
+        """
         failures = self.session.failures
         if not failures.is_drivers(error):
             raise error
@@ -183,13 +185,15 @@ class TorchAttachment:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """One call of an operator whose record the native interceptor has found."""
+        """Execute one call of an operator whose record the native interceptor has found."""
         if self._looks_away(args, kwargs):
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
 
     def resolve(self, op_type: str, scope: Scope | None, frames: Any, *call: Any) -> Any:
-        """The record of an op that the native interceptor does not know; None to look away."""
+        """Return the record of an op that the native interceptor does not know; None to ignore the
+        op.
+        """
         if self._looks_away(call[0], call[1]):
             return None
         try:
@@ -225,7 +229,7 @@ class TorchAttachment:
         """Return True if torch turns a TypeError in this call into NotImplemented."""
         if self._interceptor.hides_type_errors and operator.op_type.removesuffix("_") in _BINARY:
             return True
-        # Its reflected operators are Python functions under a decorator that does so.
+        # torch's reflected operators are Python functions whose decorator does so.
         return record.caller == TENSOR_METHODS
 
     def execute_python(
@@ -236,13 +240,13 @@ class TorchAttachment:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """One call of an operator written in Python or as a script."""
-        # A module called in its body lifts this: then the operator was a container.
+        """Execute one call of an operator written in Python or as a script."""
+        # A module called in its body ends this: the operator is then treated as a container.
         with opaquely(), laid_aside():
             return self.execute(Operator(raw, raw, name), in_users_modes(call), args, kwargs)
 
     def watch_second_order(self) -> None:
-        """Look at the gradients of gradients, too, from now on."""
+        """Analyse gradients of gradients, too, from now on."""
         self.backward.second_order = True
         if self.watch is not None:
             self.watch.second_order = True
@@ -256,7 +260,7 @@ class TorchAttachment:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """One call of a module: its scope is entered and left."""
+        """Call a module inside its scope."""
         activations = STATE.activations
         scope = self.enter_module(module, activations[-1] if activations else None)
         activation = self._interceptor.activation(scope)
@@ -285,13 +289,13 @@ class TorchAttachment:
             raise
         finally:
             if activations and activations[-1] is activation:
-                activations.pop()  # Unless the tools were taken back inside the call.
+                activations.pop()  # Unless the tools were removed inside the call.
             STATE.opaque, STATE.recomputing = opaque, recomputing
             if session.watches_scopes:
                 session.leave_scope(path)
 
     def enter_module(self, module: nn.Module, parent: Activation | None) -> Scope:
-        """The scope of a module that is called inside `parent`."""
+        """Return the scope of a module called inside `parent`."""
         outer = parent.scope if parent is not None else None
         scope = self.scopes.enter(module, outer, STATE.backward > 0)
         if self.scopes.dead:
@@ -301,20 +305,20 @@ class TorchAttachment:
     def trace_module(
         self, module: nn.Module, parent: Activation | None
     ) -> tuple[Scope, list[tuple[nn.Module, str]]]:
-        """The scope of a module, and what it depends on; for the native interceptor."""
+        """Return the scope of a module and what it depends on, for the native interceptor."""
         scope = self.enter_module(module, parent)
         outer = parent.scope if parent is not None else None
         return scope, self.scopes.holders(module, scope, outer)
 
     def module_failed(self, error: BaseException) -> None:
-        """An exception is leaving a module's call."""
-        # A routine's TypeError that became "unsupported operand" on its way comes out again.
+        """Raise a routine's pending exception instead of `error`, which leaves a module's call."""
+        # torch may have turned a routine's TypeError into "unsupported operand".
         self.session.raised(error)
         self.session.raise_pending()
 
     @contextmanager
     def resumed(self, activations: list[Activation]) -> Iterator[None]:
-        """Extent of a recomputation, on whatever thread: as it was in the first run."""
+        """Restore the state of the first run during a recomputation, on whatever thread it runs."""
         control = self.session.control
         before = (
             STATE.attachment,
@@ -343,7 +347,7 @@ class TorchAttachment:
                 self.session.forget(context)
 
     def _sweep(self) -> None:
-        """Forget what belongs to models that are gone, and to paths that got another module."""
+        """Forget contexts of models that are gone, and of paths that got another module."""
         dead = set(self.scopes.take_dead())
 
         def gone(key: Any) -> bool:
@@ -359,12 +363,14 @@ class TorchAttachment:
         self.scopes.free(root for root, path in dead if path is None)
 
 
-# The native interceptor calls it without the frame of a replaced `Module.__call__`.
+# The native interceptor calls it without a frame of the replaced `Module.__call__`.
 BOUNDARY.add(TorchAttachment.call_module.__code__)
 
 
 def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
-    """Maps an input to itself if it is a parameter, a buffer or no tensor; else to None."""
+    """Return a function that maps parameters, buffers and non-tensors to themselves, other inputs
+    to None.
+    """
 
     def constant(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, nn.Parameter):
@@ -379,7 +385,7 @@ def _constant_in(scopes: Scopes) -> Callable[[Any], Any]:
 
 
 def _place_of(key: Any) -> tuple[str | None, str | None]:
-    """Root and module path in the key of an op, or of the leaf of a gradient accumulation."""
+    """Return the root and module path in the key of an op or of a leaf's gradient accumulation."""
     if key[0] == "op":
         return key[1], key[2]
     if key[0] == "accumulate" and key[1][0] == "parameter":
@@ -388,7 +394,7 @@ def _place_of(key: Any) -> tuple[str | None, str | None]:
 
 
 def _detach_in_child() -> None:
-    # A forked process, such as a worker that loads data, runs vanilla.
+    # A forked process, such as a data loader's worker, runs without tools.
     if STATE.attachment is not None:
         STATE.attachment.detach()
 

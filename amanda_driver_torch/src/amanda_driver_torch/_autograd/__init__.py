@@ -1,1 +1,1 @@
-"""Gradients: nodes of autograd graphs, hooks on them, edited values in graphs."""
+"""Gradients: nodes of autograd graphs, hooks on them, and edited values in graphs."""

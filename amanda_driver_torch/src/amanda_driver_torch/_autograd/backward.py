@@ -1,10 +1,10 @@
-"""Raw backward ops: every node that a forward op made, and the accumulation into leaves.
+"""Raw backward ops: the nodes that forward ops made, and the accumulation into leaves.
 
-Owns the hooks on nodes and which record each of them has. The hooks hold their record weakly and no
-tensor: a context that holds tensors, referred to from a C++ node, would leak for ever.
+Owns the hooks on nodes, and the record of each node. Hooks hold their record weakly and hold no
+tensor, since a context with tensors that a C++ node refers to would leak for ever.
 
-A hook is set where the forward op ran, finds its context when its node runs first, passes gradients
-through the plan, and is removed with the last tool that planned something there.
+A hook is set when the forward op runs. When its node first runs, it finds its context. It passes
+gradients through the plan, and is removed with the last tool that planned something there.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from amanda_driver_torch._torch.internals import current_node
 
 __all__ = ["Backward", "unchanged"]
 
-# Key in the metadata of a leaf's node; the value tells which attachment hooked it.
+# Key in the metadata of a leaf's node; the value tells which attachment has hooked the node.
 _MARK = "amanda"
 
-# With this the modules of all hooks begin that the driver registers.
+# Prefix of the modules of all hooks that the driver registers.
 _OWN = f"{__name__.partition('.')[0]}._"
 
 
@@ -48,25 +48,25 @@ class Backward:
         self._names = leaves
         self._namespace = namespace
         self._leaves: dict[Hashable, tuple[Ref, NodeRecord]] = {}
-        #: Execution -> the plan of gradients that it was made with. Hooks hold the token and
-        #: neither the plan nor its tool, whose outputs may lead back to the hooked node.
+        #: Execution -> its plan of gradients. Hooks hold the token, but neither the plan nor its
+        #: tool, which may hold outputs that lead back to the hooked node.
         self._plans: weakref.WeakKeyDictionary[Token, Plan] = weakref.WeakKeyDictionary()
-        #: Hooked node -> its record, which may be gone from the op's otherwise.
+        #: Hooked node -> its record, which the op's record may have dropped.
         self._records: weakref.WeakKeyDictionary[Token, NodeRecord] = weakref.WeakKeyDictionary()
-        #: What stands for a forward op in hooks that hook its nodes later -> the records of these
-        #: nodes and its context; see `pending_hooks`.
+        #: Forward op whose nodes are hooked later -> the records of these nodes, and its context;
+        #: see `pending_hooks`.
         self.pending: weakref.WeakKeyDictionary[Token, tuple[dict[Any, NodeRecord], OpContext]] = (
             weakref.WeakKeyDictionary()
         )
-        #: Epoch -> the tools of then, as far as they live.
+        #: Epoch -> the tools that were applied in it, if they still exist.
         self._tools: dict[int, tuple[weakref.ref[Tool], ...]] = {}
-        #: Handles of the hooks on leaves, and what takes our mark out of the node's metadata. They
-        #: hold neither the node nor its metadata, in which users keep objects of their own.
+        #: Handles of the hooks on leaves, with functions that remove our mark from the node's
+        #: metadata. They hold neither the node nor its metadata, which may hold users' objects.
         self._hooks: list[tuple[Any, weakref.ref[Callable[[], object]]]] = []
         self._hooks_limit = 64
-        #: Set by the first backward pass that is itself differentiated.
+        #: Whether a backward pass was itself differentiated so far.
         self.second_order = False
-        #: Node that ran -> records of the nodes that it made.
+        #: Node that ran -> records of the nodes that it made (gradients of gradients).
         self._second_order: weakref.WeakKeyDictionary[NodeRecord, dict[Any, NodeRecord]] = (
             weakref.WeakKeyDictionary()
         )
@@ -78,22 +78,22 @@ class Backward:
         return token
 
     def renew(self, token: Token, plan: Plan) -> None:
-        """Keep another plan under a token, before its graph is used."""
+        """Replace the plan kept under a token, before its graph is used."""
         self._plans[token] = plan
 
     def plan_of(self, token: Token) -> Plan | None:
-        """The plan kept under a token; None once the tools were left."""
+        """Return the plan kept under a token; None once `apply` has ended."""
         return self._plans.get(token)
 
     def still_applied(self, step: Step) -> bool:
-        """Return True if the tool of a step is applied; warns once where it was left too early."""
+        """Return True if the tool of a step is still applied; otherwise warn once."""
         if any(step.action.tool is tool for tool in self.session.tools):
             return True
         self.lifetime.warn()
         return False
 
     def epoch(self) -> int:
-        """The present epoch, whose tools will be missed if they are left before backward."""
+        """Return the current epoch, and remember its tools for `miss`."""
         epoch = self.session.epoch
         if epoch not in self._tools:
             if len(self._tools) > 64:
@@ -102,7 +102,7 @@ class Backward:
         return epoch
 
     def miss(self, epoch: int) -> None:
-        """Warn once if tools of `epoch` that analyse backward ops were left since."""
+        """Warn once if tools of `epoch` that analyse backward ops are no longer applied."""
         if epoch == self.session.epoch:
             return
         for reference in self._tools.get(epoch, ()):
@@ -127,10 +127,10 @@ class Backward:
             forward: Context of the forward op.
             tensors: Its outputs, and arguments that it wrote.
             start: Sequence number before it ran.
-            prefix: Tells generations apart (gradients of gradients).
+            prefix: Distinguishes orders of differentiation (gradients of gradients).
 
         Returns:
-            Whether nothing is left to do for these nodes in this epoch.
+            Whether these nodes need no hooks in this epoch.
         """
         nodes, leaves = new_nodes(tensors, start)
         settled = True
@@ -152,10 +152,10 @@ class Backward:
             token: The key of its op in `pending`.
             start: Sequence number before the op ran.
             number: Number of that hook.
-            node: The node that has it; None for the one that is being run.
+            node: The node that has it; None for the node that is running.
 
         Returns:
-            What that hook does from now on.
+            The function that replaces that hook from now on.
         """
         records, forward = self.pending[token]
         first: Any = current_node() if node is None else node
@@ -177,7 +177,7 @@ class Backward:
     def _hook_first(
         self, node: Any, record: NodeRecord, token: Token, number: int
     ) -> Callable[[Sequence[Any]], Any]:
-        """Hook a node that has a prehook already; return what this does."""
+        """Hook a node that has a prehook already, and return the new function of that prehook."""
         gone = False
 
         def finished() -> None:
@@ -191,7 +191,7 @@ class Backward:
         return lambda grads: None if gone else before(grads)
 
     def leaves_idle(self, leaves: Sequence[Any]) -> bool:
-        """Return True if nothing is done where the gradients of these leaves are accumulated."""
+        """Return True if accumulating the gradients of these leaves needs no hook."""
         for leaf in leaves:
             held = self._leaves.get(self._names.key(leaf.variable)[0])
             if held is None or held[0]() is not leaf.variable or not held[1].idle(self.session):
@@ -201,7 +201,7 @@ class Backward:
     def record_of(
         self, records: dict[Any, NodeRecord], nodes: Sequence[Any]
     ) -> list[tuple[Any, NodeRecord | None]]:
-        """The nodes of one execution, in the order in which they were made, with their records."""
+        """Return the nodes of one execution with their records, in order of creation."""
         return [(node, records.get(key)) for node, key in _keyed(nodes, "")]
 
     def track_second_order(
@@ -215,7 +215,7 @@ class Backward:
     def _record(
         self, records: dict[Any, NodeRecord], forward: OpContext, key: tuple[str, str, int]
     ) -> NodeRecord:
-        """Return the record of a node of a forward op, made where there is none."""
+        """Return the record of a forward op's node, creating it if there is none."""
         record = records.get(key)
         if record is None:
             record = records[key] = NodeRecord(self, self._site(forward, key, key[1]), forward)
@@ -239,11 +239,13 @@ class Backward:
         token: Token | None = None,
         done: Callable[[], object] = lambda: None,
     ) -> list[Any]:
-        """Hook a node; `done` is called once there is nothing more to do, and the hooks go."""
+        """Hook a node; `done` is called when the hooks are removed because they are no longer
+        needed.
+        """
         handles: list[Any] = []
 
         def finished() -> None:
-            # A leaf's node may live on, as long as some graph that it is in does.
+            # A leaf's node lives as long as any graph that contains it.
             for handle in handles:
                 handle.remove()
             done()
@@ -258,14 +260,14 @@ class Backward:
         token: Token | None = None,
         finished: Callable[[], object] = lambda: None,
     ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """A prehook and a posthook for a node of `record`, which they hold weakly.
+        """Return a prehook and a posthook for a node of `record`, which they hold weakly.
 
-        Both take, after the gradients, what routines have returned that have been called already.
+        After the gradients, both accept the results of routines that were called already.
 
         Args:
             record: The record.
-            token: Stands for it in the hooks, with the epoch in which the node was made.
-            finished: Called by the second where nothing is left to be done in further executions.
+            token: Represents it in the hooks, with the epoch in which the node was made.
+            finished: Called by the posthook if further executions need no hooks.
         """
         held, lifetime = weakref.ref(self), self.lifetime
         token = token or Token(self.epoch())
@@ -293,12 +295,15 @@ class Backward:
         return before, after
 
     def _track_leaf(self, node: Any, epoch: int = 0, number: int | None = None) -> bool:
-        """Hook the accumulation into a leaf, unless it is hooked or there is nothing to do.
+        """Hook the accumulation into a leaf, unless it is hooked or needs no hook.
 
         Args:
             node: The node.
             epoch: Epoch in which it was used; 0 for now.
-            number: Number of the hook in whose place these hooks stand, if they come later.
+            number: Number of the hook that these hooks replace in the order, if they are set later.
+
+        Returns:
+            Whether it needs no hook in this epoch.
         """
         leaf = node.variable
         key_of = self._names.key if number is None else self._names.remembered_key
@@ -306,7 +311,7 @@ class Backward:
         held = self._leaves.get(key)
         record = held[1] if held is not None else None
         if held is not None and isinstance(leaf, torch.nn.Parameter) and held[0]() is not leaf:
-            # Another parameter by the same name: what tools know of the dead one is not its.
+            # A new parameter of the same name must not inherit the context of the dead one.
             if held[1].context is not None:
                 self.session.forget(held[1].context)
             record = None
@@ -322,12 +327,12 @@ class Backward:
             self._leaves[key] = (Ref(leaf), record)
         if record.idle(self.session):
             return True
-        # The node goes with the graph, so the next iteration hooks the next node. It may also stay
-        # (shared by the ops of one iteration, or held by somebody), and is hooked only once.
+        # The node dies with the graph, so the next iteration hooks a new node. It may also stay
+        # (shared by the ops of one iteration, or referenced by the user), and is hooked only once.
         metadata = node.metadata
         lifetime, token = metadata.get(_MARK, (None, None))
         if lifetime is self.lifetime:
-            # A node of an older graph, which may have been made under other tools, in one of now.
+            # A node of an older graph, perhaps made under other tools, is used in a new graph.
             token.epoch = epoch or self.epoch()
         else:
             token = Token(epoch or self.epoch())
@@ -346,7 +351,7 @@ class Backward:
         return False
 
     def release(self) -> None:
-        """Take all hooks off the leaves, whose nodes may live on."""
+        """Remove all hooks from the leaves, whose nodes may live on."""
         for hook, held in self._hooks:
             unmark = held()
             hook.remove()
@@ -360,26 +365,25 @@ class Backward:
 
 
 def unchanged(_: Sequence[Any]) -> None:
-    """Stand for the hook before a node for which there is nothing to do."""
+    """Leave the gradients unchanged: the hook before a node that needs none."""
 
 
 def _put_in_place(handles: Sequence[Any], number: int) -> None:
-    """Put hooks of the driver before those that the program registered after hook `number`."""
+    """Move hooks of the driver before those that the program registered after hook `number`."""
     for handle in handles:
         hooks = handle.hooks_dict_ref()
         for other, hook in list(hooks.items()):
             of_driver = str(getattr(hook, "__module__", "")).startswith(_OWN)
             if number < other < handle.id and not of_driver:
-                # Not `move_to_end`: PyTorch goes through the plain dict that this one is.
+                # Not `move_to_end`, since PyTorch iterates over it as a plain dict.
                 hooks[other] = hooks.pop(other)
 
 
 def _keyed(nodes: Sequence[Any], prefix: str) -> Iterator[tuple[Any, tuple[str, str, int]]]:
-    """The nodes and what tells them apart among those of their op."""
+    """Return each node with a key that identifies it among those of its op."""
     same: Counter[str] = Counter()
     for node in nodes:
         name = name_of(node)
-        # Counted among those of its kind, in the order in which they were made: sequence numbers
-        # have gaps where something looked at the graph.
+        # Counted per type in order of creation, since sequence numbers may have gaps.
         same[name] += 1
         yield node, (prefix, name, same[name])

@@ -1,4 +1,4 @@
-"""What is known of the call of an operator where its gradients are seen to."""
+"""The call of an operator, as far as its gradients need to know it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Call(Protocol):
     Attributes:
         session: The session.
         operator: The operator.
-        original: What runs the operator.
-        bound: The call, with the values that the program gave.
-        values: The values that the op is to run on.
+        original: Runs the operator.
+        bound: The call, with the values given by the program.
+        values: The values that the op will run on.
         mutated: Positions that the op writes.
         start: Sequence number of autograd nodes before the op ran.
-        made_count: Number of nodes made since then, those of the driver's included.
-        called: Whether the original has been called before this execution began.
-        tapped: Whether gradients of inputs were seen to in that call.
+        made_count: Number of nodes made since then, including the driver's.
+        called: Whether the original was called before this execution began.
+        tapped: Whether hooks for gradients of inputs were set in that call.
     """
 
     session: Session
@@ -52,4 +52,4 @@ class Call(Protocol):
         """Return the outputs in what the original returned."""
 
     def note_unseen(self, what: str, why: str) -> None:
-        """Note what an observer did not see, and why."""
+        """Record what an observer did not see, and why."""

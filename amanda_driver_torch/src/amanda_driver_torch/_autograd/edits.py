@@ -1,7 +1,7 @@
-"""Edits: what may stand where a value or gradient stood, and what it means for autograd.
+"""Edits: which values and gradients a routine may return, and how they enter the autograd graph.
 
-Owns the checks that name tool, routine and op, and the choice of the straight-through form. Where
-an edited value goes, `execute`, `taps` and `backward` say.
+Owns the checks, whose errors name tool, routine and op, and the choice of the straight-through
+form. `execute`, `taps` and `backward` decide where an edited value goes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class OfAliasing(NamedTuple):
-    """A step of an op that may hand on its inputs, or views of them.
+    """A step of an op whose outputs may be its inputs, or views of them.
 
     Attributes:
         step: The step.
@@ -42,18 +42,19 @@ class OfAliasing(NamedTuple):
 
 
 def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
-    """Return what replaces `old` from now on: `new`, autograd-neutral unless asked otherwise.
+    """Return the replacement of `old`: `new`, passed straight through unless autodiff was
+    requested.
 
     Args:
         old: A value of an op.
-        new: What a routine has returned for it.
+        new: What a routine returned for it.
         step: The routine's step.
-        node: Whether the op may hand on its inputs or views of them; see `pass_straight`.
+        node: Whether outputs of the op may be its inputs or views of them; see `pass_straight`.
     """
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         if len(old) != len(new):
             raise EditError(
-                f"A list of {len(new)} values cannot stand for one of {len(old)}", where=step.where
+                f"A list of {len(new)} values cannot replace one of {len(old)}", where=step.where
             )
         items = [
             o if n is o else edited(o, n, step, node=node) for o, n in zip(old, new, strict=True)
@@ -74,23 +75,22 @@ def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
 
 
 def check_tensor(old: torch.Tensor, new: Any, step: Step, same_dtype: bool = False) -> None:
-    """Raise `EditError` unless `new` can stand where `old` stood.
+    """Raise `EditError` unless `new` can replace `old`.
 
-    A straight-through edit of another shape would fail much later, in the backward pass.
+    Otherwise a straight-through edit of another shape would fail much later, in the backward pass.
     """
     if not isinstance(new, torch.Tensor):
         raise EditError(
-            f"A {type(new).__name__} cannot stand for a tensor here",
+            f"A {type(new).__name__} cannot replace a tensor here",
             where=step.where,
             fix="Return a tensor",
         )
     if shape_of(new) != shape_of(old):
         raise EditError(
-            f"A value of shape {tuple(shape_of(new))} cannot stand for one of "
-            f"{tuple(shape_of(old))}",
+            f"A value of shape {tuple(shape_of(new))} cannot replace one of {tuple(shape_of(old))}",
             where=step.where,
-            fix="Keep the shape; elsewhere than in place, replace_op or an insertion under "
-            "amanda.autodiff_enabled() may change it",
+            fix="Keep the shape. replace_op, or an insertion under amanda.autodiff_enabled(), may "
+            "change it unless the op works in place",
         )
     if same_dtype and new.dtype != old.dtype:
         raise EditError(
@@ -104,20 +104,20 @@ def refuse_nested(old: torch.Tensor, where: str) -> None:
     """Raise `UnsupportedError` if `old` is a nested tensor of the strided layout."""
     if is_nested_strided(old):
         raise UnsupportedError(
-            "Nested tensors of the strided layout that require gradients cannot be edited, nor "
-            "their gradients: PyTorch's functions and hooks take none",
+            "Neither nested tensors of the strided layout that require gradients nor their "
+            "gradients can be edited, since PyTorch's functions and hooks do not accept them",
             where=where,
             fix="Make them with layout=torch.jagged",
         )
 
 
 def edited_gradient(old: Any, new: Any, step: Step) -> Any:
-    """Return what replaces the gradient `old` from now on.
+    """Return the replacement of the gradient `old`.
 
-    Where the backward pass is itself differentiated, gradients of gradients pass straight through.
+    If the backward pass is itself differentiated, gradients of gradients pass straight through.
 
     Raises:
-        EditError: `new` cannot stand there.
+        EditError: `new` cannot replace it.
     """
     check_gradient(old, new, step.where)
     if new is None or step.action.autodiff or not torch.is_grad_enabled():
@@ -126,11 +126,11 @@ def edited_gradient(old: Any, new: Any, step: Step) -> Any:
 
 
 def check_gradient(old: Any, new: Any, where: str) -> None:
-    """Raise `EditError` unless `new` can stand where the gradient `old` stood."""
+    """Raise `EditError` unless `new` can replace the gradient `old`."""
     if new is None or old is None:
         if old is None and new is not None:
             raise EditError(
-                "There is no gradient here to be changed", where=where, fix="Return None"
+                "There is no gradient here that could be edited", where=where, fix="Return None"
             )
         return
     check_gradient_shape(new, shape_of(old), where)
@@ -144,13 +144,13 @@ def check_gradient_shape(new: Any, shape: torch.Size, where: str) -> None:
         return
     if not isinstance(new, torch.Tensor):
         raise EditError(
-            f"A {type(new).__name__} cannot stand for a gradient",
+            f"A {type(new).__name__} cannot replace a gradient",
             where=where,
             fix="Return a tensor",
         )
     if shape_of(new) != shape:
         raise EditError(
-            f"A gradient of shape {tuple(shape_of(new))} cannot stand for one of {tuple(shape)}",
+            f"A gradient of shape {tuple(shape_of(new))} cannot replace one of {tuple(shape)}",
             where=where,
             fix="Return a gradient of the same shape",
         )

@@ -1,8 +1,8 @@
-"""`autograd.Function.apply` while some session is attached.
+"""Replaces `autograd.Function.apply` while any session is attached.
 
-Owns the two forms in which torch implements it, and what stands for each: a function in Python (up
-to torch 2.13), whose code is exchanged, and a class method in C, which the extension redirects or,
-without the extension, an attribute hides.
+Owns torch's two forms of it. Up to torch 2.13 it is a Python function, whose code is exchanged.
+Later it is a class method in C, which the extension redirects. Without the extension, an attribute
+shadows it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["HIDES_ONLY", "apply_function", "apply_unseen", "replace"]
 
 _FOUND = Function.__dict__["apply"]
 _IN_PYTHON = isinstance(_FOUND, classmethod)
-#: Whether a reference to `apply` that is taken before a session is attached stays unseen.
+#: Whether calls through a reference to `apply` taken before a session attached are missed.
 HIDES_ONLY = not _IN_PYTHON and native is None
 
 _original: Callable[..., Any] | None = None
@@ -33,7 +33,7 @@ _redirected = False
 
 
 def replace() -> Callable[[], object]:
-    """Let `apply_function` stand for `Function.apply`; return what undoes that."""
+    """Replace `Function.apply` by `apply_function`; return a function that undoes this."""
     global _original, _redirected
     if _IN_PYTHON:
         function = _FOUND.__func__
@@ -45,8 +45,8 @@ def replace() -> Callable[[], object]:
             function.__closure__,
         )
         code = function.__code__
-        # The code and not the attribute: also what was bound before (`f = MyFunction.apply`)
-        # runs it.
+        # The code and not the attribute, so that earlier references (`f = MyFunction.apply`)
+        # run it, too.
         function.__code__ = _Carrier.apply.__code__
         return functools.partial(setattr, function, "__code__", code)
     if native is not None:
@@ -61,18 +61,18 @@ def replace() -> Callable[[], object]:
 def apply_function(
     cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> Any:
-    """Run `cls.apply` as an operator where it is one."""
+    """Run `cls.apply`, as an operator if it is one."""
     original, kwargs = _original, kwargs or {}
     assert original is not None
     attachment = STATE.attachment
     if attachment is None or not attachment.watching():
         return original(cls, *args, **kwargs)
     if cls.__module__ == "torch.utils.checkpoint":
-        # A container: its content is seen by itself.
+        # A container, whose operators are seen individually.
         return original(cls, *args, **kwargs)
     if cls is BackwardHookFunction:
-        # The place of a module's full backward hooks, no part of the model: torch looks for this
-        # very node on what it returned.
+        # It carries a module's full backward hooks and does not belong to the model. torch looks
+        # for this very node on the outputs.
         with quietly():
             return original(cls, *args, **kwargs)
 
@@ -81,7 +81,7 @@ def apply_function(
 
 
 def apply_unseen(function: type[Function], *args: Any) -> Any:
-    """Run `function.apply` for a function of the driver's own, which is no operator."""
+    """Run `function.apply` for a function of the driver itself, which is not an operator."""
     if _redirected:
         return native.call_class_method(function, *args)
     # Up to torch 2.13 `Function.apply` is Python over this class method in C (3.3 against 2.2 us).
@@ -89,8 +89,8 @@ def apply_unseen(function: type[Function], *args: Any) -> Any:
 
 
 class _Carrier:
-    # Only its code is used. It needs the cell `__class__` that the original has, and finds the
-    # rest by import, because it runs with the globals of torch.autograd.function.
+    # Only its code is used. It runs with the globals of torch.autograd.function, so it imports what
+    # it needs, and it must have the cell `__class__` like the original.
     def apply(cls, *args, **kwargs):  # type: ignore[no-untyped-def]
         from amanda_driver_torch._autograd.function_apply import apply_function
 

@@ -1,7 +1,7 @@
-"""What torch calls with gradients: from the arguments of a hook to those of a function and back.
+"""Hooks that torch calls with gradients, made from functions over sequences of gradients.
 
-The functions map a sequence of gradients to another (`Taps`); they may also be given what their
-first routines have returned, if the native interceptor has called these already.
+The functions (`Taps`) map a sequence of gradients to another. They may also be given the results of
+their first routines, if the native interceptor has called these already.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
-    """A hook on a tensor; it also takes what routines have returned that have been called."""
+    """Return a hook on a tensor, which also accepts results of routines already called."""
 
     def hook(grad: Any, done: tuple[Any, ...] = ()) -> Any:
         try:
@@ -42,6 +42,8 @@ def tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
 def window_prehook(
     function: Callable[[Sequence[Any]], Sequence[Any]], window: Window
 ) -> Callable[[Sequence[Any]], Any]:
+    """Return a prehook of a base's node that edits the gradient of a view."""
+
     def hook(grads: Sequence[Any]) -> Any:
         if grads[0] is None:
             return None
@@ -58,7 +60,7 @@ def window_prehook(
 def outputs_prehook(
     function: Callable[[Sequence[Any]], Sequence[Any]], numbers: Sequence[int]
 ) -> Callable[[Sequence[Any]], Any]:
-    """A hook on the node that made several outputs, whose numbers are given."""
+    """Return a prehook of the node that made several outputs, which have the given numbers."""
 
     def hook(grads: Sequence[Any]) -> Any:
         given = [grads[number] for number in numbers]
@@ -82,10 +84,16 @@ def posthook(
     windows: Sequence[Window | None],
     dtypes: Sequence[torch.dtype],
 ) -> Callable[..., Any]:
-    """A hook on a node, some of whose results are gradients of an op's inputs, of these dtypes.
+    """Return a posthook of a node, some of whose results are gradients of an op's inputs.
 
-    It takes the results, the gradients before the node, the shapes of the inputs, and what routines
-    have returned that have been called already.
+    The hook takes the results, the gradients before the node, the shapes of the inputs, and the
+    results of routines already called.
+
+    Args:
+        function: Maps the gradients of the inputs.
+        places: For each input, the result that is its gradient.
+        windows: For each input, its region in the result if it is a view that was written.
+        dtypes: The dtypes of the inputs.
     """
 
     def hook(
@@ -126,11 +134,11 @@ def summing_hooks(
     shapes: Sequence[torch.Size],
     dtypes: Sequence[torch.dtype],
 ) -> list[tuple[Any, Callable[..., Any]]]:
-    """Return hooks by which a function that only looks sees gradients that nodes give in parts.
+    """Return hooks by which an observer sees gradients whose parts come from several nodes.
 
     Args:
-        function: Gets the gradients, once all nodes have run.
-        parts_of: For each gradient the nodes that give a part of it, each with the result's number.
+        function: Takes the gradients, once all nodes have run.
+        parts_of: For each gradient the nodes that make a part of it, each with the result's number.
         shapes: Shapes of the gradients.
         dtypes: Their dtypes.
 
@@ -145,7 +153,7 @@ def summing_hooks(
     def hook_of(index: int) -> Callable[..., Any]:
         def hook(results: Sequence[Any], _: Sequence[Any]) -> None:
             if index in arrived:
-                arrived.clear()  # An earlier pass did not run all of them.
+                arrived.clear()  # An earlier backward pass did not run all nodes.
             arrived[index] = results
             if len(arrived) < count:
                 return
@@ -176,12 +184,12 @@ def _sum(parts: Iterable[torch.Tensor | None]) -> torch.Tensor | None:
 
 
 def with_shapes(hook: Callable[..., Any], shapes: Sequence[torch.Size]) -> Callable[..., Any]:
-    """A `posthook` for one execution."""
+    """Bind a `posthook` to the shapes of one execution."""
     return lambda results, grads: hook(results, grads, shapes)
 
 
 def _unchanged_after(error: Exception) -> None:
-    """Leave gradients as they are where the driver failed, if that is wanted; else raise."""
+    """Raise an error of the driver, or report it and leave gradients unchanged."""
     attachment = STATE.attachment
     if attachment is None or not attachment.session.failures.is_drivers(error):
         raise error

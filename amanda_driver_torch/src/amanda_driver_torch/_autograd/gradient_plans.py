@@ -1,4 +1,4 @@
-"""The plans of backward ops, run on the gradients that arrive at a node or leave it."""
+"""Runs the plans of backward ops on the gradients before and after a node."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ __all__ = ["fold", "replaced"]
 
 
 def fold(plan: Plan, grads: Sequence[Any], done: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Gradients after the steps of `plan`, or None where they are unchanged.
+    """Return the gradients after the steps of `plan`, or None if they are unchanged.
 
-    `done` is what the routines of the first steps have returned, if they have been called.
+    Args:
+        plan: The plan.
+        grads: The gradients.
+        done: Results of the first steps' routines, if they have been called already.
     """
     if not plan.steps:
         return None
@@ -33,7 +36,7 @@ def fold(plan: Plan, grads: Sequence[Any], done: tuple[Any, ...]) -> tuple[Any, 
 def replaced(
     plan: Plan, grads: Sequence[Any], results: Sequence[Any], context: OpContext
 ) -> list[Any]:
-    """Results of a replacement in the place of a node's own, which are discarded."""
+    """Return a replacement's results, which are used instead of the node's own."""
     assert plan.replacement is not None
     given = plan.replacement.replace(list(grads))
     values = list(given) if isinstance(given, (tuple, list)) else [given]
@@ -54,7 +57,7 @@ def replaced(
                     where=plan.replacement.where,
                     fix="Use replace_backward_op on the forward context",
                 )
-            values[index] = None  # Nobody receives it.
+            values[index] = None  # No node receives this result.
         else:
             check_gradient(old, new, plan.replacement.where)
     return values

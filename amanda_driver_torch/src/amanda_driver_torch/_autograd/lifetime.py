@@ -1,6 +1,6 @@
-"""How hooks in graphs, which may outlive a session, know whether it is still there.
+"""Tells hooks, which may outlive their session in a graph, whether it still exists.
 
-Owns the warning of a backward pass that comes too late.
+Owns the warning about a backward pass that comes too late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Lifetime", "Token"]
 
 
 class Lifetime:
-    """Whether the session that a hook belongs to is still there; outlives it."""
+    """Tells whether a session still exists, and outlives it."""
 
     __slots__ = ("_session", "_warned")
 
@@ -25,7 +25,7 @@ class Lifetime:
         self._warned = False
 
     def active(self) -> bool:
-        """Return True if routines are to run now; warn once if the tools were left too early."""
+        """Return True if routines may run now; warn once if `apply` has ended."""
         session = self._session()
         if session is None or session.closed:
             self.warn()
@@ -33,7 +33,7 @@ class Lifetime:
         return session.enabled
 
     def warn(self) -> None:
-        """Warn, once, that routines do not run because their tools were left."""
+        """Warn once that routines do not run, since `apply` has ended."""
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -45,10 +45,10 @@ class Lifetime:
 
 
 class Token:
-    """Stands for something in the hooks of a graph; what it stands for goes with the graph.
+    """Represents an object in the hooks of a graph, so that the object dies with the graph.
 
     Attributes:
-        epoch: Epoch in which the graph was made, the last one where several share the hook.
+        epoch: Epoch in which the graph was made; the last one if several graphs share the hook.
     """
 
     __slots__ = ("__weakref__", "epoch")

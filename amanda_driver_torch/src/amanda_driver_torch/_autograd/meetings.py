@@ -1,7 +1,7 @@
-"""Where the gradients of several inputs of an op meet: one node that gives all of them.
+"""Finds the node that computes the gradients of several inputs of an op.
 
-Owns the search for that node among those of an op, and what turns its results into the gradients
-of the inputs. Registers nothing.
+Owns the search among the op's nodes, and the conversion of the node's results into gradients of the
+inputs. Registers no hooks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from amanda_driver_torch._torch.internals import input_metadata, saved_sizes
 
 __all__ = ["Meeting", "Result", "contributors", "meeting", "readings"]
 
-#: Nodes that only change the shape of a gradient, and how a result of the node before them is to
-#: be changed likewise; empty where it is the same.
+#: Nodes that only change the shape of a gradient -> how to change the result of the node before
+#: them in the same way; empty if it need not be changed.
 _RESHAPING = {
     "ViewBackward0": "reshape",
     "UnsafeViewBackward0": "reshape",
@@ -31,7 +31,7 @@ _RESHAPING = {
 }
 
 
-#: Edge -> the nodes that lead there, and the numbers of their results.
+#: Edge -> the nodes with this outgoing edge, and the numbers of their results.
 _Leading: TypeAlias = "dict[Edge, list[tuple[Any, int]]]"
 
 
@@ -40,7 +40,7 @@ class Result(NamedTuple):
 
     Attributes:
         number: Its number.
-        way: ``reshape`` or ``t`` where it becomes the input's gradient by that; else empty.
+        way: ``reshape`` or ``t`` if that makes it the gradient of the input; else empty.
     """
 
     number: int
@@ -49,25 +49,25 @@ class Result(NamedTuple):
     def given(
         self, value: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """The gradient of an input of `shape` and `dtype`, out of this result of the node."""
+        """Return the gradient of an input of `shape` and `dtype`, given this result of the node."""
         if value is None or value.is_nested:
             return value
         if self.way:
             value = value.t() if self.way == "t" else value.reshape(shape)
         elif value.shape != shape:
-            # A node may leave it to the engine to sum what was broadcast, and to convert it.
+            # A node may leave the sum over broadcast dimensions, and the conversion, to the engine.
             value = value.sum_to_size(shape)
         return value if value.dtype == dtype else value.to(dtype)
 
     def back(self, gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
-        """Return this result of the node, `value`, changed so that the input gets `gradient`."""
+        """Return this result of the node, changed so that the input gets `gradient`."""
         if gradient is None or not self.way:
             return gradient
         return gradient.t() if self.way == "t" else gradient.reshape(value.shape)
 
 
 class Meeting(NamedTuple):
-    """A node at which gradients meet.
+    """A node that computes the gradients of several inputs.
 
     Attributes:
         node: The node.
@@ -79,11 +79,11 @@ class Meeting(NamedTuple):
 
 
 def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
-    """The one of `nodes` that gives the gradients of all `edges`; None where there is none.
+    """Return the node that computes the gradients of all `edges`; None if there is none.
 
     Args:
         nodes: The nodes that an op made.
-        edges: Slot of an input -> where its gradient goes.
+        edges: Slot of an input -> the edge to which its gradient goes.
     """
     leading = _leading(nodes)
     found = {slot: _origins(leading, edge) for slot, edge in edges.items()}
@@ -94,7 +94,7 @@ def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
 
 
 def _origins(leading: _Leading, edge: Edge) -> dict[Any, Result]:
-    """The nodes whose results become the gradient of an edge, and how."""
+    """Return the nodes whose results become the gradient of an edge, and how."""
     found: dict[Any, Result] = {}
     way = ""
     while True:
@@ -110,10 +110,10 @@ def _origins(leading: _Leading, edge: Edge) -> dict[Any, Result]:
 
 
 def _change(node: Any) -> str | None:
-    """Return how a node changes the shape of a gradient; None where it does more to it."""
+    """Return how a node changes the shape of a gradient; None if it does anything else."""
     name = name_of(node)
     if name == "ExpandBackward0":
-        # To the shape that was there: nothing is summed.
+        # The shape is unchanged, so nothing is summed.
         (given,) = input_metadata(node) or (None,)
         same = given is not None and tuple(given.shape) == saved_sizes(node)
         return "" if same else None
@@ -126,17 +126,17 @@ def readings(
     groups: Iterable[frozenset[int]],
     base: Any = None,
 ) -> Iterator[tuple[frozenset[int], list[Slot], Meeting | None]]:
-    """Where to read the gradients of inputs that are wanted together.
+    """Find where to read the gradients of inputs that are requested together.
 
     Args:
         nodes: The nodes that an op made.
-        edges: Slot of an input -> where its gradient goes.
-        groups: Positions whose gradients are wanted together.
-        base: The node whose first result is the gradient of what input 0 is a view of, if so.
+        edges: Slot of an input -> the edge to which its gradient goes.
+        groups: Positions whose gradients are requested together.
+        base: The node whose first result is the gradient of the base of input 0, if that is a view.
 
     Yields:
-        For each group, its inputs that get gradients, if any, and the node; None where there is
-        no such node.
+        For each group, its inputs that get gradients, if any, and the node, or None if there is no
+        such node.
     """
     places: dict[Slot, list[tuple[Any, int]]] = {}
     taken: dict[Any, int] = {}
@@ -144,7 +144,7 @@ def readings(
     for slot, edge in edges.items():
         found = leading.get(edge, [])
         if len(found) == times[edge]:
-            # The same tensor at several positions: results come in the order of arguments.
+            # The same tensor at several positions: results are in the order of the arguments.
             place = taken.get(edge, 0)
             taken[edge] = place + 1
             found = [found[place]]
@@ -164,9 +164,9 @@ def readings(
 
 
 def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot, list[Any]] | None:
-    """Return for each input the nodes whose results the engine adds up, each with the number.
+    """Return for each input the nodes whose results the engine adds up, with the results' numbers.
 
-    None where one tensor stands at several positions, and the nodes do not tell these apart.
+    Returns None if one tensor is at several positions that the nodes do not distinguish.
     """
     leading, times = _leading(nodes), Counter(edges.values())
     found: dict[Slot, list[Any]] = {}
@@ -176,7 +176,7 @@ def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot,
         if times[edge] > 1:
             if len(origins) != times[edge]:
                 return None
-            # Results come in the order of arguments.
+            # Results are in the order of the arguments.
             origins = [origins[taken[edge]]]
             taken[edge] += 1
         found[slot] = origins

@@ -1,6 +1,6 @@
-"""Autograd nodes as operators: which nodes an op made, and the raw operator that users see.
+"""Autograd nodes as operators: the nodes that an op made, and the raw operator shown to users.
 
-Owns the walk from an op's outputs to its own nodes and `BackwardOp`. Registers nothing.
+Owns the traversal from an op's outputs to its own nodes, and `BackwardOp`. Registers no hooks.
 """
 
 from __future__ import annotations
@@ -38,27 +38,28 @@ __all__ = [
     "tensors_in",
 ]
 
-#: Node and number of one of its gradient arguments; for a leaf, which may have no node yet, a mark
-#: and its id.
+#: A node and the number of one of its gradient arguments. For a leaf, which may have no node yet:
+#: a marker and the id of the tensor.
 Edge = tuple[Any, int]
 
-#: Where a tensor stands: (position, None), or (position, i) for the i-th of a list.
+#: The place of a tensor in a call: (position, None), or (position, i) inside a list.
 Slot = tuple[int, int | None]
 
-# Nodes of ops count up from 0; AccumulateGrad has 2**64 - 1 and the driver's own lie in between.
+# Sequence numbers of ops' nodes count up from 0, that of AccumulateGrad is 2**64 - 1, and those of
+# the driver's nodes are in between.
 _LIMIT = 2**61
 
 _LEAF = "leaf"
 
-# Nodes that lie further behind an output than this are not looked for.
+# The search for a node ends at this distance from the output.
 _FAR = 6
 
 
 class BackwardOp:
-    """The raw operator of a backward context: a node of the autograd graph by its name.
+    """The raw operator of a backward context: an autograd node, by its name.
 
-    The node itself is at hand only while it runs. A reference from here would keep the graph alive
-    for ever, because the garbage collector cannot see through it.
+    The node itself is available only while it runs. A reference to it would keep the graph alive
+    for ever, because the garbage collector cannot follow it.
     """
 
     __slots__ = ("__name__",)
@@ -70,30 +71,30 @@ class BackwardOp:
         return f"<{self.__name__}>"
 
     def name(self) -> str:
-        """The node's name, such as ``ConvolutionBackward0``."""
+        """Return the node's name, such as ``ConvolutionBackward0``."""
         return self.__name__
 
     @property
     def node(self) -> Any:
-        """The autograd node during the call of a routine, else None."""
+        """The autograd node while a routine runs, else None."""
         node = current_node()
         return node if node is not None and name_of(node) == self.__name__ else None
 
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
-        """The node's edges towards the leaves, during the call of a routine."""
+        """The node's edges towards the leaves, while a routine runs."""
         node = self.node
         return () if node is None else node.next_functions
 
 
 def name_of(node: Any) -> str:
-    """The node's name as users see it; some carry their C++ namespace (`CopySlices`)."""
-    # By the type: a user's autograd function may keep something by this name in its context.
+    """Return a node's name without its C++ namespace, which some nodes have (`CopySlices`)."""
+    # By the type, since a user's autograd function may store an attribute of this name.
     return str(type(node).name(node)).rpartition("::")[2]
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among values and in lists of them, in order."""
+    """Return the tensors among values and in lists of them, in order."""
     found: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -112,21 +113,23 @@ def _leaves_behind(node: Any) -> Iterator[Any]:
 
 
 def new_nodes(tensors: Sequence[torch.Tensor], start: int) -> tuple[list[Any], list[Any]]:
-    """The nodes made since `start` that lead to `tensors`, and the leaves they end in.
+    """Return the nodes made since `start` that lead to `tensors`, and the leaves they end in.
 
     Args:
         tensors: Outputs of an op, and arguments that it wrote.
-        start: What `next_sequence` gave before the op ran.
+        start: Value of `next_sequence` before the op ran.
 
     Returns:
-        The nodes in the order in which they were made; and the AccumulateGrad nodes that they lead
-        to, directly or through nodes of the driver's.
+        The nodes in order of creation, and the AccumulateGrad nodes that they lead to, directly or
+        through nodes of the driver.
     """
     return new_nodes_behind([node_of(tensor) for tensor in tensors], start)
 
 
 def new_nodes_behind(nodes: Sequence[Any], start: int) -> tuple[list[Any], list[Any]]:
-    """Return the same, from the nodes of the tensors; None for a tensor that has none."""
+    """Return the same as `new_nodes`, given the nodes of the tensors, or None for tensors without
+    one.
+    """
     found: list[Any] = []
     leaves: dict[Any, None] = {}
     seen: set[Any] = set()
@@ -137,7 +140,7 @@ def new_nodes_behind(nodes: Sequence[Any], start: int) -> tuple[list[Any], list[
             continue
         seen.add(node)
         if isinstance(node, OWN_NODES):
-            # An edited or tapped value: the op ends here, its leaf may lie behind.
+            # An edited or tapped value: the op ends here, but a leaf may follow.
             leaves.update((leaf, None) for leaf in _leaves_behind(node))
             continue
         number = sequence_number(node)
@@ -152,11 +155,11 @@ def new_nodes_behind(nodes: Sequence[Any], start: int) -> tuple[list[Any], list[
 
 
 def edge_of(tensor: torch.Tensor, *, edited: bool = False) -> Edge:
-    """Return where the gradient of a tensor goes; for a leaf in the form of `edges_from`.
+    """Return the edge to which the gradient of a tensor goes, as in `edges_from`.
 
     Args:
-        tensor: It requires a gradient.
-        edited: It may stand in for a leaf, whose gradient it then passes on.
+        tensor: A tensor that requires a gradient.
+        edited: Whether it may replace a leaf, to which it passes its gradient.
     """
     node = node_of(tensor)
     if node is not None:
@@ -169,7 +172,7 @@ def edge_of(tensor: torch.Tensor, *, edited: bool = False) -> Edge:
 
 
 def edges_from(node: Any) -> list[Edge]:
-    """Where the results of a node go, in their order."""
+    """Return the edges of a node's results, in order."""
     return [
         (_LEAF, id(following.variable)) if isinstance(following, AccumulateGrad) else (following, n)
         for following, n in node.next_functions
@@ -177,16 +180,16 @@ def edges_from(node: Any) -> list[Edge]:
 
 
 def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None:
-    """The way from an op's output to one of the op's nodes.
+    """Return the path from an op's output to one of the op's nodes.
 
     Args:
         output: The output.
         node: The node.
-        start: What `next_sequence` gave before the op ran.
+        start: Value of `next_sequence` before the op ran.
 
     Returns:
-        Which edge to follow from each node, the types of the nodes, both ends included, and the
-        number of the node among those that the op made; None where it is far.
+        The edge to follow at each node, the types of all nodes on the path, and the number of the
+        node among those that the op made; None if it is too far.
     """
     ways: list[tuple[Any, tuple[int, ...], tuple[type, ...]]] = [(node_of(output), (), ())]
     for _ in range(_FAR):
@@ -203,7 +206,7 @@ def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None
 
 
 def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
-    """The tensors among values, and in lists of them, that are differentiable, by slot."""
+    """Return the differentiable tensors among values, and in lists of them, by slot."""
     found: dict[Slot, torch.Tensor] = {}
     for position, value in enumerate(values):
         if isinstance(value, torch.Tensor):
@@ -217,7 +220,7 @@ def differentiable(values: Sequence[Any]) -> dict[Slot, torch.Tensor]:
 
 
 def placed(values: Sequence[Any], slots: Sequence[Slot], tensors: Sequence[Any]) -> list[Any]:
-    """`values` with `tensors` at `slots`; lists of them are copied."""
+    """Return `values` with `tensors` at `slots`; changed lists are copied."""
     new = list(values)
     for (position, index), tensor in zip(slots, tensors, strict=True):
         if index is None:
@@ -230,14 +233,14 @@ def placed(values: Sequence[Any], slots: Sequence[Slot], tensors: Sequence[Any])
 
 
 def made(bound: BoundCall, outputs: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensors whose nodes an op made: its outputs and what it wrote."""
+    """Return the tensors whose nodes an op made: its outputs and the arguments it wrote."""
     written = tensors_in(bound.values[position] for position in bound.signature.mutated)
-    # Writing a view makes a node of its base; the view's own is made by who looks at it next.
+    # Writing a view makes a node of its base. The view's own node is made when it is next read.
     tensors = []
     for tensor in written:
         base = base_of(tensor)
         tensors.append(tensor if base is None else base)
-    # An input that is handed back got no node, unless the op's signature is not known.
+    # A returned input has no node of this op, except that unknown signatures may write it.
     old = {id(t) for t in (tensors_in(bound.values) if bound.bound else written)}
     tensors += (t for t in tensors_in(outputs) if id(t) not in old)
     return [t for t in tensors if requires_grad(t)]

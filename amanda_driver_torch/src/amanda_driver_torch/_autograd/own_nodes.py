@@ -1,9 +1,8 @@
-"""Edited values in autograd graphs, and the nodes that the driver itself puts there.
+"""Edited values in autograd graphs, and the nodes that the driver inserts.
 
-Owns the stand-in that carries an edited value in the place of another, the identity that does so
-where a node is needed, the tap on gradients, and the operator whose backward is replaced. The nodes
-are invisible as operators and pass gradients at once, before any node of the user's, so that sums
-of gradients keep their order.
+Owns the tensor that replaces another in the graph, the identity node for cases where a node is
+needed, the tap on gradients, and the operator with a replaced backward. These nodes are not shown
+as operators. They run before any node of the user, so that sums of gradients keep their order.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from amanda_driver_torch._torch.reading import (
 
 __all__ = ["OWN_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
 
-# The engine runs ready nodes from the highest sequence number down. Above it there is only
-# AccumulateGrad at 2**64 - 1; operators count up from 0.
+# The engine runs ready nodes in descending order of sequence numbers. Only AccumulateGrad has a
+# higher one (2**64 - 1); those of operators count up from 0.
 _TOP = 2**62
 _serial = itertools.count(1)
 
@@ -52,12 +51,12 @@ def _prioritise(value: torch.Tensor) -> None:
 
 
 class AmandaEdit(Function):
-    """`new` in the place of `old`; the gradient goes to `old`."""
+    """Replaces `old` by `new`; the gradient goes to `old`."""
 
     @staticmethod
     def forward(ctx: Any, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        # Neither `new` itself nor a view of it: in-place operations on the result would fail.
+        # In-place operations would fail on `new` itself and on a view of it.
         return new.detach()
 
     @staticmethod
@@ -70,7 +69,7 @@ class AmandaEdit(Function):
 
 
 class AmandaTap(Function):
-    """Identity on several tensors whose gradients are handed to a function together."""
+    """Identity of several tensors, whose gradients are passed to a function together."""
 
     @staticmethod
     def forward(ctx: Any, function: Callable[..., Any], *values: torch.Tensor) -> Any:
@@ -88,7 +87,7 @@ class AmandaTap(Function):
 
 
 class AmandaReplaced(Function):
-    """An operator that runs as it is, and another function instead of its backward."""
+    """Runs an operator, with another function as its backward."""
 
     @staticmethod
     def forward(ctx: Any, run: Any, replacement: Any, *values: torch.Tensor) -> Any:
@@ -106,29 +105,29 @@ class AmandaReplaced(Function):
         return (None, None, *ctx.replacement(grads))
 
 
-#: Types of these nodes as they appear in a graph.
+#: The types of these nodes in a graph.
 OWN_NODES = tuple(map(backward_class, (AmandaEdit, AmandaTap, AmandaReplaced)))
 
 
 def _stand_in(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """A tensor with the values of `new` that has the place of `old` in the graph.
+    """Return a tensor with the values of `new` at the place of `old` in the graph.
 
-    What torch saves for backward is put together anew from the values and the place in the graph,
-    and hooks may supply the values. So there is no node at which sums of gradients would be grouped
-    otherwise than without the edit.
+    When torch unpacks a saved tensor, it takes the values from hooks and the place in the graph
+    from the original. So no node is needed, at which sums of gradients would be grouped
+    differently.
     """
     assert make_saved_tensor is not None
 
     def values(_: None) -> torch.Tensor:
         return new
 
-    # The base of a view may have been written: the place is found again when it is looked at.
+    # If the base of this view was written, reading the view's node updates it.
     node_of(old)
     if top_saved_tensor_hooks(True) is None:
         saved = make_saved_tensor(old, False)
         saved.register_hooks(_nothing, values)
     else:
-        # The user's hooks are not to hear of it.
+        # The user's hooks must not be called.
         push_saved_tensor_hooks(_nothing, values)
         try:
             saved = make_saved_tensor(old, False)
@@ -136,7 +135,7 @@ def _stand_in(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
             pop_saved_tensor_hooks()
     value: torch.Tensor = saved.unpack()
     if value.is_leaf:
-        # It refers to where the gradients of `old` are accumulated, but does not hold it.
+        # It does not keep alive the node that accumulates the gradients of `old`.
         value._amanda_place = saved  # type: ignore[attr-defined]
     return value
 
@@ -146,23 +145,23 @@ def _nothing(_: torch.Tensor) -> None:
 
 
 def pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) -> torch.Tensor:
-    """`new` as an autograd-neutral edit of `old`.
+    """Return `new` in place of `old`, so that gradients pass straight through.
 
     Args:
         old: The value.
-        new: What stands for it from now on.
-        node: Whether it must have a node of its own: where the program may come to hold both, each
-            has its own hooks and retains its own gradient.
+        new: Its replacement.
+        node: Whether it needs a node of its own. If the program may hold both tensors, each has its
+            own hooks and its own retained gradient.
     """
     if new.is_inference() and not torch.is_inference_mode_enabled():
         # An inference tensor cannot be saved for backward; a clone outside is an ordinary one.
         new = new.clone()
-    # In forward-mode differentiation the tangent passes, too, whatever requires a gradient.
+    # In forward-mode differentiation the tangent passes straight through, too.
     differentiated = forward_ad_level() >= 0
     differentiable = new.is_floating_point() or new.is_complex()
     if not differentiated and not (torch.is_grad_enabled() and is_differentiable(old)):
         if requires_grad(old) and differentiable and not node:
-            # Torch chooses kernels by this, also where there are no gradients.
+            # Torch selects kernels by `requires_grad`, even if no gradients are recorded.
             return new if new.requires_grad else new.detach().requires_grad_()
         return new.detach() if new.requires_grad else new
     plain = type(old) in PLAIN and type(new) in PLAIN
@@ -176,7 +175,7 @@ def pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) ->
 def tap(
     values: Sequence[torch.Tensor], function: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> tuple[torch.Tensor, ...]:
-    """Identities of `values`; `function` maps their gradients, None where there is none."""
+    """Return identities of `values`; `function` maps their gradients, or None if there is none."""
     tapped: tuple[torch.Tensor, ...] = apply_unseen(AmandaTap, function, *values)
     _prioritise(tapped[0])
     return tapped
@@ -187,11 +186,11 @@ def run_replaced(
     values: Sequence[torch.Tensor],
     replacement: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> tuple[torch.Tensor, ...]:
-    """Outputs of an operator on `values` whose backward is `replacement`.
+    """Run an operator on `values` with `replacement` as its backward, and return its outputs.
 
     Args:
-        run: Runs the operator on the values; returns its tensors and those of them that are
-            inputs written in place.
+        run: Runs the operator on the values. Returns its tensors, and those of them that are inputs
+            written in place.
         values: The differentiable inputs.
         replacement: Maps gradients of the outputs to one gradient for each of `values`.
     """
@@ -200,10 +199,10 @@ def run_replaced(
 
 @contextmanager
 def keep_saved(memory: set[int]) -> Iterator[None]:
-    """Extent in which what an op saves for backward in `memory` is saved as a copy.
+    """Save copies of the tensors in `memory` that an op saves for backward during this context.
 
-    An in-place op saves the storage that it writes; editing its result there would change what its
-    backward formula sees. Hooks around this extent (checkpointing) still get to see every tensor.
+    An in-place op saves the storage that it writes. Editing its result there would change what its
+    backward formula reads. Hooks outside of this context (checkpointing) still see every tensor.
     """
     if not (memory and may_hook_saved_tensors()):
         yield
@@ -212,7 +211,7 @@ def keep_saved(memory: set[int]) -> Iterator[None]:
     pack_around, unpack_around = around if around is not None else (None, None)
 
     def pack(tensor: torch.Tensor) -> Any:
-        # The user's function modes are in force here.
+        # The user's function modes are active here.
         with DisableTorchFunction():
             if memory_of(tensor) in memory:
                 tensor = tensor.detach().clone()

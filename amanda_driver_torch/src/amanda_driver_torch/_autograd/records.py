@@ -1,4 +1,4 @@
-"""What is kept of an op (one operator at one place of a program), and of a backward op."""
+"""What is known of an op (one operator at one place of a program), and of a backward op."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["BackwardProgram", "NodeRecord", "OpRecord"]
 
 
 class BackwardProgram(Protocol):
-    """What the record of a backward op knows of the program that it is part of.
+    """The backward program, as the record of a backward op sees it.
 
     Attributes:
         session: The session.
-        second_order: Whether gradients of gradients are looked at, too.
+        second_order: Whether gradients of gradients are analysed, too.
     """
 
     session: Session
@@ -34,7 +34,7 @@ class BackwardProgram(Protocol):
 
 
 class OpRecord:
-    """What an attachment knows of one op."""
+    """What an attachment knows about one op."""
 
     __slots__ = (
         "caller",
@@ -52,20 +52,20 @@ class OpRecord:
         #: Module of the frame that calls the operator.
         self.caller = caller
         self.context: OpContext | None = None
-        #: Epoch in which there is nothing to do for this op; 0 for none.
+        #: Epoch in which this op has no actions; 0 for none.
         self.idle_epoch = 0
-        #: Number of backward nodes that it made then; another number is looked at again. -1 while
-        #: some of them have not run, and so have not been analysed.
+        #: Number of backward nodes that it made in that epoch; if it differs, they are analysed
+        #: again. -1 if some of them have not run, and so have not been analysed.
         self.idle_nodes = 0
         self.nodes: dict[Any, NodeRecord] = {}
-        #: The plan in the form that the native interceptor runs, where it has one.
+        #: The plan in the native interceptor's form, if it has one.
         self.program: object = None
-        #: The plans of its nodes in that form.
+        #: The plans of its nodes in the native interceptor's form.
         self.hooks: object = None
 
 
 class NodeRecord:
-    """One backward op of one forward op (or of a leaf), and what is to be done around it."""
+    """One backward op of one forward op (or of a leaf), and the actions around it."""
 
     __slots__ = ("__weakref__", "_start", "backward", "context", "forward", "settled", "site")
 
@@ -74,12 +74,12 @@ class NodeRecord:
         self.site = site
         self.forward = forward
         self.context: OpContext | None = None
-        #: Epoch in which analysis found nothing to do here; 0 for none.
+        #: Epoch in which analysis found no actions; 0 for none.
         self.settled = 0
         self._start = 0
 
     def idle(self, session: Session) -> bool:
-        """Return True if this node needs no hook: analysed in this epoch, and nothing asked."""
+        """Return True if this node needs no hook: analysed in this epoch, and without actions."""
         return session.caching and self.settled == session.epoch and not self.backward.second_order
 
     def analysed(self, session: Session) -> bool:
@@ -98,11 +98,11 @@ class NodeRecord:
         return context
 
     def before(self, grads: Sequence[Any], done: tuple[Any, ...] = ()) -> tuple[Any, ...] | None:
-        """Prehook: analysis and routines before the node; its gradients, if changed.
+        """Analyse the node and run the routines before it; return its gradients if they changed.
 
         Args:
             grads: The gradients.
-            done: What the routines of the first steps have returned, if they have been called.
+            done: Results of the first steps' routines, if they have been called already.
         """
         session = self.backward.session
         context = self._open(session)
@@ -117,7 +117,13 @@ class NodeRecord:
     def after(
         self, grad_inputs: Sequence[Any], grads: Sequence[Any], done: tuple[Any, ...] = ()
     ) -> tuple[Any, ...] | None:
-        """Posthook: replacement, analysis and routines after the node; its results, if changed."""
+        """Replace, analyse and run the routines after the node; return its results if they changed.
+
+        Args:
+            grad_inputs: The results.
+            grads: The gradients before the node.
+            done: Results of the first steps' routines, if they have been called already.
+        """
         session, backward = self.backward.session, self.backward
         context = self.context = self._open(session)
         try:
@@ -129,7 +135,7 @@ class NodeRecord:
             context.fill(grad_inputs=list(results))
             plan = call_routine(context.trigger_callback, IPoint.AFTER_BACKWARD)
             changed = fold(plan, results, done)
-            # Gradients of gradients are found from here, so a node that made some stays hooked.
+            # Gradients of gradients are found from here, so with these the node stays hooked.
             if not (before or plan) and session.caching and not backward.second_order:
                 self.settled = session.epoch
             if backward.second_order and torch.is_grad_enabled():

@@ -1,7 +1,7 @@
-"""Whether the gradients of an op's inputs can be read at its nodes, known before the op runs.
+"""Predicts before an op runs whether the gradients of its inputs can be read at its nodes.
 
-Owns the rehearsal of composite ops on tensors without memory, which shows the nodes that they make.
-An identity in front of an input, which serves everywhere, would regroup sums of second-order
+Owns the dry run of composite ops on meta tensors, which shows the nodes that they make. The
+alternative, an identity before an input, always works, but it would regroup sums of second-order
 gradients.
 """
 
@@ -25,29 +25,29 @@ from amanda_driver_torch._torch.reading import is_strided, requires_grad
 __all__ = ["readable"]
 
 
-#: Parts of the names of composite ops that are made of others on another device or with other
-#: libraries, or that draw random numbers.
+#: Parts of the names of composite ops that run other ops on another device or with other libraries,
+#: or that draw random numbers.
 _OTHERWISE = (
     *("attention", "batch_norm", "ctc_loss", "dropout", "gru", "instance_norm"),
     *("linear_cross_entropy", "lstm", "rms_norm", "rnn", "rrelu"),
 )
-#: Layout of a call -> what its rehearsal found.
+#: Key of a call -> the result of its dry run.
 _found: dict[Any, bool] = {}
 _MANY = 1024
 
 
 def readable(call: Call, context: OpContext, groups: Sequence[frozenset[int]]) -> bool:
-    """Return True if the gradients of each of `groups` of inputs are results of one node.
+    """Return True if for each of `groups` one node computes the gradients of these inputs.
 
     Args:
         call: The call, before the op runs.
         context: The op's context.
-        groups: Positions whose gradients are wanted together.
+        groups: Positions whose gradients are requested together.
     """
     points = (IPoint.BEFORE_FORWARD, IPoint.BEFORE_BACKWARD)
     if (
         any(context.plan(point).replacement is not None for point in points)
-        # It would convert values by further nodes.
+        # Autocast would convert values by further nodes.
         or autocast_enabled()
         or not all(is_strided(tensor) for tensor in tensors_in(call.values))
     ):
@@ -75,7 +75,9 @@ def readable(call: Call, context: OpContext, groups: Sequence[frozenset[int]]) -
 
 
 def _key(call: Call, groups: Sequence[frozenset[int]]) -> Any:
-    """Return what decides which nodes an op makes; None where that cannot be told."""
+    """Return the cache key of a call, which determines the nodes that the op makes; None if
+    unknown.
+    """
     numbers: dict[int, int] = {}
 
     def described(value: Any) -> Any:
@@ -114,7 +116,7 @@ def _rehearse(call: Call, groups: Sequence[frozenset[int]]) -> bool:
         try:
             outputs = outputs_of(call.operator.func(*args, **kwargs))
         except Exception:
-            return False  # The op itself will say what is wrong, if anything is.
+            return False  # If the call is wrong, the op itself will raise.
         nodes, _ = new_nodes(tensors_in(outputs), start)
         edges = {slot: edge_of(tensor) for slot, tensor in differentiable(values).items()}
         return all(met is not None for _, _, met in readings(nodes, edges, groups))

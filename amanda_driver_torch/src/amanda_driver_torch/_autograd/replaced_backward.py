@@ -1,7 +1,7 @@
-"""The replacement of an op's whole backward (the aligned view).
+"""Replaces an op's whole backward (the aligned view).
 
-Owns how the op runs detached from the graph and what a replacement's gradients mean. The node
-itself is `own_nodes`'.
+Owns how the op runs detached from the graph, and what a replacement's gradients mean. The node
+itself is in `own_nodes`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["run_with_replaced_backward"]
 
 
 def run_with_replaced_backward(call: Call, backward_program: Backward, replacement: Step) -> Any:
-    """Run an op whose backward, as a whole, is the routine of `replacement`."""
+    """Run an op whose whole backward is the routine of `replacement`."""
     slots = differentiable(call.values)
     if not slots:
         return call.call_original(call.values)
@@ -35,7 +35,7 @@ def run_with_replaced_backward(call: Call, backward_program: Backward, replaceme
         refuse_nested(tensor, replacement.where)
     returned: list[Any] = []
     where = replacement.where
-    # Weakly, as everything that a node of the graph refers to.
+    # Weakly, like everything that a node of the graph refers to.
     held, lifetime = weakref.ref(backward_program), backward_program.lifetime
     token = backward_program.keep(Plan(replacement=replacement))
     last = chosen[-1][0]
@@ -46,13 +46,13 @@ def run_with_replaced_backward(call: Call, backward_program: Backward, replaceme
     def forward(tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Sequence[Any]]:
         values = placed(call.values, chosen, tensors)
         result = call.call_original(values)
-        call.original.drop()  # It has no gradient: the node that is being made has.
+        call.original.drop()  # The call itself has no gradient; the new node has.
         returned.append(result)
         outputs = [o for o in call.outputs_of(result) if isinstance(o, torch.Tensor)]
         written = [values[p] for p in mutated if isinstance(values[p], torch.Tensor)]
         dirty = [o for o in outputs if any(o is w for w in written)]
         fresh = {id(d) for d in dirty}
-        # An input handed back, or a view of one, would make autograd refuse later in-place work.
+        # With a returned input, or a view of one, autograd would refuse later in-place operations.
         return [o if id(o) in fresh else o.detach() for o in outputs], dirty
 
     def backward(grads: Sequence[Any]) -> Sequence[Any]:
@@ -66,11 +66,12 @@ def run_with_replaced_backward(call: Call, backward_program: Backward, replaceme
             or not lifetime.active()
         ):
             raise UnsupportedError(
-                "The backward of this op is replaced by a routine of a tool that was left",
+                "The backward of this op was replaced by a routine of a tool that is no longer "
+                "applied",
                 where=where,
                 fix="Call backward inside `apply`",
             )
-        # Like any replacement it is differentiated as written, where this pass is.
+        # If this pass is differentiated, the replacement is differentiated as written.
         given = call_routine(step.replace, list(grads), autodiff=True)
         if not isinstance(given, (tuple, list)):
             if len(chosen) != 1:

@@ -1,8 +1,8 @@
-"""Aligned gradients: what arrives at an op's outputs, what the op gives to its inputs.
+"""Aligned gradients: those that arrive at an op's outputs, and those that it gives to its inputs.
 
-Owns where the routines asked for on a forward context meet the autograd graph: hooks on tensors
-and nodes that are there anyway, and identity nodes where these do not serve.
-A little over 400 lines: one class.
+Owns how the gradient routines of a forward context are attached to the autograd graph: by hooks on
+existing tensors and nodes, or by identity nodes where hooks do not suffice. The module is a little
+over 400 lines because it is one class.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ __all__ = ["Taps", "asked"]
 
 
 def asked(context: OpContext) -> bool:
-    """Return True if some routine wants a gradient of the op as a whole."""
+    """Return True if any routine is planned for the op's gradients as a whole."""
     return bool(context.plan(IPoint.BEFORE_BACKWARD) or context.plan(IPoint.AFTER_BACKWARD))
 
 
 class Met(NamedTuple):
-    """Gradients of inputs that meet in one node.
+    """A node that computes the gradients of several inputs.
 
     Attributes:
         hook: Runs all steps on results of the node; see `posthook`.
-        steps: The steps that want some of these gradients.
-        route: The way to the node; see `nodes.route`.
+        steps: The steps that need any of these gradients.
+        route: The path to the node; see `nodes.route`.
         positions: The inputs.
-        results: The result of the node that is the gradient of each.
+        results: For each input, the result of the node that is its gradient.
     """
 
     hook: Callable[..., Any]
@@ -85,30 +85,30 @@ class Taps:
 
     def __init__(self, backward: Backward, context: OpContext, call: Call) -> None:
         self._backward, self._context, self._call = backward, context, call
-        #: id of an identity -> the identity, held so that its id stays its own, and the value.
+        #: id of an identity -> the identity (held so that the id is not reused) and its input.
         self._tapped: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._done = False
         self._edges: dict[Slot, Edge] = {}
-        #: Inputs whose edges, shapes and dtypes have not been read yet.
+        #: Inputs whose edges, shapes and dtypes are not read yet.
         self._inputs: dict[Slot, torch.Tensor] = {}
-        #: Shapes before the op ran: `squeeze_` and its like change that of their own input.
+        #: Shapes before the op ran, since ops like `squeeze_` change the shape of their input.
         self._shapes: dict[Slot, torch.Size] = {}
         self._dtypes: dict[Slot, torch.dtype] = {}
-        #: Groups of inputs that have identities in front of them, and what maps their gradients.
+        #: Groups of inputs that go through identities, and the functions of their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
-        #: Groups of inputs whose gradients are read at a node instead, and where.
+        #: Groups of inputs whose gradients are read at a node instead, and the node.
         self._read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting]] = []
-        #: Whether observers see sums of what several nodes give, which are found each time.
+        #: Whether observers see sums over several nodes, which are found in each execution.
         self._summed = False
-        #: Those groups, the plan that they run, and its token.
+        #: The groups with identities; the plan that they run, and its token.
         self._groups: list[frozenset[int]] = []
         self._front: tuple[Plan, Token] | None = None
-        #: Whether gradients of inputs can be read at the op's nodes, as is known before it runs.
+        #: Whether it is known before the op runs that its nodes give the gradients of inputs.
         self.readable = False
         plan = context.plan(IPoint.AFTER_BACKWARD)
         if plan and not call.called:
             positions = {position for position, _ in differentiable(call.values)}
-            # For whoever only looks, no identity is put anywhere.
+            # Observers never need an identity.
             self.readable = not plan.edits or readable(call, context, _groups(plan, positions))
         #: Sequence number before the op itself ran.
         self.begin = 0
@@ -116,7 +116,7 @@ class Taps:
     # Gradients of inputs.
 
     def before(self, values: list[Any], start: int) -> list[Any]:
-        """Prepare for gradients of inputs; returns the values that the op is to run on.
+        """Prepare for gradients of inputs, and return the values that the op will run on.
 
         Args:
             values: The inputs.
@@ -128,7 +128,7 @@ class Taps:
             return values
         slots = differentiable(values)
         if not after:
-            # A routine may still ask after the op has run; what the op writes is another edge then.
+            # A routine may still request gradients later, when written inputs have other edges.
             if self._call.session.due(self._context, IPoint.AFTER_FORWARD):
                 self._found(slots)
             return values
@@ -136,11 +136,11 @@ class Taps:
             self._done = True
             return values
         if (
-            # An identity in front of these would cut what the result shares with the input.
+            # The result would not share memory with the input through an identity.
             self._call.operator.aliases
             or self._call.mutated
             or self._call.called
-            # Or it is not needed, and would regroup sums of second-order gradients.
+            # An unneeded identity would regroup sums of second-order gradients.
             or self.readable
             or any(map(is_nested_strided, slots.values()))
         ):
@@ -154,13 +154,13 @@ class Taps:
     def _found(self, slots: dict[Slot, torch.Tensor]) -> None:
         self._inputs = slots
         if self._call.mutated or not self._call.bound.bound:
-            # The op gives what it writes another node, and another shape where it is `squeeze_`.
+            # What the op writes gets another node, and with `squeeze_` another shape.
             self._read_inputs()
 
     def _read_inputs(self) -> None:
-        """Read what gradients of inputs are known by, as late as possible.
+        """Read the edges, shapes and dtypes of inputs, as late as possible.
 
-        To look at the node of a view whose base was written makes it.
+        Reading the node of a view whose base was written creates that node.
         """
         given = differentiable(self._call.bound.values)
         for slot, tensor in self._inputs.items():
@@ -192,10 +192,11 @@ class Taps:
         return values
 
     def meetings(self, returned: Any) -> list[Met] | None:
-        """Where the gradients of inputs that routines want together meet; None where some do not.
+        """Return the nodes that compute gradients of inputs requested together; None if any has no
+        such node.
 
         Args:
-            returned: What the op returned.
+            returned: The op's return value.
         """
         if self._summed:
             return None
@@ -221,9 +222,9 @@ class Taps:
         return found
 
     def given(self) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[int]]] | None:
-        """Functions of gradients, and the inputs whose they are, that serve further executions.
+        """Return functions of gradients, each with its inputs, that further executions can reuse.
 
-        None where an execution needs more than identities in front of single inputs.
+        Returns None if an execution needs more than identities of single inputs.
         """
         values = self._call.bound.values
         if self._call.operator.aliases or self._call.mutated:
@@ -240,9 +241,10 @@ class Taps:
         return found
 
     def arriving(self) -> list[tuple[Callable[..., Any], list[Step]]]:
-        """Hooks of a single output that serve further executions, and the steps each runs.
+        """Return hooks of a single output that further executions can reuse, with the steps of
+        each.
 
-        A hook also takes what the routines of its first steps have returned.
+        After the gradient, a hook accepts the results of its first steps' routines.
         """
         plan = self._context.plan(IPoint.BEFORE_BACKWARD)
         steps = [step for step in plan.steps if 0 in _selected(step, 1)]
@@ -253,7 +255,9 @@ class Taps:
         return [(tensor_hook(function), steps)]
 
     def untap(self, outputs: list[Any]) -> list[Any]:
-        """An op that returns its own input has done nothing: the input itself comes back."""
+        """Replace identities among the outputs by the op's inputs, since such an op has done
+        nothing.
+        """
         if not self._tapped:
             return outputs
         return [
@@ -262,21 +266,21 @@ class Taps:
         ]
 
     def _join(self, plan: Plan, outputs: Sequence[Any], token: Token) -> None:
-        """Let a routine that asks after the op join those that had identities put before it."""
+        """Add routines that were requested after the op ran to those that run at its identities."""
         self._read_inputs()
         groups = _groups(plan, {position for position, _ in self._edges})
         if all(group in self._groups for group in groups):
             self._backward.renew(token, plan)
             return
-        # It wants other gradients together: all run behind the identities, and none in them.
+        # The groups have changed: run all steps at the op's nodes, and none in the identities.
         self._tap_nodes(plan, outputs, self.begin)
         self._backward.renew(token, Plan())
-        # They say nothing of further executions, where identities stand as the whole plan wants.
+        # Further executions will have identities for the whole plan, so forget these.
         self._fronts.clear()
         self._read.clear()
 
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int) -> None:
-        """Hook the one node whose results are the gradients wanted."""
+        """Hook the node whose results are the requested gradients."""
         self._read_inputs()
         token, count = self._backward.keep(plan), len(self._call.values)
         nodes, _ = new_nodes(self._call.made(outputs), start)
@@ -291,8 +295,8 @@ class Taps:
                 raise UnsupportedError(
                     "The gradients of these inputs come from several backward ops of this op",
                     where=f"insert_after_backward_op, {self._context.where}",
-                    fix="Ask before the op runs (require_outputs=False), one input at a time; "
-                    "for an op whose results are views of its input, take its raw backward ops",
+                    fix="Insert before the op runs (require_outputs=False), for one input at a "
+                    "time. If the outputs are views of an input, use the raw backward ops",
                 )
             results = [met.results[slot] for slot in chosen]
             windows = [window if slot == (0, None) else None for slot in chosen]
@@ -310,13 +314,13 @@ class Taps:
         chosen: list[Slot],
         nodes: Sequence[Any],
     ) -> None:
-        """Let observers see gradients that several nodes give, or give parts of."""
+        """Show observers the gradients to which several nodes contribute."""
         self._summed = True
         origins = contributors(nodes, {slot: self._edges[slot] for slot in chosen})
         if origins is None:
             self._call.note_unseen(
                 f"gradients of inputs {sorted(group)} of {self._context.name!r}",
-                "one tensor stands at several of these, and several backward ops give its gradient",
+                "one tensor is at several of these, and several backward ops compute its gradient",
             )
             return
         function = self._function(token, group, chosen, len(self._call.values), self._call.values)
@@ -329,20 +333,20 @@ class Taps:
             node.register_hook(hook)
 
     def _window(self) -> Window | None:
-        """Where the op wrote a view in place, its place in the base."""
+        """Return the region in the base, if the op wrote a view in place."""
         view = self._call.values[0] if self._call.bound.signature.in_place else None
         if not (isinstance(view, torch.Tensor) and is_strided(view)):
             return None
         base = base_of(view)
         if base is None or not is_strided(base):
             return None
-        # Nothing was recorded where the base has no node.
+        # A base without a node has no recorded gradient.
         return Window(view) if node_of(base) is not None else None
 
     # Gradients of outputs.
 
     def after(self, outputs: list[Any], start: int) -> None:
-        """Attach the routines for gradients of inputs to what the op made."""
+        """Attach the routines for gradients of inputs to the nodes that the op made."""
         after = self._context.plan(IPoint.AFTER_BACKWARD)
         if after and not self._done:
             self._tap_nodes(after, outputs, start)
@@ -350,9 +354,10 @@ class Taps:
             self._join(after, outputs, self._front[1])
 
     def outputs(self, outputs: list[Any]) -> list[Any]:
-        """Attach the routines for gradients of outputs; returns the outputs to go on with.
+        """Attach the routines for gradients of outputs, and return the outputs to use.
 
-        Before the op's nodes are hooked: what arrives at the op as a whole comes first.
+        This happens before the op's nodes are hooked, so that routines of the aligned view run
+        first.
         """
         plan = self._context.plan(IPoint.BEFORE_BACKWARD)
         if not plan.steps:
@@ -363,7 +368,7 @@ class Taps:
         window = self._window()
         if window is not None:
             function = self._function(token, frozenset({0}), [(0, None)], len(outputs), outputs)
-            # The view's own node is made by who looks at it; what arrives comes by its base.
+            # The view's own node does not exist yet. Its gradient arrives through the base.
             base = base_of(self._call.values[0])
             assert base is not None
             node_of(base).register_prehook(window_prehook(function, window))
@@ -372,7 +377,7 @@ class Taps:
         slots = {
             slot: tensor
             for slot, tensor in differentiable(outputs).items()
-            # An output that is an input made no node: there is no gradient of this op's own.
+            # An output that is an input has no node of this op, and so no gradient.
             if in_place or id(tensor) not in inputs
         }
         for group in _groups(plan, {position for position, _ in slots}):
@@ -381,15 +386,15 @@ class Taps:
                 continue
             function = self._function(token, group, chosen, len(outputs), outputs)
             if len(chosen) == 1:
-                node_of(slots[chosen[0]])  # Protects it, since `register_hook` looks at it, too.
+                node_of(slots[chosen[0]])  # Protects the node, as `register_hook` reads it, too.
                 with without_overrides():
                     slots[chosen[0]].register_hook(tensor_hook(function))  # type: ignore[no-untyped-call]
                 continue
             arriving = [slots[slot] for slot in chosen]
             made_by = {node_of(t) for t in arriving}
             if len(made_by) == 1:
-                # An identity would regroup sums of second-order gradients; and behind it, views
-                # would be views no more, and could be written unnoticed.
+                # An identity would regroup sums of second-order gradients. Its outputs would also
+                # no longer be views, and so could be written unnoticed.
                 node: Any = made_by.pop()
                 numbers = [output_number(t) for t in arriving]
                 node.register_prehook(outputs_prehook(function, numbers))
@@ -397,8 +402,7 @@ class Taps:
             if not plan.edits:
                 self._call.note_unseen(
                     f"gradients of outputs {sorted(group)} of {self._context.name!r}",
-                    "they go to several backward ops of this op, which an observer leaves as "
-                    "they are",
+                    "they go to several backward ops of this op, which an observer must not change",
                 )
                 continue
             if any(base_of(t) is not None and _root(t) in roots for t in arriving):
@@ -419,9 +423,17 @@ class Taps:
         count: int,
         values: Sequence[Any],
     ) -> Callable[..., Sequence[Any]]:
-        """Maps the gradients at `slots` through a kept plan's steps of `group`; holds no tensor.
+        """Return a function that maps the gradients at `slots` through the steps of a kept plan.
 
-        It also takes what the routines of the first steps have returned, if they have been called.
+        It holds no tensor. After the gradients, it accepts the results of its first steps'
+        routines.
+
+        Args:
+            token: The key of the plan.
+            group: The positions at `slots`.
+            slots: The places of the gradients.
+            count: The number of positions.
+            values: The values at all positions, for the lengths of lists.
         """
         lifetime, held = self._backward.lifetime, weakref.ref(self._backward)
         lengths = {p: len(values[p]) for p, index in slots if index is not None}
@@ -440,7 +452,7 @@ class Taps:
                     positions[position] = grad
                 else:
                     positions[position][index] = grad
-            # All that a step wants and that has a gradient is in one group.
+            # All gradients that a step needs are in one group.
             steps = [s for s in plan.steps if not group.isdisjoint(_selected(s, count))]
             for i, step in enumerate(steps):
                 if backward.still_applied(step):
@@ -469,7 +481,7 @@ def _selected(step: Step, count: int) -> Sequence[int]:
 
 
 def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
-    """Positions of `present` that some step wants together, directly or through another step."""
+    """Group the positions in `present` that any step requests together, directly or indirectly."""
     groups: list[set[int]] = []
     for step in plan.steps:
         positions = step.action.positions
@@ -483,6 +495,6 @@ def _groups(plan: Plan, present: set[int]) -> list[frozenset[int]]:
 
 
 def _root(tensor: torch.Tensor) -> int:
-    """Return what a view is a view of, by id; of another tensor, itself."""
+    """Return the id of the base of a view; of another tensor, its own id."""
     base = base_of(tensor)
     return id(tensor if base is None else base)

@@ -1,7 +1,7 @@
 """The part of a base's gradient that belongs to a view which an in-place op wrote.
 
-Owns the geometry: autograd gives the base one node (CopySlices) whose gradients are those of the
-whole base, and the view is a window in them.
+Autograd gives the base one node (CopySlices), whose gradients are those of the whole base. Owns the
+geometry of the view's region in them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Window"]
 
 
 class Window:
-    """Where a view lies in its base; holds neither of the two.
+    """The region of a view in its base; references neither of them.
 
     Args:
         view: A view, with a base.
@@ -32,17 +32,17 @@ class Window:
         self._offset = view.storage_offset() - base.storage_offset()
 
     def read(self, grad: torch.Tensor) -> torch.Tensor:
-        """The view's part of a gradient of the base, as a tensor of its own."""
+        """Return the view's part of a gradient of the base, as a separate tensor."""
         return self._part(self._copy(grad)).clone()
 
     def write(self, grad: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """A gradient of the base whose part for the view is `part`."""
+        """Return a gradient of the base whose part for the view is `part`."""
         new = self._copy(grad)
         self._part(new).copy_(part)
         return new
 
     def _copy(self, grad: Any) -> torch.Tensor:
-        # The gradient's own strides may differ from the base's (it may be expanded).
+        # The gradient's strides may differ from the base's (it may be expanded).
         copy = grad.new_empty_strided(self._base_size, self._base_stride)
         return copy.copy_(grad)  # type: ignore[no-any-return]
 
