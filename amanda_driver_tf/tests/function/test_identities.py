@@ -121,5 +121,5 @@ def test_in_loops_some_are_refused(program: Any, way: str) -> None:
         [Edit("t1" if "custom" in program.__name__ else "p1", "grad_out", wave)],
         way,
     )
-    with pytest.raises(UnsupportedError, match="or an Identity of it"):
+    with pytest.raises(UnsupportedError, match="and an Identity of it"):
         check(program, [X, W], [Edit("i1", "after", wave, 0)], way)

@@ -229,7 +229,7 @@ def test_persistent_tapes() -> None:
     [
         ("around", False, None),
         ("around", True, "while TensorFlow builds a graph"),
-        ("inside", False, "inside the one that ran the op"),
+        ("inside", False, "inside the graph of the op"),
         ("inside", True, "by pfor"),
     ],
 )
@@ -278,7 +278,7 @@ def test_a_gradient_taken_inside_the_place_of_its_forward_ops_is_refused(place: 
         return run
 
     run = tf.function(program(lambda x, w: tf.tanh(tf.matmul(x, w))))
-    refused = pytest.raises(amanda.AmandaError, match=r"inside the one that ran the op.*'MatMul'")
+    refused = pytest.raises(amanda.AmandaError, match=r"inside the graph of the op.*'MatMul'")
     with refused, amanda.apply(EDITED):
         run(X, W)
     close(run(X, W), outside(lambda x, w: tf.tanh(tf.matmul(x, w)), X, W)[1:])

@@ -379,6 +379,6 @@ def test_edits_of_what_is_differentiated_in_a_loop_are_refused() -> None:
     with (
         new_session(graph) as session,
         amanda.apply(editing(edit)),
-        pytest.raises(UnsupportedError, match="inside the one that ran the op"),
+        pytest.raises(UnsupportedError, match="inside the graph of the op"),
     ):
         session.run(hessian)

@@ -1,6 +1,6 @@
-"""What this installation of the driver does, and whether all is in order.
+"""Diagnosis of this installation of the driver.
 
-Owns the answers for people and for ``amanda doctor``; it changes nothing.
+Owns the answers for people and for ``amanda doctor``. It changes nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Diagnosis", "diagnose"]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Which interceptor new sessions use, and what is to be known of it.
+    """The interceptor that new sessions use, and its state.
 
     Attributes:
         name: ``native`` or ``function_mode``.
-        why: A sentence that says why this one.
-        missing: The other one, if this installation does not have it, and why not.
-        limits: What the one that is used cannot see.
-        misplaced: Operators whose redirection is not as it should be now; empty if all is well.
+        why: Why it was chosen, as a sentence.
+        missing: The other interceptor, if this installation does not have it, and why.
+        limits: What the interceptor in use cannot see.
+        misplaced: Operators whose redirection is not as it should be; empty if all is well.
     """
 
     name: str
@@ -44,10 +44,10 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Say which interceptor is used, and look whether torch's tables are as they should be.
+    """Return the interceptor in use, and check that torch's tables are as they should be.
 
     Raises:
-        UnsupportedError: `AMANDA_TORCH_INTERCEPTOR` asks for one that is not available.
+        UnsupportedError: `AMANDA_TORCH_INTERCEPTOR` selects one that is not available.
     """
     chosen = INTERCEPTORS.choice()
     missing = {}

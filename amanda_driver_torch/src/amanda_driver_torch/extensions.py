@@ -1,7 +1,7 @@
-"""Operators that no interceptor can find by itself: bindings of a user's own C++ extension.
+"""Registration of operators that no interceptor can find: bindings of a user's own C++ extension.
 
-Owns the list of what users registered; patches replace the attributes while a session is
-attached. What is registered with ``torch.library`` or used through ``torch.ops`` needs none of it.
+Owns the list of registered functions, which patches replace while a session is attached. Operators
+registered with ``torch.library`` or used through ``torch.ops`` need no registration here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _REGISTERED: dict[tuple[int, str], tuple[Any, str, str]] = {}
 
 
 def register_op(owner: Any, name: str, op_type: str | None = None) -> None:
-    """Let calls of ``owner.name`` count as an operator, from the next `apply` on.
+    """Treat calls of ``owner.name`` as an operator, from the next `apply` on.
 
-    A call that looks the function up on `owner` is seen; a reference taken out of it before is not.
+    A call that looks the function up on `owner` is seen. One through a reference taken earlier is
+    not.
 
     Args:
         owner: The module or class that holds the function.
@@ -43,10 +44,10 @@ def register_op(owner: Any, name: str, op_type: str | None = None) -> None:
 
 
 def unregister_op(owner: Any, name: str) -> None:
-    """Undo `register_op`, from the next `apply` on; does nothing where nothing was registered."""
+    """Undo `register_op`, from the next `apply` on; does nothing if it was not registered."""
     _REGISTERED.pop((id(owner), name), None)
 
 
 def registered() -> tuple[tuple[Any, str, str], ...]:
-    """Owner, attribute and op type of what is registered."""
+    """Return owner, attribute and op type of each registered function."""
     return tuple(_REGISTERED.values())

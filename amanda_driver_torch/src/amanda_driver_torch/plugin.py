@@ -1,6 +1,6 @@
-"""The pluggy plugin of PyTorch's driver: what the entry point ``amanda.drivers`` names.
+"""The pluggy plugin of PyTorch's driver, named by the entry point ``amanda.drivers``.
 
-Owns the driver's description and the hooks. Imports torch only where torch is loaded already.
+Owns the driver's description and its hooks. Uses torch only if it is imported already.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def amanda_driver_info() -> DriverInfo:
 
 @hookimpl
 def amanda_preflight() -> Sequence[Finding]:
-    """Look for what in this environment would make results wrong."""
+    """Look for problems of this environment that would make results wrong."""
     findings = INTERCEPTORS.findings()
     if "torch.nn.modules.module" not in sys.modules:
         return findings
@@ -71,13 +71,13 @@ def amanda_preflight() -> Sequence[Finding]:
 
 @hookimpl
 def amanda_driver_status() -> DriverStatus:
-    """Say which torch is installed and by which interceptor its operators are seen."""
+    """Report which torch is installed, and which interceptor sees its operators."""
     return INTERCEPTORS.status()
 
 
 @hookimpl
 def amanda_attach(session: Session) -> Attachment | None:
-    """Start intercepting in the calling thread; None where torch is not loaded."""
+    """Start intercepting in the calling thread; return None if torch is not imported."""
     if "torch" not in sys.modules:
         return None
     return INTERCEPTORS.attach(lambda: _attachment(session))
@@ -91,6 +91,6 @@ def _attachment(session: Session) -> TorchAttachment:
 
 @hookimpl
 def amanda_prepare_context(context: OpContext) -> None:
-    """Fill in the common words for an op of PyTorch."""
+    """Set the common keys of the context of a PyTorch op."""
     if context.namespace.startswith("pytorch/"):
         describe(context)

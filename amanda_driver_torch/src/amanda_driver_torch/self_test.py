@@ -1,8 +1,8 @@
-"""Whether an interceptor works with the torch that is installed: run by `python -m`.
+"""Self-test of an interceptor with the installed torch; run by `python -m`.
 
-Watches, edits and restores a few operators and compares with plain torch. Exits with 0 if all is
-right; a line on stderr says what is not. The environment variable asks for the interceptor. Run in
-a process of its own, for it may crash with a torch that nobody has tried.
+Observes, edits and restores a few operators and compares the results with plain torch. Exits with 0
+if everything is right, else prints the reason to stderr. The environment variable selects the
+interceptor. Run it in a separate process, since it may crash on an untested version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Square(torch.autograd.Function):
 
 
 class _Watch(Tool):
-    """Note every operator, forward and backward, and look at each value."""
+    """Notes every operator, forward and backward, and observes each value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _Watch(Tool):
 
 
 class _Edit(Tool):
-    """Double the second input of the one `mul`."""
+    """Doubles the second input of the only `mul`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _double(value: torch.Tensor) -> torch.Tensor:
 
 
 def _program(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
-    """Run operators of each kind that an interceptor treats apart; return all results."""
+    """Run operators of each kind that interceptors treat differently, and return all results."""
     model.zero_grad()
     hidden = model(x)
     first = hidden[0]
@@ -96,7 +96,7 @@ def _equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 
 
 def main() -> None:
-    """Compare, and exit with a message where something differs."""
+    """Run the comparison, and exit with a message if a result differs."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
     x = torch.randn(5, 3)
@@ -120,7 +120,7 @@ def main() -> None:
     finally:
         handle.remove()
     for results in edited:
-        # Twice the factor is twice the product and four times its square.
+        # Doubling a factor doubles the product and quadruples its square.
         _require(torch.equal(results[1], plain[1] * 2), "an edit did not take effect")
         _require(torch.allclose(results[2], plain[2] * 4), "an edit did not take effect")
     _require(_equal(plain, _program(model, x)), "not all was restored")

@@ -1,7 +1,7 @@
-"""PyTorch's operator types in the common words of `amanda_core.vocabulary`.
+"""PyTorch's operator types as the common operator types of `amanda_core.vocabulary`.
 
-Owns the translation and what it puts into contexts: ``type``, ``backward_type``, ``input_roles``,
-``layout`` and ``weight_layout``. Imports no torch: the words are names.
+Owns the translation and the keys it sets on contexts: ``type``, ``backward_type``, ``input_roles``,
+``layout`` and ``weight_layout``. Does not import torch, since the types are names.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from amanda_core.vocabulary import backward_word
 
 __all__ = ["BACKWARD_TYPES", "OP_TYPES", "describe"]
 
-# Word -> PyTorch's names for it, those that are not the word itself. ATen's internal names are here
-# for what autograd calls its nodes (`_safe_softmax`: SafeSoftmaxBackward0).
-# Those of torch.nn.functional are here for tensor subclasses, which see the Python function itself.
+# Common type -> PyTorch's other names for it. ATen's internal names are listed since autograd names
+# its nodes after them (`_safe_softmax`: SafeSoftmaxBackward0), and those of torch.nn.functional for
+# tensor subclasses, which override the Python function itself.
 _SYNONYMS = {
     "matmul": "mm bmm addmm addbmm baddbmm mv addmv dot vdot inner chain_matmul "
     "linalg_matmul linalg_multi_dot linalg_vecdot",
@@ -128,7 +128,7 @@ _SYNONYMS = {
     "cross_entropy": "cross_entropy_loss",
     "nll_loss": "nll_loss_nd nll_loss2d",
 }
-# Words that no operator of PyTorch goes by, and one that means something else there.
+# Common types that are not names of PyTorch operators, or have another meaning there.
 _NOT_NAMES = frozenset(
     {"accumulate_grad", "assign", "assign_slice", "attention", "bitcast", "cast", "constant"}
     | {"depth_to_space", "eigh", "equal", "fake_quantize", "fft", "floor_div", "grouped_matmul"}
@@ -140,22 +140,22 @@ def _names_of(words: Mapping[str, str]) -> dict[str, str]:
     return {name: word for word, names in words.items() for name in names.split()}
 
 
-#: Operator type as the driver names it -> common word. In-place variants go by the same word.
+#: Operator type of this driver -> common type, which in-place variants share.
 OP_TYPES: Mapping[str, str] = MappingProxyType(
     {word: word for word in WORDS if word not in _NOT_NAMES} | _names_of(_SYNONYMS)
 )
 
 
 def _node_kind(name: str) -> str:
-    """Return what autograd calls the node of an ATen operator: `_fft_c2c` -> ``FftC2CBackward``."""
+    """Return the name of an ATen operator's autograd node: `_fft_c2c` -> ``FftC2CBackward``."""
     return "".join(part.title() for part in name.split("_")) + "Backward"
 
 
-#: Kind of autograd node, without its number -> common word.
+#: Kind of autograd node, without its number -> common operator type.
 BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
     {_node_kind(name): backward_word(word) for name, word in OP_TYPES.items()}
     | {
-        # A linear layer's without asking; of `torch.addmm` it is a matmul, see _OWN_NODES.
+        # That of a linear layer by default; for `torch.addmm` it is a matmul, see _OWN_NODES.
         "AddmmBackward": backward_word("linear"),
         "CopySlices": backward_word("assign_slice"),
         "CopyBackwards": backward_word("assign"),
@@ -163,11 +163,11 @@ BACKWARD_TYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# These nodes serve several operators and are named by the forward one: convolutions of every rank,
-# transposed ones too, recurrent layers, a backend's own version of something.
+# Nodes of several operators, whose type is that of the forward op: convolutions of every rank
+# (also transposed), recurrent layers, backend-specific versions.
 _OF_FORWARD = ("Convolution", "Cudnn", "Miopen", "Mkldnn", "ScaledDotProduct", "SlowConv", "Thnn")
 
-# Forward word -> the nodes that do this operator's own work although they are called after another.
+# Common type of a forward op -> nodes that compute its gradient proper under another op's name.
 _OWN_NODES = {
     word: frozenset(f"{kind}Backward" for kind in kinds.split())
     for word, kinds in {
@@ -189,7 +189,7 @@ _OWN_NODES = {
     }.items()
 }
 
-# Roles of the leading inputs -> the operators that have them there.
+# Roles of the leading inputs -> the operators with these inputs.
 _ROLES: Mapping[str, tuple[str, ...]] = {
     name: roles
     for roles, names in {
@@ -222,9 +222,9 @@ _WEIGHT_LAYOUTS = {
     "conv_transpose2d": "IOHW",
     "conv_transpose3d": "IODHW",
 }
-# Of batches; PyTorch takes a single image or volume without N, too.
+# For batches; PyTorch accepts a single image or volume without N, too.
 _LAYOUTS = {"1d": "NCW", "2d": "NCHW", "3d": "NCDHW"}
-# Also of nodes like `DiagonalBackward0_copy`.
+# Also matches nodes like `DiagonalBackward0_copy`.
 _NUMBER = re.compile(r"(?<=Backward)\d+(_copy)?$")
 
 
@@ -246,7 +246,7 @@ def describe(context: OpContext) -> None:
 
 
 def _plain_name(context: OpContext) -> str:
-    """The operator's name, an in-place variant's without its ``_``."""
+    """Return the operator's name, for an in-place variant without its ``_``."""
     name = context.op_type
     in_place = name not in OP_TYPES and name.endswith("_") and not name.endswith("__")
     return name[:-1] if in_place else name
@@ -256,8 +256,8 @@ def _type(name: str, context: OpContext) -> str | None:
     if name in ("max", "min") and context.input_names[1:2] == ("other",):
         return f"{name}imum"
     if name == "convolution":
-        # Graphs made of ATen call one operator for every rank: (input, weight, bias, stride,
-        # padding, dilation, transposed, ...).
+        # ATen graphs use one operator for every rank: (input, weight, bias, stride, padding,
+        # dilation, transposed, ...).
         inputs = context.get_inputs()
         return f"conv{'_transpose' * bool(inputs[6])}{inputs[1].dim() - 2}d"
     return OP_TYPES.get(name)
@@ -267,7 +267,7 @@ def _backward_type(context: OpContext) -> str | None:
     kind = _NUMBER.sub("", context.op_type.rpartition("::")[2])
     word = context.forward["type"] if context.forward is not None else None
     if not isinstance(word, str) or word not in WORDS:
-        # Some tool put a word of its own there.
+        # A tool may have set a type of its own.
         word = None if context.forward is None else OP_TYPES.get(_plain_name(context.forward))
     if word is not None and (kind.startswith(_OF_FORWARD) or kind in _OWN_NODES.get(word, ())):
         return backward_word(word)

@@ -1,1 +1,1 @@
-"""What a call of the program goes through first: interceptors and patches."""
+"""The first code that a program's calls reach: interceptors and patches."""

@@ -1,8 +1,8 @@
-"""Activation checkpointing: a function that is run again in a backward pass runs as it ran first.
+"""Activation checkpointing: reruns a function in a backward pass under the tools of its first run.
 
-Owns what is remembered of a first run (tools, scopes, whether anything was edited) and the rerun
-under it. A rerun under other tools would compute other activations than those that the loss was
-computed on, and with them silently wrong gradients.
+Owns what is remembered of a first run (tools, scopes, whether anything was edited), and the rerun.
+A rerun under other tools would compute other activations than the forward pass, and so silently
+wrong gradients.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Rerun:
     """A checkpointed function.
 
     Args:
-        function: What is checkpointed.
-        first: Whether its first run goes through here, too.
+        function: The user's function.
+        first: Whether its first run is a call of this object, too.
     """
 
     def __init__(self, function: Callable[..., Any], first: bool) -> None:
@@ -39,12 +39,12 @@ class Rerun:
         if self._attachment is not None:
             session = self._attachment.session
             self._tools = [weakref.ref(tool) for tool in session.tools]
-            # Without the cache every analysis makes a new epoch, and the rerun is analysed anew.
+            # Without the cache every analysis starts a new epoch, and the rerun is analysed again.
             self._epoch = session.epoch if session.caching else None
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function: as it is the first time, under the tools of then the next."""
+        """Run the function: the first time as it is, later under the tools of the first run."""
         if self._first:
             self._first = False
             before = self.begin()
@@ -66,19 +66,19 @@ class Rerun:
                 return self._function(*args, **kwargs)
 
     def begin(self) -> int:
-        """Note where the edits of the first run begin."""
+        """Return the number of edits before the first run."""
         return self._attachment.edits if self._attachment is not None else 0
 
     def end(self, before: int) -> None:
-        """Note how many edits the first run made."""
+        """Store the number of edits of the first run, given the number before it."""
         if self._attachment is not None:
             self._edits = self._attachment.edits - before
 
     def _refuse_if_edited(self) -> None:
         if self._edits:
             raise UnsupportedError(
-                "A checkpointed function that tools edited is to be recomputed, but these tools "
-                "were left or invalidated since",
+                "Tools edited a checkpointed function, which must be recomputed now, but these "
+                "tools are no longer applied or were invalidated",
                 where="torch.utils.checkpoint",
                 fix="Call backward while the same tools are applied",
             )
@@ -88,7 +88,7 @@ BOUNDARY.add(Rerun.__call__.__code__)
 
 
 def watch_first_run(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """The generator of the variant whose first run is the caller's own call of the function."""
+    """Wrap the generator of the variant in which the caller itself makes the first run."""
 
     @functools.wraps(generator)
     def run(function: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -103,7 +103,7 @@ def watch_first_run(generator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_foreign_rerun() -> bool:
-    """Return True if the caller runs in a recomputation whose first run no tool has seen."""
+    """Return True if the caller runs in a recomputation whose first run was not instrumented."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -1,4 +1,4 @@
-"""The interceptors of this driver, of which the core chooses one. Imports no torch."""
+"""The interceptors of this driver, one of which the core chooses. Does not import torch."""
 
 from __future__ import annotations
 

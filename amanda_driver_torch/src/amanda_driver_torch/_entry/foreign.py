@@ -1,7 +1,7 @@
-"""What other libraries have put between a program and PyTorch: hooks, modes, replaced functions.
+"""Findings about other libraries' hooks, modes and replaced functions in PyTorch.
 
-Owns how each is found and named; `amanda doctor` shows it. Changes nothing, and is asked only where
-torch is loaded.
+Owns how each is found and named; `amanda doctor` shows them. Changes nothing, and is called only if
+torch is imported.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from amanda_core import Finding
 
 __all__ = ["foreign"]
 
-#: Whose functions may stand in torch's modules: its own, Python's, and ours meanwhile.
+#: Packages whose functions are expected in torch's modules: torch, Python and this driver.
 _KNOWN = frozenset({"torch", "amanda_driver_torch", "typing_extensions", *sys.stdlib_module_names})
 
 
 def foreign() -> list[Finding]:
-    """Return what is found, named by where it was defined."""
+    """Return what was found, named by where it was defined."""
     return [*_of_hooks(), *_of_modes(), *_of_functions()]
 
 
@@ -37,7 +37,7 @@ def _of_hooks() -> Iterator[Finding]:
                 yield Finding(
                     "warning",
                     f"A global {what} of modules is set: {_named(hook)}",
-                    "It runs beside the tools and may change values: remove it if it should not",
+                    "It may change values in addition to the tools; remove it if it should not",
                 )
 
 
@@ -51,7 +51,7 @@ def _of_modes() -> Iterator[Finding]:
                 yield Finding(
                     "warning",
                     f"A {what} is entered: {_named(type(mode))}",
-                    "It may replace operators: leave it where only the tools should",
+                    "It may replace operators; leave it if only the tools should do so",
                 )
 
 
@@ -65,7 +65,7 @@ def _of_functions() -> Iterator[Finding]:
                 yield Finding(
                     "info",
                     f"{owner.__name__}.{name} is replaced by {_named(function)}",
-                    "What it calls is seen as operators, and not the function itself",
+                    "The operators that it calls are seen, and not the function itself",
                 )
 
 

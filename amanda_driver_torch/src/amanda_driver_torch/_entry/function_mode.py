@@ -1,6 +1,6 @@
-"""The interceptor in pure Python: a `TorchFunctionMode` that hands operators to the attachment.
+"""The interceptor in pure Python: a `TorchFunctionMode` that passes operators to the attachment.
 
-Owns the mode and what it does with each kind of function that torch's protocol reports.
+Owns the mode, and what it does with each kind of function that torch's protocol reports.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from amanda_driver_torch._torch.internals import (
 
 __all__ = ["FunctionModeInterceptor"]
 
-# Namespaces that wrappers defined elsewhere ask in: `F.max_pool2d` is a function of another module,
-# `torch.nn.init` asks by the qualified name.
+# Namespaces in which functions of other modules look up `has_torch_function`: `F.max_pool2d` is
+# defined in another module, and `torch.nn.init` uses the qualified name.
 _ASKED_ELSEWHERE = (torch.nn.functional, torch.functional, torch.overrides)
 
 
@@ -58,11 +58,11 @@ _COLLECTIVES = "torch.distributed.distributed_c10d"
 
 
 class FunctionModeInterceptor:
-    """Sees what torch's function protocol sees, in the thread that starts it."""
+    """Sees what torch's function protocol reports in the thread that starts it."""
 
     name = "function_mode"
     watch = None
-    #: The protocol is called inside of what turns a TypeError into NotImplemented.
+    #: torch calls the protocol inside the code that turns a TypeError into NotImplemented.
     hides_type_errors = True
 
     def __init__(self, attachment: Watcher, sites: Sites[OpRecord]) -> None:
@@ -70,7 +70,7 @@ class FunctionModeInterceptor:
         self.locate = sites.locate
 
     def start(self) -> None:
-        """Begin to intercept in this thread."""
+        """Start intercepting in this thread."""
         for namespace in _ASKED_ELSEWHERE:
             make_transparent(vars(namespace))
         for owner, name in _UNREPORTED:
@@ -79,26 +79,26 @@ class FunctionModeInterceptor:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """Cease, whatever other modes were pushed since and are still there."""
+        """Stop intercepting, even if other modes were pushed since and are still active."""
         STATE.mode = None
         self._mode.leave()
 
     def inside(self) -> AbstractContextManager[object]:
-        """Extent that is intercepted although an operator around it is running."""
+        """Intercept operators during this context, although an operator around it is running."""
         stack = range(function_mode_count())
         if any(function_mode_at(i) is self._mode for i in stack):
             return nullcontext()
         return self._mode
 
     def activation(self, scope: Scope) -> Activation:
-        """A call of a module, as this interceptor counts what is passed in it."""
+        """Return an activation for a call of a module."""
         return Activation(scope)
 
     def forget(self) -> None:
-        """Keep no record."""
+        """Do nothing: this interceptor keeps no records."""
 
     def coverage(self) -> Sequence[Blind]:
-        """Return what the function protocol does not see."""
+        """Return what the function protocol does not report."""
         return LIMITS[self.name]
 
 
@@ -136,7 +136,7 @@ class _Mode(TorchFunctionMode):
             operator = self._operators[func] = (
                 Operator(func, operator_of(func), type_name(func)) if is_operator(func) else None
             )
-        # Metadata first: half of what the protocol reports.
+        # Metadata first, since it is half of what the protocol reports.
         if operator is None or not self._attachment.watching():
             return func(*args, **kwargs)
         return self._execute(operator, func, args, kwargs)
@@ -146,19 +146,19 @@ class _Mode(TorchFunctionMode):
     ) -> Any:
         if not function_mode_count():
             return self._attachment.execute(operator, func, args, kwargs)
-        # Modes entered before ours: they are to hear of the operator, not of our work.
+        # Modes entered before ours must see the operator, but not the driver's own work.
         with laid_aside():
             return self._attachment.execute(operator, in_users_modes(func), args, kwargs)
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a Python function of torch's so that the operators inside it are seen."""
+        """Run a Python function of torch so that the operators inside it are seen."""
         if func.__name__ in LOOKED_AWAY or func.__module__ == _COLLECTIVES:
             return func(*args, **kwargs)
         if has_override(args) or has_override(tuple(kwargs.values())):
-            # The subclass wants to see this very function, so the function is the operator.
+            # The subclass overrides this very function, so the function is the operator.
             return self._call_opaque(func, args, kwargs)
         if STATE.transparent and STATE.transparent[-1] is func:
-            # It asks for modes in a way that is not known here; better opaque than endless.
+            # It checks for modes in an unknown way. Treating it as opaque avoids endless recursion.
             return self._call_opaque(func, args, kwargs)
         make_transparent(func.__globals__)
         with self, transparent(func):

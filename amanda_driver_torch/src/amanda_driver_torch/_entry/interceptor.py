@@ -1,4 +1,4 @@
-"""The contract between interceptors and what they hand the calls of operators to."""
+"""The protocols between interceptors and the attachment that executes operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Handler", "Interceptor"]
 
 
 class Handler(Watcher, Protocol):
-    """What the native interceptor knows of the attachment, beyond what all entry points do.
+    """What the native interceptor needs of the attachment, beyond other entry points.
 
     Attributes:
         scopes: The modules that have been called.
@@ -34,10 +34,10 @@ class Handler(Watcher, Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one call of an operator whose record is known."""
+        """Execute one call of an operator whose record is known."""
 
     def resolve(self, op_type: str, scope: Scope | None, frames: Any, *call: Any) -> Any:
-        """Return the record of an op that is not known yet; None to look away."""
+        """Return the record of an op that is not known yet; None to ignore the op."""
 
     def trace_module(
         self, module: nn.Module, parent: Activation | None
@@ -45,19 +45,19 @@ class Handler(Watcher, Protocol):
         """Return the scope of a module, and what it depends on."""
 
     def module_failed(self, error: BaseException) -> None:
-        """Take notice of an exception that is leaving a module's call."""
+        """Handle an exception that leaves a module's call."""
 
 
 class Interceptor(Protocol):
-    """Hands each call of an operator in its thread to the attachment.
+    """Passes each call of an operator in its thread to the attachment.
 
-    A call that the attachment makes of the original is not handed over again.
+    The attachment's own calls of original operators are not passed again.
 
     Attributes:
-        name: How `AMANDA_TORCH_INTERCEPTOR` names it.
-        watch: The extension's side of it, or None.
-        hides_type_errors: Whether torch turns a TypeError that leaves a binary operator's
-            interception into NotImplemented.
+        name: Its name in `AMANDA_TORCH_INTERCEPTOR`.
+        watch: The native extension's part of it, or None.
+        hides_type_errors: Whether torch turns a TypeError raised in the interception of a binary
+            operator into NotImplemented.
     """
 
     name: str
@@ -65,22 +65,22 @@ class Interceptor(Protocol):
     hides_type_errors: bool
 
     def start(self) -> None:
-        """Begin to intercept in this thread."""
+        """Start intercepting in this thread."""
 
     def stop(self) -> None:
-        """Cease, and leave nothing behind."""
+        """Stop intercepting and restore everything."""
 
     def inside(self) -> AbstractContextManager[object]:
-        """Extent that is intercepted although an operator around it is running."""
+        """Intercept operators during this context, although an operator around it is running."""
 
     def activation(self, scope: Scope) -> Activation:
-        """A call of a module, as this interceptor counts what is passed in it."""
+        """Return an activation for a call of a module."""
 
     def locate(self, op_type: str, args: Any, kwargs: dict[str, Any], /) -> OpRecord | None:
-        """The record of the op that is being called; None to look away."""
+        """Return the record of the op that is being called; None to ignore the op."""
 
     def forget(self) -> None:
-        """Keep no record: the sites have forgotten them."""
+        """Drop all cached records, since the sites have dropped them."""
 
     def coverage(self) -> Sequence[Blind]:
         """Return what this interceptor cannot see, and why."""

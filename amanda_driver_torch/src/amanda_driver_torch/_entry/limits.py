@@ -1,7 +1,7 @@
-"""What the interceptors cannot see, side by side: the one place where they differ in what they can.
+"""What each interceptor cannot see, which is where the two differ.
 
-Owns these lists, for `coverage()` and for who asks which interceptor is used. What no interceptor
-sees is the attachment's.
+Owns these lists, for `coverage()` and for diagnostics. The attachment lists what no interceptor
+sees.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _EXTENSIONS = Blind(
 
 _COLLECTIVES = Blind(
     "collectives of torch.distributed",
-    "they write their arguments through a process group; what surrounds them is seen",
+    "they write their arguments through a process group; operators around them are seen",
 )
 
 #: Interceptor -> what it does not see.
 LIMITS: Mapping[str, tuple[Blind, ...]] = {
     "native": (
-        Blind("torch.Tensor(...)", "a type's constructor is in no table of torch's"),
+        Blind("torch.Tensor(...)", "a type's constructor is not in torch's tables"),
         _EXTENSIONS,
         _COLLECTIVES,
     ),

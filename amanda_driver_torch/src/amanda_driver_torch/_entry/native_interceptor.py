@@ -1,7 +1,7 @@
-"""The native interceptor: torch's own bindings redirected while a session is attached.
+"""The native interceptor: torch's own bindings, redirected while a session is attached.
 
-Owns what the extension is told (which bindings are operators, and how each is called) and the
-operators that are no bindings. What happens at a call is in `native/`.
+Owns the description of operators for the extension (which bindings are operators, and how each is
+called), and operators that are not bindings. `native/` handles the calls.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ R = TypeVar("R")
 
 
 class NativeInterceptor:
-    """Sees every call of a binding of torch's in the thread that starts it."""
+    """Sees every call of a torch binding in the thread that starts it."""
 
     name = "native"
-    #: It stands outside of what turns a TypeError into NotImplemented.
+    #: It runs outside of the code that turns a TypeError into NotImplemented.
     hides_type_errors = False
 
     def __init__(self, attachment: Handler, execution: Execution, sites: Sites[OpRecord]) -> None:
@@ -83,7 +83,7 @@ class NativeInterceptor:
         self.forget = self.watch.forget
 
     def start(self) -> None:
-        """Begin to intercept in this thread."""
+        """Start intercepting in this thread."""
         for kind in (OpOverload, OpOverloadPacket):
             if not hasattr(kind.__call__, _MARK):
                 PATCHES.add(kind, "__call__", _dispatcher_call(kind.__call__))
@@ -94,13 +94,13 @@ class NativeInterceptor:
         native.install()
 
     def stop(self) -> None:
-        """Cease, and put back what was found with the last session."""
+        """Stop intercepting; with the last session, restore the bindings."""
         native.uninstall()
         self.watch.close()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Extent that is intercepted although an operator around it is running."""
+        """Intercept operators during this context, although an operator around it is running."""
         depth, STATE.depth = STATE.depth, 0
         try:
             yield
@@ -108,7 +108,7 @@ class NativeInterceptor:
             STATE.depth = depth
 
     def activation(self, scope: Scope) -> Activation:
-        """A call of a module, as the extension counts what is passed in it."""
+        """Return the extension's activation for a call of a module."""
         activation: Activation = native.Activation(scope)
         return activation
 
@@ -121,7 +121,7 @@ class NativeInterceptor:
 
 
 def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose third argument is the original, unheard by function modes of the user's."""
+    """Wrap `function` so that user's function modes see only the original, its third argument."""
 
     def run(record: Any, operator: Any, call: Callable[..., Any], *rest: Any) -> Any:
         if not function_mode_count():
@@ -133,7 +133,7 @@ def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _aside(function: Callable[..., R]) -> Callable[..., R]:
-    """`function`, unheard by function modes of the user's."""
+    """Wrap `function` so that the user's function modes do not see it."""
 
     def run(*arguments: Any) -> R:
         with laid_aside():
@@ -152,7 +152,7 @@ def _control() -> Any:
 
 @functools.cache
 def _define() -> dict[str, str]:
-    """Tell the extension of all operators; name -> why it does not redirect it."""
+    """Describe all operators to the extension; return name -> why it is not redirected."""
     folder = str(Path(torch.__file__).parent)
     refused = {}
     _set_up(some_binding)
@@ -169,7 +169,9 @@ def _define() -> dict[str, str]:
 
 
 def _set_up(binding: Any) -> None:
-    """Tell the extension where torch's library is, by a binding in it; None to ask Python."""
+    """Tell the extension where torch's library is, by one of its bindings; None to call Python
+    instead.
+    """
     native.set_up(
         _operator,
         binding,
@@ -195,7 +197,7 @@ def _reading(attribute: Any) -> Callable[..., Any]:
 
 
 def _answering(binding: Any) -> Callable[..., Any]:
-    """An operator of Python's that says by an exception that it cannot work on its operands."""
+    """Return a call of a Python operator that raises instead of returning NotImplemented."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = binding(*args, **kwargs)
@@ -207,7 +209,7 @@ def _answering(binding: Any) -> Callable[..., Any]:
     return call
 
 
-# Operators of the dispatcher, which Python calls through objects of its own.
+# Operators of the dispatcher, which Python calls through `torch.ops` objects.
 
 _MARK = "__amanda_dispatcher__"
 

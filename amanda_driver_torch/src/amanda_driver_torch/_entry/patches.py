@@ -1,8 +1,8 @@
-"""What is replaced in torch while some session is attached, and put back when none is.
+"""Functions of torch that are replaced while any session is attached.
 
-Owns the entry points that no interceptor of operators sees: modules, functions written in Python,
-the backward engine, checkpointing, printing, compiled callables, optimizers. Each replacement acts
-only in threads that a session watches, and calls the original elsewhere.
+Owns the entry points that interceptors of operators do not see: modules, functions written in
+Python, the backward engine, checkpointing, printing, compiled callables, optimizers. Each
+replacement acts only in instrumented threads, and calls the original elsewhere.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class _Patches(Patches):
     """All replacements, installed for the first session and undone after the last."""
 
     def add(self, owner: Any, name: str, replacement: Any) -> None:
-        """Replace one more attribute, while some session is attached."""
+        """Replace one more attribute while any session is attached."""
         with self.lock:
             self.replace(owner, name, replacement)
 
     def add_operator(self, owner: Any, name: str, op_type: str) -> None:
-        """Let calls of ``owner.name`` be an operator, while some session is attached."""
+        """Treat calls of ``owner.name`` as an operator while any session is attached."""
         with self.lock:
             original = getattr(owner, name, None)
             if original is not None and not hasattr(original, _OPERATOR):
@@ -114,13 +114,13 @@ class _Patches(Patches):
             self.replace(module, name, _quiet(getattr(module, name)))
 
     def _patch_symbolic_tracing(self) -> None:
-        # What it makes of constants is no execution either.
+        # Tensors that it makes of constants are not executions either.
         tracer = sys.modules[SYMBOLIC_TRACING.module].Tracer
         self.replace(tracer, "trace", _quiet(tracer.trace))
 
     def _patch_checkpoint(self) -> None:
         module = sys.modules["torch.utils.checkpoint"]
-        # Whatever is inside a first run ends at `checkpoint`, as a rerun ends at `Rerun`.
+        # Call sites of a first run end at `checkpoint`, as those of a rerun end at `Rerun`.
         codes = [
             getattr(module, name).__code__ for name in CHECKPOINT_FUNCTIONS if hasattr(module, name)
         ]
@@ -165,7 +165,7 @@ PATCHES = _Patches()
 
 def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # First, so that Dynamo folds it and traces the original.
+        # First, so that Dynamo evaluates it while tracing and only traces the original.
         if torch.compiler.is_compiling():
             return original(module, *args, **kwargs)
         attachment = STATE.attachment
@@ -174,10 +174,10 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
         return attachment.call_module(module, original, args, kwargs)
 
     BOUNDARY.add(call.__code__)
-    # What looks at a model's signature sees the original's.
+    # `inspect.signature` of a model must be that of the original.
     replacement = functools.wraps(original)(call)
     if native is not None:
-        # A function for all who look at it, or call it by name; `module(...)` goes by C.
+        # `module(...)` calls C code. Everything else sees and calls this function.
         native.hasten_module_call(replacement, original)
     return replacement
 
@@ -186,7 +186,7 @@ def _module_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Engine:
-    """Stands before torch's engine: operators in a backward pass are not the user's program."""
+    """Wraps torch's engine, as operators in a backward pass are not part of the user's program."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -227,7 +227,7 @@ def _counting_frames(original: Callable[[int], int]) -> Callable[[int], int]:
     def set_count(count: int) -> int:
         attachment = STATE.attachment
         if count == 0 and attachment is not None and _runs_eagerly(attachment):
-            return 0  # The answer inside another such callable, which leaves the counting to it.
+            return 0  # As if called inside another such callable, which does the counting.
         return original(count)
 
     return set_count
@@ -237,7 +237,7 @@ def _runs_eagerly(attachment: Any) -> bool:
     """Return True if a compiled callable that is called now must run eagerly."""
     if attachment.watching():
         return True
-    # Dynamo cannot trace through the mode of the function-mode interceptor, even an idle one.
+    # Dynamo cannot trace through the function-mode interceptor, even if it is idle.
     stack = range(function_mode_count() if STATE.mode is not None else 0)
     return any(function_mode_at(i) is STATE.mode for i in stack)
 
@@ -278,7 +278,7 @@ def _higher_order_call(original: Callable[..., Any]) -> Callable[..., Any]:
         attachment = STATE.attachment
         if attachment is None or not attachment.watching():
             return original(operator, *args, **kwargs)
-        # What it compiles or traces inside calls operators of its own.
+        # Ops called while it compiles or traces do not belong to the model.
         run = functools.partial(_quiet(original), operator)
         return attachment.execute_python(operator, operator.__name__, run, args, kwargs)
 

@@ -1,8 +1,7 @@
-"""Tensors whose content is exchanged while tools are applied (`torch.utils.swap_tensors`).
+"""Lets `torch.utils.swap_tensors` exchange the contents of tensors while tools are applied.
 
-Owns how torch is kept from refusing it, as it does where somebody holds a weak reference to one of
-the two tensors. Ours mean the tensor object, which stays what it was, and are passed over. Once no
-tool is applied there are none.
+torch refuses to swap a tensor that has weak references. Ours refer to the tensor object, which
+stays the same, so `swap_tensors` ignores them. They are all gone once no tool is applied.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["replace", "swap_tensors"]
 
 
 class _WeakReferences:
-    """The module `weakref`, as `swap_tensors` uses it."""
+    """Replaces the module `weakref` inside `swap_tensors`."""
 
     @staticmethod
     def getweakrefs(tensor: Any) -> list[Any]:
@@ -38,9 +37,9 @@ def _is_ours(reference: weakref.ref[Any]) -> bool:
 
 
 def replace() -> Callable[[], None]:
-    """Let `swap_tensors` pass over our references; returns what puts all back.
+    """Make `swap_tensors` ignore our references; return a function that undoes this.
 
-    Its code is replaced, so that who has imported it before runs it, too.
+    Its code is replaced, so that references imported earlier run it, too.
     """
     function: Any = torch.utils.swap_tensors
     original = function.__code__
@@ -70,13 +69,16 @@ def _carrier(t1: Any, t2: Any) -> Any:
 
 
 def swap_tensors(t1: torch.Tensor, t2: torch.Tensor) -> None:
-    """`torch.utils.swap_tensors` while some session is attached."""
+    """Call `torch.utils.swap_tensors` in a thread with an attached session."""
     with quietly():
         _original["swap_tensors"](t1, t2)
 
 
 def _witness(tensor: torch.Tensor) -> tuple[object, object] | None:
-    """The storage of a tensor that is no view: it lives as long, unless the tensor gets another."""
+    """Return an object that lives exactly as long as the content of a tensor: its storage.
+
+    Returns None for views and for tensors without a storage.
+    """
     with DisableTorchFunctionSubclass():
         try:
             if is_view(tensor):

@@ -1,7 +1,6 @@
-"""When not to look: tracers and transforms that run a model on stand-ins for tensors.
+"""Detects tracers and transforms that run a model on fake tensors.
 
-Owns the questions to torch whether one of them is active in this thread. Their operators are not
-executions: no value could be given to a routine.
+Their operators are not executions, since there are no values that routines could get.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _FUNCTORCH = (
 )
 
 
-#: Answers of these are something true whenever `reason_to_look_away` may have a reason that does
-#: not lie in the type of an argument.
+#: If all of these return something false, only an argument's type can be a reason for
+#: `reason_to_look_away`.
 STAND_INS = (
     tracing_state,
     functorch_active,
@@ -40,14 +39,15 @@ _fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: 
 
 
 def reason_to_look_away(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Why an operator about to run is not to be instrumented.
+    """Return why an operator that is about to run must not be instrumented.
 
     Args:
         args: Its positional arguments.
         kwargs: Its keyword arguments.
 
     Returns:
-        None where it is; an empty string where nobody expects it; else a notice for the user.
+        None if it is instrumented. Otherwise a notice for the user, or an empty string if nobody
+        would expect instrumentation.
     """
     if tracing_state() is not None:
         return ""
@@ -62,7 +62,7 @@ def reason_to_look_away(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str |
 
 
 def _hold_stand_in(values: Iterable[Any]) -> bool:
-    """Return True if some value is a stand-in for a tensor, or holds one at any depth."""
+    """Return True if any value is a fake tensor, or contains one at any depth."""
     for value in values:
         kind = type(value)
         fake = _fake.get(kind)

@@ -1,8 +1,8 @@
-"""torch's own Python wrappers, made transparent for the operators inside them.
+"""Makes torch's own Python wrappers transparent, so that the operators inside them are seen.
 
-Owns the replacement of ``has_torch_function*`` in the namespaces of such wrappers: where a thread
-asks for it, they look for overriding types only and not for modes. `F.relu` then is the one
-operator `relu`, and nothing is counted twice.
+Owns the replacement of ``has_torch_function*`` in the namespaces of such wrappers. On request of a
+thread, these look for overriding types only and not for modes. `F.relu` then runs the one operator
+`relu`, and nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["has_override", "make_transparent", "transparent"]
 
 @contextmanager
 def transparent(wrapper: Any) -> Iterator[None]:
-    """Extent in which this thread runs a wrapper of torch's for the operators inside it."""
+    """Run a wrapper of torch for the operators inside it during this context."""
     STATE.transparent.append(wrapper)
     try:
         yield
@@ -37,7 +37,7 @@ def transparent(wrapper: Any) -> Iterator[None]:
 
 
 def has_override(values: Any) -> bool:
-    """Return True if some value is of a type that overrides torch's functions, modes aside."""
+    """Return True if the type of any value overrides torch's functions, regardless of modes."""
     for value in values:
         kind = type(value)
         if kind in PLAIN:
@@ -55,7 +55,7 @@ def has_override(values: Any) -> bool:
 
 
 def make_transparent(namespace: dict[str, Any]) -> None:
-    """Let the functions of a namespace be run by `transparent`, until no session is attached."""
+    """Let `transparent` work for functions of a namespace until no session is attached."""
     for name, replace in _ASKS.items():
         original = namespace.get(name)
         if original is not None and not hasattr(original, _MARK):
@@ -74,11 +74,11 @@ class _Namespace:
         self.__dict__ = namespace
 
 
-# The three differ in how they take their arguments: one iterable, one value, any number.
+# The three functions differ in their arguments: one iterable, one value, any number.
 
 
 def _types_only() -> bool:
-    """Return True if no mode but the interceptor's would be asked by this thread."""
+    """Return True if no mode except the interceptor's could be asked in this thread."""
     if STATE.transparent:
         return True
     return (

@@ -1,8 +1,8 @@
 """One execution of one operator: analysis, edits before, the op or its replacement, edits after.
 
-Owns the order of these and the straight-through meaning of an edit, for ordinary ops, in-place ops
-and `out=`. Which call this is, the sites say; gradients are those of `_autograd`. A little over 400
-lines: one execution from its beginning to its end.
+Owns the order of these, and the straight-through meaning of edits for ordinary ops, in-place ops
+and `out=`. The sites identify the call; `_autograd` handles gradients. The module is a little over
+400 lines because it covers one execution from beginning to end.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = ["Execution", "Run"]
 
 
 class Execution:
-    """Runs operators for one attachment.
+    """Executes operators for one attachment.
 
     Args:
         session: The session.
         backward: The backward program.
         constant: Returns a value that is the same in every execution of its op, else None.
-        note_unseen: Notes what an observer did not see, and why.
+        note_unseen: Records what an observer did not see, and why.
 
     Attributes:
-        watch: The extension's side of the interceptor, or None.
+        watch: The native extension's part of the interceptor, or None.
         edits: Number of values edited and operators replaced so far.
     """
 
@@ -70,7 +70,7 @@ class Execution:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The result of one call of `operator`.
+        """Execute one call of `operator` and return its result.
 
         Args:
             record: The op's record.
@@ -100,7 +100,9 @@ class Execution:
         kwargs: dict[str, Any],
         go_on: Callable[[Run], object] | None = None,
     ) -> Any:
-        """Return the result of a call, also where the driver fails, if that is wanted."""
+        """Execute a call; if the driver itself fails, fall back to the original where that is
+        allowed.
+        """
         try:
             run = Run(self, record, operator, original, args, kwargs)
             if go_on is not None:
@@ -127,7 +129,7 @@ class Execution:
         start: int,
         tapped: bool,
     ) -> Any:
-        """Go on with a call of which a part has been done.
+        """Continue a call that the native interceptor has executed in part.
 
         Args:
             record: The op's record.
@@ -135,11 +137,11 @@ class Execution:
             call: Runs the original.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            before: What the first routines before the op have returned.
-            after: What the first routines after the op have returned.
-            returned: What the original has returned, or None where it has not been called.
+            before: Results of the first routines before the op.
+            after: Results of the first routines after the op.
+            returned: The original's return value, or None if it was not called.
             start: Sequence number before that call.
-            tapped: Whether that call was made so that gradients of inputs are seen to.
+            tapped: Whether hooks for gradients of inputs were prepared in that call.
         """
         original = self.session.failures.original(call)
 
@@ -162,7 +164,7 @@ class Execution:
         result: Any,
         start: int,
     ) -> Any:
-        """Look at the nodes of an idle op that made others than when it was found idle."""
+        """Analyse the nodes of an idle op that made other nodes than when it was found idle."""
         try:
             later = None if self.backward.second_order else record.hooks
             if isinstance(later, LaterHooks) and later.hook(self.session.epoch, result, start):
@@ -170,7 +172,7 @@ class Execution:
             made_nodes = next_sequence() - start
             if made_nodes != record.idle_nodes and record.context is not None:
                 bound, outputs = bind(operator.func, args, kwargs), outputs_of(result)
-                # What is remembered is of another execution.
+                # The remembered constants are those of another execution.
                 record.context.remember_constants()
                 if self._track(record, record.context, bound, outputs, start):
                     record.idle_nodes = made_nodes
@@ -186,7 +188,7 @@ class Execution:
         return result
 
     def edit(self, step: Step | OfAliasing, values: list[Any], result: Any) -> None:
-        """Let what a routine returned take effect in `values`; for the native interceptor."""
+        """Apply a routine's result to `values`; called by the native interceptor."""
         aliasing = isinstance(step, OfAliasing)
         step = step.step if isinstance(step, OfAliasing) else step
         changes = step.changes(values, result)
@@ -206,7 +208,7 @@ class Execution:
 
 
 class Run:
-    """The instrumented execution of one call; made anew for each."""
+    """The instrumented execution of one call."""
 
     def __init__(
         self,
@@ -225,17 +227,17 @@ class Run:
         self.values = list(self.bound.values)
         self.mutated = self.bound.signature.mutated
         self.start = 0
-        self.made_count = 0  # Number of nodes, those of the driver's included.
-        # What routines have returned already.
+        self.made_count = 0  # The number of nodes, including the driver's.
+        # Results of routines that were called already.
         self.done_before: tuple[Any, ...] = ()
         self.done_after: tuple[Any, ...] = ()
-        # Whether the original has been called already, and then gradients of inputs are seen to.
+        # Whether the original was called already, and hooks for gradients of inputs were prepared.
         self.called = self.tapped = False
 
     def result(self) -> Any:
         session, bound, operator, record = self.session, self.bound, self.operator, self.record
         if not (self.done_before or self.done_after or self.tapped):
-            # Made anew at the end, if this gets there: it relies on the facts of the last run.
+            # It depends on facts of the last execution, and is compiled again after this one.
             record.program = None
         context = record.context = session.open(
             record.site,
@@ -260,8 +262,8 @@ class Run:
         taps = None
         if torch.is_grad_enabled():
             taps = Taps(self.execution.backward, context, self)
-        # Before anything looks at the inputs' nodes: looking at a view whose base was written
-        # makes its node, which then is this op's.
+        # Before the inputs' nodes are read: reading the node of a view whose base was written
+        # creates that node, which then counts as this op's.
         self.start = self.start or next_sequence()
         if taps is not None:
             self.values = taps.before(self.values, self.start)
@@ -273,8 +275,8 @@ class Run:
         context.fill(outputs=outputs)
         after = self._analyse(context, IPoint.AFTER_FORWARD)
         made = self.made_count = next_sequence() - self.start
-        # After-forward analysis may have asked for gradients, too. They count even where there are
-        # none now: the op may run with them later.
+        # After-forward analysis may have requested gradients, too. They count even if there are
+        # none now, since the op may run with gradients later.
         settled = not (before or after or asked(context))
         tracked = True
         results = outputs
@@ -298,10 +300,10 @@ class Run:
             results = self._edit_outputs(after, results)
         nodes = made if taps is not None else 0
         if settled and session.caching:
-            # Backward ops that have not run yet are hooked in each execution, and that is all.
+            # Backward ops that have not run yet still need hooks in each execution.
             record.idle_epoch, record.idle_nodes = session.epoch, nodes if tracked else -1
         elif session.caching and not (self.done_before or self.done_after or self.called):
-            # Found without gradients, nothing is known of the nodes.
+            # Without gradients, nothing is known about the nodes.
             known = tracked and (taps is not None or not session.wants_backward)
             record.program = compiled(
                 self,
@@ -318,17 +320,17 @@ class Run:
 
     def _analyse(self, context: OpContext, i_point: IPoint) -> Plan:
         if self.session.due(context, i_point):
-            # What analysis makes is kept, and may be needed where gradients are.
+            # Tensors made by analysis are kept, and may be used with gradients later.
             with torch.inference_mode(False):
                 return call_routine(context.trigger_callback, i_point)
         return context.trigger_callback(i_point)
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors whose nodes this run made."""
+        """Return the tensors whose nodes this execution made."""
         return made(self.bound, outputs)
 
     def note_unseen(self, what: str, why: str) -> None:
-        """Note what an observer did not see, and why."""
+        """Record what an observer did not see, and why."""
         self.execution.note_unseen(what, why)
 
     # Inputs.
@@ -345,7 +347,7 @@ class Run:
                     self.values[position] = edited(old, new, step, node=self.operator.aliases)
 
     def _write(self, old: Any, new: Any, step: Step) -> None:
-        """Edit an argument that the op writes: the op must still find the original storage."""
+        """Edit an argument that the op writes, which must keep its storage."""
         if isinstance(old, (list, tuple)):
             for one, other in zip(old, new, strict=True):
                 if other is not one:
@@ -355,8 +357,8 @@ class Run:
         if step.action.autodiff and torch.is_grad_enabled():
             old.copy_(new)
             return
-        # The version counter must not move: nothing that was saved is outdated by it that the op
-        # itself does not outdate.
+        # The tensor version must not change: the edit invalidates no saved tensor that the op
+        # itself would not invalidate.
         _overwrite(old, new)
 
     # The op.
@@ -373,21 +375,21 @@ class Run:
         return self.call_original(self.values)
 
     def _replace(self, step: Step) -> Any:
-        """The result of a replacement, in the form and place of the op's own."""
+        """Return a replacement's result, in the form and place of the op's own."""
         self.execution.edits += 1
         values, signature = list(self.values), self.bound.signature
         written = values[0] if signature.in_place and values else None
         if isinstance(written, torch.Tensor):
-            # What the routine computes with must survive that its result is written over it.
+            # The routine's argument must stay intact when the result is written over the original.
             values[0] = given = written.clone()
             version = None if given.is_inference() else version_of(given)
             with back(), standing_for(self.call_original):
                 result = step.replace(values)
-            # It may have been written itself.
+            # The routine may have written its argument in place.
             if result is not given or version is None or version_of(given) != version:
                 check_tensor(written, result, step)
                 written.copy_(result)
-            # `x[i] = v` returns nothing; every other in-place op its input.
+            # `x[i] = v` returns nothing; every other in-place op returns its input.
             return None if self.operator.op_type == "__setitem__" else written
         with back(), standing_for(self.call_original):
             result = step.replace(values)
@@ -411,7 +413,7 @@ class Run:
             )
         if counts and not all(isinstance(value, torch.Tensor) for value in results):
             raise EditError(
-                f"{result!r} cannot stand for what {self.operator.op_type} returns",
+                f"{result!r} cannot replace the result of {self.operator.op_type}",
                 where=step.where,
                 fix="Return tensors",
             )
@@ -437,7 +439,7 @@ class Run:
         return self.call(*args, **kwargs)
 
     def _edits_in_place(self, context: OpContext) -> bool:
-        """Return True if the op's result may be edited in storage that it saves for backward."""
+        """Return True if edits may change storage that the op saves for backward."""
         if not (self.bound.signature.in_place and torch.is_grad_enabled()):
             return False
         asked = context.plan(IPoint.AFTER_FORWARD).edits
@@ -464,7 +466,7 @@ class Run:
                 if isinstance(old, torch.Tensor) and self._written(old):
                     self._rewrite(old, new, step)
                 elif self._is_new_leaf(old) and not step.action.autodiff:
-                    # The program will look for the gradient in this very leaf.
+                    # The program will read the gradient from this very leaf.
                     check_tensor(old, new, step, same_dtype=True)
                     _overwrite(old, new)
                 else:
@@ -486,7 +488,7 @@ class Run:
         return any(output is destination for destination in destinations)
 
     def _rewrite(self, old: torch.Tensor, new: Any, step: Step) -> None:
-        """Write an edited result where the op wrote it."""
+        """Write an edited result to the tensor that the op wrote."""
         if self.operator.op_type in IN_PLACE_METADATA:
             raise UnsupportedError(
                 f"The result of {self.operator.op_type} cannot be edited: the op changes the shape "

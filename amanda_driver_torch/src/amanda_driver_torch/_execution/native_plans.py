@@ -1,7 +1,7 @@
-"""Plans in the form in which the native interceptor runs them by itself.
+"""Plans in the form that the native interceptor executes.
 
-Owns the question which plans it can: insertions before and after the forward op, without autodiff,
-and before and after the backward op as a whole or one of its nodes. All others are executed by
+Owns the decision which plans have that form: insertions before and after the forward op, and before
+and after its backward (as a whole, or at one node), without autodiff. All others are executed by
 `execute` and `_autograd.backward`.
 """
 
@@ -26,7 +26,7 @@ from amanda_driver_torch._torch.reading import PLAIN, is_strided
 
 __all__ = ["compiled", "node_plans"]
 
-# More values than this are handed over in Python.
+# Calls with more values than this are executed in Python.
 _MANY = 16
 
 
@@ -40,17 +40,18 @@ def compiled(
     taps: Taps | None,
     returned: Any,
 ) -> object:
-    """The plan of an op as a program for calls like that of `call`; None where it cannot be.
+    """Compile the plan of an op to a program for calls like that of `call`; None if it is not
+    possible.
 
     Args:
         call: The execution that has just taken place.
-        watch: The extension's side of the interceptor, or None.
+        watch: The native extension's part of the interceptor, or None.
         context: The op's context.
         before: Its plan before forward.
         after: Its plan after forward.
         nodes: Number of backward nodes that the op made, if these need nothing more; else -1.
         taps: The aligned gradients of that execution, if it had gradients.
-        returned: What the op returned.
+        returned: The op's return value.
     """
     session, bound = call.session, call.bound
     layout = bound.layout
@@ -85,7 +86,7 @@ def compiled(
     if asked(context) and not all(
         type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
     ):
-        # A subclass may override what C would read of it.
+        # A subclass may override attributes that C would read.
         return None
     names = tuple(kwargs)
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)
@@ -111,7 +112,7 @@ def compiled(
             return None
         if met is not None:
             assert taps is not None
-            # Without identities, the op makes fewer nodes.
+            # Without identities, there are fewer nodes.
             tapped, nodes = [], nodes - (taps.begin - call.start) if nodes >= 0 else nodes
     arrivals: list[Any] = []
     if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
@@ -134,7 +135,7 @@ def compiled(
         nodes,
         tapped,
         required,
-        # Found without gradients, nothing is known of them.
+        # Without gradients in this execution, nothing is known about them.
         taps is not None or not asked(context),
         watch,
         arrivals,
@@ -151,7 +152,9 @@ def _meetings(
     taps: Taps | None,
     returned: Any,
 ) -> Any:
-    """Return how gradients of inputs are hooked where they meet; None if identities are needed."""
+    """Return how to hook gradients of inputs at the nodes that compute them; None if identities are
+    needed.
+    """
     output = returned[0] if isinstance(returned, tuple) and returned else returned
     if taps is None or type(output) is not torch.Tensor or autocast_enabled():
         return None
@@ -159,7 +162,7 @@ def _meetings(
     if not all(map(is_strided, tensors)):
         return None
     if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
-        # The engine may convert what the op gives.
+        # The engine may convert the op's gradients.
         return None
     met = taps.meetings(output)
     if not met:
@@ -175,7 +178,7 @@ def _meetings(
         ]
         hook = (one.hook, steps, one.route, len(sources), ways)
         hooks.append((hook, tuple(sources[position] for position in one.positions)))
-    # Which nodes an op makes depends on more than the types of its arguments.
+    # The nodes that an op makes depend on more than the types of its arguments.
     laid = [
         (index, value.ndim, value.is_contiguous(), value.dtype)
         for index, value in enumerate(operands)
@@ -187,18 +190,18 @@ def _meetings(
 def node_plans(
     backward: Backward, watch: Any, record: OpRecord, outputs: Sequence[Any], start: int
 ) -> object:
-    """Return what is to be done at the nodes of an op, for executions like the last one.
+    """Return the plans of an op's nodes for executions like the last one.
 
     Args:
         backward: The backward program.
-        watch: The extension's side of the interceptor, or None.
+        watch: The native extension's part of the interceptor, or None.
         record: The op's record.
-        outputs: What the op returned.
-        start: What `next_sequence` gave before it ran.
+        outputs: The op's outputs.
+        start: Value of `next_sequence` before it ran.
 
     Returns:
-        The plans; or what says in which epoch and for how many nodes they cannot be made; or None
-        as long as some nodes have not been analysed.
+        The plans; None while some nodes have not been analysed; or a tuple of the epoch and the
+        number of nodes for which such plans are not possible.
     """
     session = backward.session
     made = next_sequence() - start
@@ -235,14 +238,16 @@ def node_plans(
 
 
 def _argument(source: int | str | None, count: int, names: tuple[str, ...]) -> int:
-    """Number of an argument, keyword arguments counted last; -1 where there is none."""
+    """Return the number of an argument, counting keyword arguments last; -1 if there is none."""
     if source is None:
         return -1
     return count + names.index(source) if isinstance(source, str) else source
 
 
 def _parts(step: Step, count: int) -> Any:
-    """Routine, keyword arguments and positions of a step; None where it needs more than these."""
+    """Return routine, keyword arguments, positions and step; None if the step needs more than
+    these.
+    """
     action = step.action
     positions = action.positions
     if action.autodiff or len(action.kwargs) > _MANY // 2:

@@ -1,10 +1,10 @@
-"""Backward ops that are not hooked before the first of them is about to run.
+"""Pending hooks: backward ops that are hooked only when the first of them is about to run.
 
-Hooks on all backward ops of an operator cost many times what the operator does, and a program may
-never run backward. Until a backward op of a forward op has been analysed, an execution gets one
-hook only: before the node of its output, which runs before the op's other nodes do. When it is
-called, that hook puts the others where they would stand if they had been registered in the forward
-pass.
+Hooks on all backward ops of an operator cost many times what the operator itself does, and a
+program may never run backward. Until a backward op has been analysed, an execution gets a single
+hook, before the node of its output, which runs before the op's other nodes. When that hook is
+called, it sets the others in the order they would have had if they had been registered in the
+forward pass.
 """
 
 from __future__ import annotations
@@ -30,30 +30,32 @@ from amanda_driver_torch._torch.reading import node_of
 __all__ = ["LaterHooks", "hook_at_once", "later_hooks"]
 
 Hook = Callable[[Sequence[Any]], Any]
-#: Takes the sequence number before the op ran, the number of the hook and the node, or None for the
-#: node that is being run; returns what the hook does from now on, None to be asked again.
+#: Takes the sequence number before the op ran, the number of the hook, and the node (None for the
+#: node that is running). Returns the function of the hook from now on, or None to be called again.
 Expand = Callable[[int, int, Any], Hook | None]
 
 
 class LaterHooks:
-    """How the nodes of an op are hooked until they have been analysed, without native code.
+    """Hooks the nodes of an op until they have been analysed, without native code.
 
     Args:
-        epoch: The epoch in which this holds.
-        made: Number of nodes that the op made, the only one for which this holds.
+        epoch: The epoch in which this is valid.
+        made: The number of nodes that the op must make for this to be valid.
         expand: Hooks the nodes of an execution.
-        way: The way from the op's output to the node that runs first; see `route`.
+        way: The path from the op's output to the node that runs first; see `route`.
     """
 
     def __init__(self, epoch: int, made: int, expand: Expand, way: tuple[Any, ...]) -> None:
         self.expand = expand
-        #: Whether nodes were hooked: they may have been analysed since.
+        #: Whether nodes were hooked, so that they may have been analysed since.
         self.spent = False
         self._when = epoch, made
         self._edges, self._kinds, self._number = way
 
     def hook(self, epoch: int, output: Any, start: int) -> bool:
-        """Hook the first node of an execution; return False if it is not like the one before."""
+        """Hook the first node of an execution; return False if the execution is unlike the earlier
+        one.
+        """
         if self.spent or self._when != (epoch, next_sequence() - start):
             return False
         node: Any = node_of(output) if type(output) is torch.Tensor else None
@@ -73,7 +75,7 @@ class LaterHooks:
 
 
 class _PendingHook:
-    """Hook the nodes of an op when the first of them is run."""
+    """Hooks the nodes of an op when the first of them runs."""
 
     def __init__(self, later: LaterHooks, start: int) -> None:
         self._later, self._start, self.number = later, start, 0
@@ -102,18 +104,18 @@ def later_hooks(
     start: int,
     opened: bool = False,
 ) -> object:
-    """Return how the nodes of an op are hooked in executions like the one that has just been.
+    """Return how to hook the nodes of an op in executions like the one that has just taken place.
 
     Args:
         backward: The backward program.
-        watch: The extension's side of the interceptor, or None.
+        watch: The native extension's part of the interceptor, or None.
         record: The op's record.
         context: Its context.
         bound: The call.
-        outputs: What the op returned.
-        start: What `next_sequence` gave before it ran.
-        opened: Whether the context was opened for this execution and will not be for the next ones,
-            so that it has to forget some of the values first.
+        outputs: The op's outputs.
+        start: Value of `next_sequence` before it ran.
+        opened: Whether the context was opened for this execution and will not be for the next ones.
+            It must then release some of its values first.
     """
     plans = node_plans(backward, watch, record, outputs, start)
     if plans is not None and not getattr(plans, "pending", False):
@@ -123,7 +125,7 @@ def later_hooks(
         return None
     if opened or bound.signature.mutated or len(outputs) != 1:
         return None
-    # Nodes that are analysed while others never run are hooked as before.
+    # If some nodes are analysed but others never run, they are hooked as before.
     if asked(context) or any(one.analysed(session) for one in record.nodes.values()):
         return None
     output = outputs[0]
@@ -139,7 +141,7 @@ def later_hooks(
 
 
 def _expansion(backward: Backward, records: dict[Any, NodeRecord], forward: OpContext) -> Expand:
-    """Return a function that hooks the nodes of an execution, while the first of them is run.
+    """Return a function that hooks the nodes of an execution while the first of them runs.
 
     It holds neither records nor contexts, since hooks in a graph hold it.
     """
@@ -163,7 +165,7 @@ def _expansion(backward: Backward, records: dict[Any, NodeRecord], forward: OpCo
 
 
 def hook_at_once(roots: Sequence[Any]) -> None:
-    """Hook all nodes of a graph that wait for a backward pass.
+    """Set all pending hooks of a graph.
 
     Compiled autograd collects the hooks before it runs, and then runs no node.
 
@@ -177,7 +179,7 @@ def hook_at_once(roots: Sequence[Any]) -> None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        handle = node.register_prehook(unchanged)  # There is no other way to see the hooks.
+        handle = node.register_prehook(unchanged)  # There is no other way to read the hooks.
         for hook in list(handle.hooks_dict_ref().values()):
             if isinstance(hook, _PENDING_HOOKS):
                 hook.expand(node)

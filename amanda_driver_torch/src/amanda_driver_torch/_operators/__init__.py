@@ -1,1 +1,1 @@
-"""What an operator is, and the positions of its arguments. It knows of no session."""
+"""What an operator is, and the positions of its arguments. Does not depend on sessions."""

@@ -1,8 +1,8 @@
-"""What an operator is: which of torch's C bindings do tensor work, and what each is called.
+"""Which of torch's C bindings are operators, and their names.
 
-Owns the rule (a schema that returns tensors or writes an argument), the hand lists for what the
-rule cannot know, and the table from binding to schemas. It looks at functions only, never at a
-call; positions are `signature`'s. Importing it builds nothing.
+Owns the rule (a schema that returns tensors or writes an argument), the lists of exceptions, and
+the table from bindings to schemas. It looks at functions only, never at calls; `signature` handles
+positions. Importing this module builds no table.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from amanda_driver_torch._torch.internals import (
     schema_of,
 )
 
-# The same operation under another spelling. Function mode reports these under the schema's name
-# already (`x + 1` is `add`), a method table does not, and an op must have one name in both.
+# Other names of the same operation. The function protocol reports these under the schema's name
+# (`x + 1` is `add`) and a method table does not, but an op must have the same name in both.
 ALIASES: Mapping[str, str] = types.MappingProxyType(
     {
         "__add__": "add",
@@ -81,47 +81,47 @@ ALIASES: Mapping[str, str] = types.MappingProxyType(
 # Attributes that create an autograd node; every other attribute is metadata.
 GETTERS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 
-# Conversions and moves: written by hand in C++ over `to`, so they have no schema of their own.
+# Conversions and moves: written by hand in C++ on top of `to`, without a schema of their own.
 CONVERSIONS = frozenset(
     {"bfloat16", "bool", "byte", "cdouble", "cfloat", "char", "cpu", "cuda", "double", "float"}
     | {"half", "int", "ipu", "long", "mtia", "short", "type", "xpu"}
 )
-# Makers of tensors from Python or foreign data: parsed by hand in C++.
+# Factories of tensors from Python or foreign data: parsed by hand in C++.
 FACTORIES = frozenset(
     {"_from_blob", "as_tensor", "asarray", "from_numpy", "frombuffer", "nested_tensor", "new"}
     | {"new_tensor", "tensor"}
 )
-# Elementwise Python callbacks: they write the tensor without any ATen op.
+# Elementwise Python callbacks, which write the tensor without any ATen op.
 CALLBACKS = frozenset({"apply_", "map_", "map2_"})
 # Type slots: indexing is a slot of the type, not a method.
 SLOTS = frozenset({"__getitem__", "__setitem__"})
 WITHOUT_SCHEMA = CONVERSIONS | FACTORIES | CALLBACKS | SLOTS
 
-# Autograd bookkeeping: they change what is recorded, not what is computed.
+# Autograd bookkeeping, which changes what is recorded and not what is computed.
 _AUTOGRAD = frozenset({"_backward", "detach_", "requires_grad_", "retain_grad"})
-# Storage and allocator bookkeeping: no value is computed, the tensor object is pointed elsewhere.
+# Storage and allocator bookkeeping: no value is computed, but the tensor may get another storage.
 _STORAGE = frozenset(
     {"_fix_weakref", "const_data_ptr", "data_ptr", "record_stream", "set_", "untyped_storage"}
 )
-# Names of dimensions (torch < 2.13): metadata although they return the tensor.
+# Names of dimensions (torch < 2.13): metadata, although these return the tensor.
 _DIMENSION_NAMES = frozenset({"rename", "rename_"})
-# The machinery of subclasses and view replay: torch calls it, no model does.
+# Internals of subclasses and view replay, which torch calls and models do not.
 _SUBCLASSES = frozenset(
     {"__new__", "_dtensor__new__", "_make_subclass", "_make_wrapper_subclass", "_rev_view_func"}
     | {"_rev_view_func_unsafe", "_view_func", "_view_func_unsafe", "as_subclass"}
 )
-# Answers in Python's own types: the value leaves the network.
+# Conversions to Python's own types, by which the value leaves the network.
 _TO_PYTHON = frozenset(
     {"__bool__", "__complex__", "__float__", "__index__", "__int__", "__long__", "__nonzero__"}
     | {"__len__", "numpy", "tolist"}
 )
-# Questions without a schema, and what only parses arguments or always raises.
+# Queries without a schema, and functions that only parse arguments or always raise.
 _QUESTIONS = frozenset(
     {"__delitem__", "_is_view", "_parse_to", "_use_count", "element_size", "ndimension", "nelement"}
 )
 NOT_OPERATORS = _AUTOGRAD | _STORAGE | _DIMENSION_NAMES | _SUBCLASSES | _TO_PYTHON | _QUESTIONS
 
-# In-place ops that change shape or strides: their result cannot be copied back into the input.
+# In-place ops that change shape or strides, so that a result cannot be copied into the input.
 IN_PLACE_METADATA = frozenset(
     {"as_strided_", "moveaxis_", "movedim_", "resize_", "resize_as_", "resize_as_sparse_"}
     | {"_resize_output_", "set_", "sparse_resize_", "sparse_resize_and_clear_", "squeeze_"}
@@ -138,10 +138,10 @@ _CALLABLE_BINDINGS = (
 
 
 class _Binding(NamedTuple):
-    func: object  # held so that its id stays its own
-    name: str  # the name as users know it, aliases folded
+    func: object  # held so that its id is not reused
+    name: str  # the name shown to users, after `ALIASES`
     is_operator: bool
-    is_known: bool  # by a schema or by a hand list
+    is_known: bool  # has a schema, or is in one of the lists above
 
 
 def is_operator(func: object) -> bool:
@@ -151,7 +151,7 @@ def is_operator(func: object) -> bool:
         func: What an interceptor saw: a C binding, a getter's `__get__`, an op of `torch.ops`.
 
     Returns:
-        True for tensor work; False for metadata, Python functions and whatever is unknown.
+        True for tensor work; False for metadata, Python functions and anything unknown.
     """
     binding = _bindings_by_id().get(id(func))
     if binding is not None:
@@ -163,7 +163,7 @@ def is_operator(func: object) -> bool:
 
 
 def is_operator_name(name: str) -> bool:
-    """Return True if ATen has an operator of this name; for what is written in Python over it."""
+    """Return True if ATen has an operator of this name, for Python functions on top of ATen."""
     return any(map(_does_tensor_work, _schemas().get(ALIASES.get(name, name), ())))
 
 
@@ -174,7 +174,7 @@ def operator_of(func: object) -> object:
 
 
 def type_name(func: object) -> str:
-    """Return the op type: the binding's name, or `namespace::name` for ops that are not ATen's."""
+    """Return the op type: the binding's name, or `namespace::name` for ops outside of ATen."""
     if isinstance(func, OpOverload):
         return schema_of(func).name.removeprefix("aten::")
     if isinstance(func, OpOverloadPacket):
@@ -187,13 +187,13 @@ def type_name(func: object) -> str:
 
 
 def is_binding(func: object) -> bool:
-    """Return True if `func` is one of torch's own: it lives for ever and may be kept in a cache."""
+    """Return True if `func` is one of torch's own, which live for ever and may be cached."""
     raw = operator_of(func)
     return id(raw) in _bindings_by_id() or isinstance(raw, (OpOverload, OpOverloadPacket))
 
 
 def schemas_of(func: object) -> tuple[FunctionSchema, ...]:
-    """Return the schemas that a call of `func` may mean; empty where it has none."""
+    """Return the schemas that a call of `func` may use; empty if it has none."""
     if isinstance(func, OpOverload):
         return (schema_of(func),)
     if isinstance(func, OpOverloadPacket):
@@ -207,7 +207,7 @@ def bindings() -> Mapping[str, bool]:
     """Return every candidate binding by its qualified name, and whether it is an operator.
 
     Returns:
-        Such as `{"torch._C._VariableFunctions.relu": True, "torch._C.TensorBase.dim": False}`.
+        For example `{"torch._C._VariableFunctions.relu": True, "torch._C.TensorBase.dim": False}`.
     """
     return {name: binding.is_operator for name, binding in _bindings().items()}
 
@@ -218,12 +218,12 @@ def operators() -> Mapping[str, Any]:
 
 
 def unknown_bindings() -> tuple[str, ...]:
-    """Return the bindings that neither a schema nor a hand list knows: taken as not operators."""
+    """Return the bindings without a schema or list entry, which are taken not to be operators."""
     return tuple(name for name, binding in _bindings().items() if not binding.is_known)
 
 
 def _getter(func: object) -> object | None:
-    """The getset descriptor of an attribute's `__get__`; None for all else, `__set__` included."""
+    """Return the getset descriptor of an attribute's `__get__`; None for anything else."""
     if type(func) is not _MethodWrapper or func.__name__ != "__get__":
         return None
     descriptor = func.__self__
@@ -232,9 +232,9 @@ def _getter(func: object) -> object | None:
 
 @functools.cache
 def _schemas() -> Mapping[str, tuple[FunctionSchema, ...]]:
-    """ATen's schemas by name, functional overloads before `out=` ones, dimension names last."""
-    # TorchScript registers overloads on strings, lists and scalars under the same names
-    # (`aten::add.str`); the dispatcher knows only those that a binding can reach.
+    """Return ATen's schemas by name: `out=` overloads late, those with dimension names last."""
+    # TorchScript registers overloads for strings, lists and scalars under the same names
+    # (`aten::add.str`). Only those in the dispatcher can be reached by a binding.
     dispatched = set(dispatched_names())
     found: defaultdict[str, list[FunctionSchema]] = defaultdict(list)
     for schema in registered_schemas():
@@ -285,5 +285,5 @@ def _bindings() -> Mapping[str, _Binding]:
 
 @functools.cache
 def _bindings_by_id() -> Mapping[int, _Binding]:
-    # By id and not by the function: builtins of one C function compare equal (`spmm == mm`).
+    # By id, since builtins with the same C function compare equal (`spmm == mm`).
     return {id(binding.func): binding for binding in _bindings().values()}

@@ -1,4 +1,4 @@
-"""What is the same in every call of one operator."""
+"""Facts that are the same in every call of one operator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Operator"]
 
 
 class Operator:
-    """What is the same in every call of one operator.
+    """Facts that are the same in every call of one operator.
 
     Attributes:
-        raw: What users get from `context.get_op()`.
+        raw: The object that `context.get_op()` returns.
         op_type: Its name.
-        aliases: Whether a result may share memory with an input, or nothing is known of that.
+        aliases: Whether a result may share memory with an input, as far as is known.
     """
 
     __slots__ = ("aliases", "counts", "func", "op_type", "raw")
@@ -24,18 +24,18 @@ class Operator:
         self.func, self.raw, self.op_type = func, raw, op_type
         schemas = schemas_of(func)
         returns = [schema.returns for schema in schemas]
-        #: Numbers of tensors that the op may return; empty where that is not known.
+        #: The possible numbers of returned tensors; empty if not known.
         self.counts = (
             {len(kinds) for kinds in returns}
             if all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
             else set()
         )
-        # Dropout returns its input in evaluation, and no schema says so.
+        # Dropout returns its input in evaluation mode, which its schema does not tell.
         self.aliases = (
             not schemas
             or "dropout" in op_type
             or any(
-                # One that is written is an in-place or `out=` result, which is no view.
+                # A written result is that of an in-place or `out=` op, and not a view.
                 result.alias_info is not None and not result.alias_info.is_write
                 for schema in schemas
                 for result in schema.returns

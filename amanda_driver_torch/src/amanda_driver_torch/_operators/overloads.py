@@ -1,9 +1,9 @@
-"""Which overload a call means: ATen's schemas as what the parser of torch's bindings takes.
+"""Overload resolution: the ATen schema that a call uses, by the rules of torch's argument parser.
 
-Owns the rules by which arguments find their positions (self of a method, keyword aliases, spread
-ints, riders, deprecated orders) and the plan of one kind of call. It sees kinds of arguments,
-never arguments; a call is `signature`'s. Nothing here runs twice for one kind of call. One file,
-although a long one, since slots, overloads and plans are one chain that is read together.
+Owns how arguments find their positions (self of a method, keyword aliases, spread ints, attributes,
+deprecated orders), and the plan of each kind of call. It handles kinds of arguments only;
+`signature` handles calls. Nothing here runs twice for one kind of call. The long module is one
+chain from slots to overloads to plans.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from amanda_driver_torch._torch.internals import (
     parse_schema,
 )
 
-# Keywords that say how a result is made and not from what: they are attributes, not inputs.
+# Keywords that tell how a result is made, not from which values: attributes, not inputs.
 RIDERS = frozenset({"device", "dtype", "generator", "layout", "memory_format", "names"}) | {
     "pin_memory",
     "requires_grad",
 }
 _RIDER_TYPES = ("Device", "Generator", "Layout", "MemoryFormat", "ScalarType")
 
-# torch's parser takes numpy's spellings, and `input` for what schemas call `self`.
+# torch's parser accepts NumPy's names, and `input` for the `self` of schemas.
 _KEYWORD_ALIASES: Mapping[str, tuple[str, ...]] = {
     "input": ("self",),
     "x": ("self", "input"),
@@ -45,7 +45,7 @@ _KEYWORD_ALIASES: Mapping[str, tuple[str, ...]] = {
     "keepdims": ("keepdim",),
 }
 
-# Bindings parsed by hand in C++: what their parser takes. The schemas, if any, say other things.
+# Bindings whose arguments are parsed by hand in C++, differently from their schemas, if any.
 _HAND_WRITTEN: Mapping[str, tuple[str, ...]] = {
     "__getitem__": ("(Tensor(a) self, Any indices) -> Tensor(a)",),
     "__setitem__": ("(Tensor(a!) self, Any indices, Any value) -> ()",),
@@ -62,7 +62,7 @@ _HAND_WRITTEN: Mapping[str, tuple[str, ...]] = {
 _GETTER = ("(Tensor(a) self) -> Tensor(a)",)
 
 # Ops that update their running statistics although their schema has no `!`. (`max_norm` needs no
-# entry: embedding and embedding_bag renormalise by an `embedding_renorm_` of its own.)
+# entry: embedding and embedding_bag renormalize by a separate op, `embedding_renorm_`.)
 _UPDATES_STATISTICS = frozenset(
     {"_batch_norm_impl_index", "batch_norm", "batch_norm_gather_stats", "batch_norm_update_stats"}
     | {"batch_norm_gather_stats_with_counts", "cudnn_batch_norm", "instance_norm"}
@@ -81,10 +81,11 @@ class Signature:
     """The positions of one op.
 
     Attributes:
-        names: A name for each position; `input` for what schemas call `self`.
-        mutated: The positions that the op may write; `out=` is none.
+        names: A name for each position; `input` for the `self` of schemas.
+        mutated: The positions that the op may write, without `out=`.
         in_place: Whether the op writes its position 0 (`add_`, `__setitem__`).
-        one_node: Whether the op makes one backward node, which gives the gradients of all inputs.
+        one_node: Whether the op makes one backward node, which computes the gradients of all
+            inputs.
     """
 
     names: tuple[str, ...]
@@ -94,20 +95,20 @@ class Signature:
 
 
 class Plan(NamedTuple):
-    """Where each position of one kind of call is found: args[k], kwargs[name] or nowhere."""
+    """Where one kind of call has the value of each position: args[k], kwargs[name] or nowhere."""
 
     signature: Signature
     sources: tuple[int | str | None, ...]
     defaults: tuple[object, ...]
-    fresh: tuple[int, ...]  # positions whose default is a list: nobody may edit the shared one
+    fresh: tuple[int, ...]  # positions whose default is a list, which must be copied
     spread: int | None  # the position that takes args[sources[spread]:] as one value
-    keywords: tuple[str, ...]  # to supply a position that the call left out
+    keywords: tuple[str, ...]  # by which to pass positions that the call left out
     attrs: tuple[str, ...]
     outs: tuple[str, ...]
     bound: bool
 
 
-# --- what kind of value an argument is, and which slot takes it ---------------------------------
+# --- kinds of arguments, and the slots that accept them -----------------------------------------
 
 KINDS: dict[type, str] = {
     torch.Tensor: "Tensor",
@@ -130,8 +131,8 @@ KINDS: dict[type, str] = {
 }
 _LIST_OF = {kind: f"List[{kind}]" for kind in {*KINDS.values(), "list", "other"}}
 
-# A loose match costs: an overload that takes every argument as what it is goes first, then a
-# deprecated order, then scalars held in tensors and numbers that become tensors.
+# The costs of inexact matches. Overloads that match all arguments exactly are preferred, then
+# deprecated orders, then scalars held in tensors and numbers that become tensors.
 _DEPRECATED = 1
 _SCALARS = {"bool": 0, "int": 0, "float": 0, "complex": 0, "Tensor": 2}
 _ACCEPTS: Mapping[str, Mapping[str, int]] = {
@@ -147,7 +148,7 @@ _ACCEPTS: Mapping[str, Mapping[str, int]] = {
 def kind_of(value: object) -> str:
     """Return the coarse kind of a value whose exact type is not in `KINDS`."""
     if isinstance(value, (list, tuple)):
-        # Overloads never differ beyond the first element; None stands for any in Tensor?[].
+        # Overloads never differ beyond the first element; None matches any element in Tensor?[].
         first = next((item for item in value if item is not None), None)
         if isinstance(first, (list, tuple)):
             return _LIST_OF["list"]
@@ -191,7 +192,7 @@ def _accepted(described: str) -> Mapping[str, int]:
     return {described if described in _LIST_OF else "other": 0} if found is None else found
 
 
-# --- schemas as what a call may be matched with -------------------------------------------------
+# --- schemas as overloads that a call may match -------------------------------------------------
 
 
 class _Parameter(NamedTuple):
@@ -248,9 +249,10 @@ def _overloads_of(schema: FunctionSchema, is_method: bool) -> Iterator[_Overload
 
 
 def _makes_one_node(schema: FunctionSchema) -> bool:
-    """Return True if torch's generated autograd code runs an op of this schema as a whole.
+    """Return True if torch's generated autograd code differentiates an op of this schema as a
+    whole.
 
-    A composite op is differentiated through the ops that it is made of.
+    A composite op is differentiated through the ops that it calls.
     """
     if not schema.name.startswith("aten::") or schema.name.startswith("aten::_foreach_"):
         return False
@@ -266,7 +268,7 @@ def _makes_one_node(schema: FunctionSchema) -> bool:
 def _deprecated(
     names: list[str], order: list[int], is_method: bool
 ) -> Iterator[tuple[int, list[int]]]:
-    """The old orders with scalars ahead of tensors: `add(x, alpha, y)`, `addmm(beta, x, ...)`."""
+    """Return old orders with scalars before tensors: `add(x, alpha, y)`, `addmm(beta, x, ...)`."""
     if "self" not in names:
         return
     first = names.index("self")
@@ -299,11 +301,11 @@ def _overloads(func: object) -> tuple[_Overload, ...]:
 
 
 def plan_binding(func: object, kinds: Sequence[str], named: Mapping[str, str]) -> Plan:
-    """Return the plan of a call of torch's binding `func` with arguments of these kinds."""
+    """Return the plan of a call of the torch binding `func` with arguments of these kinds."""
     found: tuple[int, int, Plan] | None = None
     for overload in _overloads(func):
         plan, cost = _match(overload, kinds, named)
-        # Of equal matches the one with the fewest positions left out: `std(x)` is `std`.
+        # Among equal matches, prefer the fewest omitted positions: `std(x)` is `std`.
         if plan is not None and (found is None or (cost, plan.sources.count(None)) < found[:2]):
             found = (cost, plan.sources.count(None), plan)
     return plan_call(func, len(kinds), tuple(named)) if found is None else found[2]
@@ -312,7 +314,7 @@ def plan_binding(func: object, kinds: Sequence[str], named: Mapping[str, str]) -
 def _match(
     overload: _Overload, kinds: Sequence[str], named: Mapping[str, str]
 ) -> tuple[Plan | None, int]:
-    """A plan for the call by this overload and what its loose matches cost."""
+    """Return a plan for the call by this overload, if it matches, and the cost of the match."""
     parameters = overload.parameters
     sources: list[int | str | None] = [None] * len(parameters)
     cost = overload.cost
@@ -377,7 +379,7 @@ def _position(overload: _Overload, name: str) -> int | None:
 
 
 def _spread(overload: _Overload, kinds: Sequence[str]) -> int | None:
-    """The position that trailing ints or tensors form together: `view(2, 3)`, `zeros(2, 3)`."""
+    """Return the position that takes all trailing ints or tensors: `view(2, 3)`, `zeros(2, 3)`."""
     order = overload.order
     others = [j for j in order if overload.parameters[j].name != "self"]
     if len(others) != 1 or order[-1] != others[0] or len(kinds) < len(order):
@@ -391,7 +393,7 @@ def _spread(overload: _Overload, kinds: Sequence[str]) -> int | None:
 
 
 def plan_call(func: object, count: int, named: tuple[str, ...]) -> Plan:
-    """Return the plan where no signature is known: arguments as given, then keywords."""
+    """Return the plan if no signature is known: arguments as given, then keywords."""
     known: tuple[str, ...] = ("input",) if is_binding(func) else ()
     if isinstance(func, (types.FunctionType, types.MethodType)):
         code = func.__code__

@@ -1,7 +1,7 @@
-"""Where a call's arguments sit in the signature of its op, and how to call again with others.
+"""Binds the arguments of a call to the positions of its op, and calls again with other values.
 
-Owns binding (args, kwargs) to positions, rebuilding the call from edited values, and taking an
-op's result apart and together. It never calls an op and never decides what an op is.
+Owns binding (args, kwargs) to positions, rebuilding the call from edited values, and splitting and
+rebuilding an op's result. It never calls an op, and does not decide what an op is.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ __all__ = ["BoundCall", "Signature", "bind", "outputs_of", "restructure"]
 
 
 class BoundCall:
-    """One call, seen by the positions of its op's signature.
+    """One call, as values at the positions of its op's signature.
 
     Attributes:
-        signature: Names and writes of the positions.
-        values: One value for each position, defaults filled in; a list of tensors is one value.
-        attrs: Keyword riders as given (dtype, device, generator, ...).
+        signature: Names of the positions, and which are written.
+        values: One value for each position, with defaults filled in; a list of tensors is one
+            value.
+        attrs: Keyword arguments that are not inputs (dtype, device, generator, ...).
         out: The destination given as `out=`, or None.
-        bound: False where no signature was found and the positions are the call's own.
+        bound: Whether a signature was found. If not, the positions are those of the call itself.
     """
 
     __slots__ = ("_args", "_kwargs", "_originals", "_plan", "attrs", "out", "signature", "values")
@@ -64,7 +65,7 @@ class BoundCall:
 
     @property
     def layout(self) -> Plan:
-        """Where each position was found."""
+        """The plan that maps positions to arguments."""
         return self._plan
 
     @property
@@ -75,8 +76,8 @@ class BoundCall:
     def call_args(self, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return (args, kwargs) that call the op with `values`.
 
-        A position that is still the same object stays where and how it was given; a changed one
-        takes its place; one that the call left out is added by keyword.
+        An unchanged object is passed as in the original call, and a changed one in its place. A
+        position that the call left out is passed by keyword.
 
         Args:
             values: One value for each position.
@@ -113,13 +114,13 @@ def bind(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = N
     """Bind one call of `func` to the positions of its op's signature.
 
     Args:
-        func: What was called: a C binding, a getter's `__get__`, an op of `torch.ops`, anything.
-        args: The positional arguments, `self` of a method among them.
+        func: The called object: a C binding, a getter's `__get__`, an op of `torch.ops`, anything.
+        args: The positional arguments, including a method's `self`.
         kwargs: The keyword arguments.
 
     Returns:
-        The bound call. Where no signature takes the arguments, the positions are those of the
-        call itself; binding raises nothing.
+        The bound call. If no signature accepts the arguments, the positions are those of the call
+        itself; binding never raises.
     """
     args = tuple(args)
     kwargs = kwargs or {}
@@ -139,7 +140,7 @@ def bind(func: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None = N
 
 
 def outputs_of(result: object) -> list[Any]:
-    """Return the outputs of an op: the items of a tuple, list or structseq, else the one value.
+    """Return the outputs of an op: the items of a tuple, list or structseq, else the single value.
 
     An op that returns None (`__setitem__`, `_foreach_add_`) has no outputs.
     """
@@ -149,10 +150,10 @@ def outputs_of(result: object) -> list[Any]:
 
 
 def restructure(template: object, values: Sequence[Any]) -> Any:
-    """Return a result of the form of `template` that holds `values` as its outputs.
+    """Return a result of the form of `template` with `values` as its outputs.
 
     Args:
-        template: What the op returned. It is returned itself where nothing changed.
+        template: The op's return value. It is returned itself if nothing changed.
         values: One value for each of `outputs_of(template)`.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What belongs to one thread: who watches it, where it is, the modes that are set in it."""
+"""The state of one thread: who instruments it, where it is, and its modes."""

@@ -1,8 +1,7 @@
-"""The modes of torch that this driver sets around what it runs: gradients, and the user's own.
+"""Modes of torch around the driver's own work: gradients, function modes, dispatch modes.
 
-Owns extents: in one the user's function modes are laid aside, so that they hear nothing of the
-driver's own work; in another, for routines and original operators, they are back; and in a third
-dispatch modes and the profiler hear nothing.
+Owns the contexts that suspend the user's function modes during the driver's own work, that resume
+them for routines and original operators, and that hide work from dispatch modes and the profiler.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ R = TypeVar("R")
 
 @contextmanager
 def laid_aside() -> Iterator[None]:
-    """Extent without the function modes of this thread; they are kept in the thread's state."""
+    """Suspend the function modes of this thread during this context."""
     before, STATE.aside = STATE.aside, _pop()
     try:
         yield
@@ -55,7 +54,7 @@ def laid_aside() -> Iterator[None]:
 
 @contextmanager
 def back() -> Iterator[None]:
-    """Extent in which the modes laid aside are in force, as in the user's program."""
+    """Resume suspended function modes during this context, as in the user's program."""
     modes, STATE.aside = STATE.aside, []
     _push(modes)
     try:
@@ -71,10 +70,11 @@ def overheard() -> bool:
 
 @contextmanager
 def unheard(values: Iterable[Any]) -> Iterator[None]:
-    """Extent of the driver's own work that neither dispatch modes nor the profiler hear of.
+    """Hide the driver's own work from dispatch modes and the profiler during this context.
 
     Args:
-        values: What is worked on. Subclasses of tensors need the dispatch, and are heard of.
+        values: The values worked on. Subclasses of tensors need the dispatch, so work on them is
+            not hidden.
     """
     profiled = profiler_enabled()
     if not overheard() or any(
@@ -93,7 +93,7 @@ def unheard(values: Iterable[Any]) -> Iterator[None]:
 
 
 def in_users_modes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, called where the modes laid aside are back."""
+    """Wrap `function` so that it runs with the suspended modes resumed."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with back():
@@ -103,12 +103,12 @@ def in_users_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False) -> R:
-    """Call what ends in a tool's routine: in the user's modes, and without gradients.
+    """Call a tool's routine in the user's modes, and without recording gradients.
 
     Args:
         function: Calls the routine.
         argument: Its argument.
-        autodiff: Whether to leave gradients as they are.
+        autodiff: Whether to keep recording gradients.
     """
     switch = torch.is_grad_enabled() and not autodiff
     if not (switch or STATE.aside):
@@ -124,7 +124,13 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
 
 
 def changes_of(step: Step, values: Sequence[Any], done: tuple[Any, ...]) -> list[tuple[int, Any]]:
-    """Return what a step changes in `values`; `done` holds what its routine returned, if called."""
+    """Return what a step changes in `values`.
+
+    Args:
+        step: The step.
+        values: The values.
+        done: The result of its routine, if that was called already.
+    """
     if done:
         return step.changes(values, done[0])
     return call_routine(step, values, step.action.autodiff)
@@ -141,6 +147,6 @@ def _push(modes: list[Any]) -> None:
 
 
 def _switch_gradients(enabled: bool) -> None:
-    # It is itself reported to function modes (torch 2.13).
+    # torch 2.13 reports this call to function modes, too.
     with DisableTorchFunction():
         set_grad_enabled(enabled)

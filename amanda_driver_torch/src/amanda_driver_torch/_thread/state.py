@@ -1,6 +1,6 @@
-"""What the driver keeps for each thread: who watches it, where it is, and whether to look away.
+"""The driver's state of each thread: who instruments it, where it is, and what is to be ignored.
 
-Owns the thread-local state that interceptors, patches and hooks share; it decides nothing.
+Owns the thread-local state that interceptors, patches and hooks share. It makes no decisions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["STATE", "Watcher", "opaquely", "quietly"]
 
 
 class Watcher(Protocol):
-    """What entry points know of the attachment that instruments their thread.
+    """The attachment that instruments a thread, as seen from entry points.
 
     Attributes:
         session: Its session.
-        watch: The extension's side of it, or None.
+        watch: The native extension's part of it, or None.
         edits: Number of values edited and operators replaced so far.
     """
 
@@ -34,12 +34,12 @@ class Watcher(Protocol):
     def edits(self) -> int: ...
 
     def watching(self) -> bool:
-        """Return True if an operator that this thread calls now is to be instrumented."""
+        """Return True if operators that this thread calls now are instrumented."""
 
     def execute(
         self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Run one call of an operator."""
+        """Execute one call of an operator."""
 
     def execute_python(
         self,
@@ -49,18 +49,18 @@ class Watcher(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one call of an operator written in Python or as a script."""
+        """Execute one call of an operator written in Python or as a script."""
 
     def call_module(
         self, module: Any, original: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Run one call of a module."""
+        """Call a module inside its scope."""
 
     def watch_second_order(self) -> None:
-        """Look at the gradients of gradients, too, from now on."""
+        """Analyse gradients of gradients, too, from now on."""
 
     def resumed(self, activations: list[Activation]) -> AbstractContextManager[None]:
-        """Return the extent of a recomputation whose first run was inside `activations`."""
+        """Return the context of a recomputation whose first run was inside `activations`."""
 
     def detach(self) -> None:
         """Stop intercepting and restore everything."""
@@ -72,24 +72,24 @@ class _State(threading.local):
         self.attachment: Watcher | None = None
         #: Module activations, outermost first.
         self.activations: list[Activation] = []
-        #: More than 0: what runs is none of the user's operators (printing, tracing, ...).
+        #: More than 0 while operators are not the user's (printing, tracing, ...).
         self.quiet = 0
-        #: More than 0: inside an operator written in Python, or in the backward engine. A module
-        #: called there lifts it: then the operator was only a container.
+        #: More than 0 inside an operator written in Python, or in the backward engine. A module
+        #: called there resets it, since the operator is then only a container.
         self.opaque = 0
-        #: Function modes of the user's while the driver does its own work, outermost last.
+        #: The user's function modes while they are suspended, outermost last.
         self.aside: list[Any] = []
         #: The mode of the function-mode interceptor, while it intercepts this thread.
         self.mode: object = None
-        #: Python functions of torch's that are being run for the operators inside them.
+        #: Python functions of torch that are being run for the operators inside them.
         self.transparent: list[Any] = []
-        #: How many backward passes this thread is inside.
+        #: The number of nested backward passes in this thread.
         self.backward = 0
-        #: Whether a checkpointed function is being run again.
+        #: Whether a checkpointed function is being recomputed.
         self.recomputing = False
 
 
-# The same fields in memory that the native interceptor reads at each operator.
+# With the extension, some fields are stored where the native interceptor reads them.
 for _name, _field in extension.thread_fields().items():
     setattr(_State, _name, _field)
 
@@ -98,7 +98,7 @@ STATE = _State()
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Extent in which no operator of this thread is seen, whatever is called."""
+    """Ignore all operators of this thread during this context."""
     STATE.quiet += 1
     try:
         yield
@@ -108,7 +108,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def opaquely() -> Iterator[None]:
-    """Extent in which operators are seen only inside modules that are called."""
+    """Ignore operators of this thread during this context, except inside called modules."""
     STATE.opaque += 1
     try:
         yield

@@ -1,1 +1,1 @@
-"""What this driver knows of the PyTorch that is installed."""
+"""Facts and private names of the installed PyTorch."""

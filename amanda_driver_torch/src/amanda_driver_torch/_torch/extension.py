@@ -1,7 +1,7 @@
-"""Whether this installation has the native interceptor, and why not.
+"""The native extension: whether this installation has it, and why not.
 
-Owns the import of the extension; everything that needs it asks here. Where the version of torch was
-never tried, a self-test decides.
+Owns its import; everything that needs it imports it from here. A self-test decides for versions of
+torch that were never tested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["missing", "native", "thread_fields"]
 
 #: The extension module, or None.
 native: Any = None
-#: Why there is none; empty where there is.
+#: Why there is none; empty if there is one.
 missing = ""
 
 try:
@@ -30,5 +30,5 @@ else:
 
 
 def thread_fields() -> Mapping[str, Any]:
-    """The fields of a thread's state that the extension keeps, as descriptors by name."""
+    """Return descriptors of the thread-state fields that the extension stores, by name."""
     return {} if native is None else native.THREAD_FIELDS

@@ -1,6 +1,6 @@
-"""What tools may ask of torch's tensors.
+"""Facts about torch's tensors, for tools.
 
-Owns the answers. Reads nothing that torch computes, rebuilds or refuses for some tensor.
+Owns the answers. It reads no attribute that torch computes, rebuilds or refuses for some tensors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from amanda_driver_torch._torch.internals import (
 
 __all__ = ["FACTS"]
 
-#: What torch's allocator for CUDA rounds up to, in bytes.
+#: The granularity of torch's CUDA allocator, in bytes.
 _CUDA_BLOCK = 512
-#: dtypes that NumPy has not -> integers of as many bits.
+#: dtypes that NumPy does not have -> integers of the same size.
 _BITS = {
     getattr(torch, name): integers
     for name, integers in {
@@ -47,7 +47,7 @@ class _TorchFacts(Facts):
         try:
             return tuple(map(_length, tensor.shape))
         except (RuntimeError, TypeError, ValueError):
-            return None  # Nested tensors have no shape, and parameters that wait for one.
+            return None  # Nested tensors and uninitialized parameters have no shape.
 
     def device(self, tensor: torch.Tensor) -> str:
         return str(tensor.device)
@@ -105,9 +105,9 @@ class _TorchFacts(Facts):
                 if plain.dtype in _BITS:
                     plain = plain.view(_BITS[plain.dtype])
                 elif plain.dtype is torch.complex32:
-                    # Each number exactly as it is; NumPy has no complex type of 16-bit parts.
+                    # An exact conversion, since NumPy has no complex type with 16-bit parts.
                     plain = plain.to(torch.complex64)
-                # A copy first: torch lets nobody resize a storage that NumPy has seen.
+                # A copy first, since torch refuses to resize a storage shared with NumPy.
                 return plain.clone().numpy()
         except (RuntimeError, TypeError) as error:
             raise NotReadableError(f"dtype {self.dtype(tensor)}") from error
@@ -116,7 +116,7 @@ class _TorchFacts(Facts):
         try:
             return version_of(tensor)
         except RuntimeError:
-            return None  # Tensors of inference mode have none.
+            return None  # Inference tensors have no version.
 
     def base(self, tensor: torch.Tensor) -> Any:
         base = base_descriptor.__get__(tensor)
@@ -126,7 +126,7 @@ class _TorchFacts(Facts):
         return type(tensor).__name__ == "Parameter"
 
     def wants_gradient(self, tensor: torch.Tensor) -> bool:
-        # Whether a view is a leaf is not asked: torch rebuilds its node for that, or raises.
+        # `is_leaf` is not read for views, since torch would rebuild the view's node, or raise.
         return self.base(tensor) is tensor and tensor.requires_grad and tensor.is_leaf
 
 
@@ -134,17 +134,17 @@ def _length(size: Any) -> int | None:
     try:
         return int(size)
     except AttributeError:
-        return None  # Jagged tensors have lengths that differ, and no number for them.
+        return None  # Dimensions of jagged tensors have no single length.
 
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Return True if the class answers each operator itself: its values are in other tensors."""
+    """Return True if the tensor's class implements every operator, with values in other tensors."""
     for kind in type(tensor).__mro__:
         if "__torch_dispatch__" in vars(kind):
-            # torch's own base class has the attribute, too; it stands for no answer.
+            # torch's own base class has the attribute, too.
             return kind is not torch.Tensor
     return False
 
 
-#: One for all sessions: it holds nothing.
+#: Shared by all sessions, as it has no state.
 FACTS: Facts = _TorchFacts()

@@ -1,8 +1,8 @@
-"""What the driver reads of a program's tensors, in ways that cannot raise, rebuild or dispatch.
+"""Reads attributes of a program's tensors without raising, rebuilding or dispatching.
 
-Owns every attribute that may do more than return a field: PyTorch rebuilds the `grad_fn` of a view
-whose base was written, or raises; sparse tensors and wrapper subclasses have no memory to point to;
-subclasses may override any attribute. It decides nothing about what is read.
+Owns every attribute that may do more than return a field. PyTorch rebuilds the `grad_fn` of a view
+whose base was written, or raises. Sparse tensors and wrapper subclasses have no memory to point to.
+Subclasses may override any attribute.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = [
     "without_overrides",
 ]
 
-#: Types of tensors that no subclass gives a meaning of its own.
+#: Types of tensors whose attributes no subclass overrides.
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
-#: Extent in which attributes of tensor subclasses are those of `torch.Tensor`.
+#: Context in which attributes of tensor subclasses are those of `torch.Tensor`.
 without_overrides = DisableTorchFunctionSubclass
 
-#: What keeps the freeing of deep graphs from overflowing the stack, once Python has seen their
-#: nodes. Without the extension they are as deep as plain PyTorch stands with hooks on its nodes.
+#: Keeps the freeing of deep graphs from overflowing the stack once Python has seen their nodes.
+#: Without the extension, the limit is that of plain PyTorch with hooks on its nodes.
 _protect: Callable[[Any], Any] = native.protect if native is not None else lambda node: node
 
 
 def _reader(attribute: Any) -> Callable[[torch.Tensor], Any]:
-    # By the descriptor: a subclass may have a property of its own by this name.
+    # By the descriptor, since a subclass may have a property of this name.
     read = attribute.__get__
 
     def read_attribute(tensor: torch.Tensor) -> Any:
@@ -68,19 +68,19 @@ _shape = _reader(TensorBase.shape)
 
 #: Whether a tensor requires a gradient. A view does if its base does.
 requires_grad: Callable[[torch.Tensor], bool] = _reader(TensorBase.requires_grad)
-#: What a tensor is a view of, or None.
+#: The base of a view, or None.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = _reader(base_descriptor)
 
 dtype_of: Callable[[torch.Tensor], torch.dtype] = _reader(TensorBase.dtype)
-#: Which output of its node a tensor is; read the node first.
+#: The number of a tensor among the outputs of its node; read the node first.
 output_number: Callable[[torch.Tensor], int] = _reader(TensorBase.output_nr)
 
 
 def is_weight(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor can be somebody's weight: a leaf that requires a gradient itself.
+    """Return True if a tensor may be a weight: a leaf that itself requires a gradient.
 
-    A view of what requires a gradient never is: whether it is a leaf is not asked, since that
-    rebuilds its node.
+    A view of a tensor that requires a gradient never is. Reading whether it is a leaf would rebuild
+    its node, so that is not done.
     """
     if not requires_grad(tensor):
         return False
@@ -94,14 +94,14 @@ def is_differentiable(tensor: torch.Tensor) -> bool:
 
 
 def node_of(tensor: torch.Tensor) -> Any:
-    """Return the node that made a tensor; None for a leaf, and where PyTorch refuses to say."""
+    """Return the node that made a tensor; None for a leaf, or if PyTorch refuses to tell."""
     if _is_detached_view(tensor):
         return None
     try:
         return _protect(_grad_fn(tensor))
     except RuntimeError:
-        # A view by `unbind` or a custom function, whose base was written: it has no node any more,
-        # and every differentiable operator on it raises as well.
+        # A view made by `unbind` or a custom function, whose base was written. It has no node any
+        # more, and every differentiable operator on it raises, too.
         return None
 
 
@@ -113,9 +113,10 @@ def _is_detached_view(tensor: torch.Tensor) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
-    """Return a number that tensors share if they share memory; None where that cannot be told.
+    """Return a number that tensors share if they share memory; None if that is not known.
 
-    It is the address of the storage object. That of the data would copy what is copied on write.
+    It is the address of the storage object, since reading that of the data would trigger
+    copy-on-write.
     """
     if type(tensor) not in PLAIN:
         return None  # A wrapper's storage is a dummy.
@@ -126,12 +127,12 @@ def memory_of(tensor: torch.Tensor) -> int | None:
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
-    """Return True if size, strides and offset say where each element of a tensor lies."""
+    """Return True if size, strides and offset give the place of each element of a tensor."""
     return type(tensor) in PLAIN and _layout(tensor) is torch.strided and not _is_nested(tensor)
 
 
 def is_nested_strided(tensor: torch.Tensor) -> bool:
-    """Return True for a nested tensor that is not jagged: no `autograd.Function` takes one."""
+    """Return True for a nested tensor that is not jagged, which no `autograd.Function` accepts."""
     return bool(_is_nested(tensor)) and type(tensor) in PLAIN
 
 

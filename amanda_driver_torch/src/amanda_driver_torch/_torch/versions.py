@@ -1,6 +1,6 @@
-"""The versions of torch that this driver was tried with.
+"""The versions of torch that this driver was tested with.
 
-`docs/support.md` shows the results. Imports no torch.
+`docs/support.md` shows the results. Does not import torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from amanda_core.framework_versions import FrameworkVersions
 
 __all__ = ["VARIABLE", "VERSIONS"]
 
-#: Environment variable that names an interceptor.
+#: Environment variable that selects an interceptor.
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 
 VERSIONS = FrameworkVersions(
