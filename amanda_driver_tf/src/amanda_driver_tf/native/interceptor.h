@@ -147,7 +147,7 @@ int holds_no_variable(PyObject* value);
 /* Return the items of a tuple (or None) followed by two more. New. */
 PyObject* extended(PyObject* items, PyObject* name, PyObject* value);
 
-/* Return the record of a forward op: `Forward.locate`. New, or NULL if Python has to find it. If ops
+/* Return the record of a forward op: `Forward.locate`. New, or NULL if Python must find it. If ops
  * are counted, `passed` is set to the new count of the record's group. */
 PyObject* located(
     Interceptor* self, PyObject* place, PyObject* activation, PyObject* op_type,

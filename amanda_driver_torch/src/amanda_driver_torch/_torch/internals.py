@@ -1,12 +1,12 @@
-"""The private names of PyTorch that this driver uses, under names of its own.
+"""The private names of PyTorch that this driver uses.
 
-Owns every name of PyTorch's with a leading underscore, the functions and classes inside of private
-modules, and what depends on the version among them; `native/torch_symbols` owns those that the
-extension uses. All else imports from here, so a new version of PyTorch is read about in one place.
-The one exception are tables of operators by name (`bindings`, `overloads`, `vocabulary`), in which
-an operator that a version lacks does no harm.
+Owns every PyTorch name with a leading underscore, the functions and classes inside of private
+modules, and whatever depends on the version among these. Everything else imports from here, so that
+a new version of PyTorch is checked against one module. The extension's private names are in
+`native/torch_symbols`. Tables of operators by name (`bindings`, `overloads`, `vocabulary`) are the
+one exception: there, an operator that a version lacks does no harm.
 
-Functions are bound when this module is imported: a call goes to PyTorch directly. Modules that
+Functions are bound when this module is imported, so that calls go to PyTorch directly. Modules that
 `import torch` does not load are only named, and are patched when the program imports them.
 """
 
@@ -129,13 +129,13 @@ push_function_mode: Callable[[Any], None] = _C._push_on_torch_function_stack
 dispatch_mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
 dispatch_mode_at: Callable[[int], Any] = _C._get_dispatch_stack_at
 
-#: Whether neither of the `DisableTorchFunction*` is in force.
+#: Whether neither of the `DisableTorchFunction*` is active.
 function_protocol_enabled: Callable[[], bool] = _C._is_torch_function_enabled
 #: The `__torch_function__` of a class that overrides nothing.
 no_override: Any = _C._disabled_torch_function_impl
 DisableTorchDispatch: Any = _C._DisableTorchDispatch
 
-#: Whether the profiler records in this thread; then it is told of each function of the dispatcher.
+#: Whether the profiler records this thread; then every dispatcher function is reported to it.
 profiler_enabled: Callable[[], bool] = _AUTOGRAD._profiler_enabled
 record_functions: Callable[[bool], None] = _AUTOGRAD._enable_record_function
 
@@ -144,12 +144,12 @@ set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
 
 
 def function_modes() -> list[Any]:
-    """Return the function modes of this thread; none where a version does not tell."""
+    """Return the function modes of this thread; empty if the version does not tell."""
     return list(getattr(overrides, "_get_current_function_mode_stack", list)())
 
 
 def dispatch_modes() -> list[Any]:
-    """Return the dispatch modes of this thread; none where a version does not tell."""
+    """Return the dispatch modes of this thread; empty if the version does not tell."""
     from torch.utils import _python_dispatch
 
     return list(getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list)())
@@ -160,8 +160,8 @@ def dispatch_modes() -> list[Any]:
 tracing_state: Callable[[], Any] = _C._get_tracing_state
 functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
 
-#: Classes of modes under which values stand for tensors. By name: importing them would load half of
-#: Inductor.
+#: Classes of modes under which values are fake tensors. By name, since importing them would load
+#: half of Inductor.
 STAND_IN_MODES = frozenset(
     {
         "FakeTensorMode",
@@ -170,10 +170,10 @@ STAND_IN_MODES = frozenset(
         "PreDispatchTorchFunctionMode",
     }
 )
-#: Classes of values that stand for tensors.
+#: Classes of fake tensors.
 STAND_IN_TENSORS = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
 
-#: Modules whose own calls of operators are bookkeeping, such as making stand-ins for parameters.
+#: Modules whose own calls of operators are bookkeeping, such as making fake parameters.
 TRACING_MACHINERY = (
     "torch._subclasses",
     "torch._dynamo",
@@ -182,18 +182,18 @@ TRACING_MACHINERY = (
     "torch.export",
 )
 
-# Tensors. A descriptor's `__get__` reads the attribute whatever a subclass has by its name.
+# Tensors. A descriptor's `__get__` reads the attribute even if a subclass overrides its name.
 
-#: What a tensor is a view of.
+#: The base of a view.
 base_descriptor: Any = vars(TensorBase)["_base"]
 is_view: Callable[[torch.Tensor], bool] = vars(TensorBase)["_is_view"]
 creation_of_view: Callable[[torch.Tensor], Any] = _AUTOGRAD._get_creation_meta
-#: `creation_of_view` of views that were made while no graph was recorded.
+#: Values of `creation_of_view` for views made while no graph was recorded.
 DETACHED_VIEWS = (_AUTOGRAD.CreationMeta.NO_GRAD_MODE, _AUTOGRAD.CreationMeta.INFERENCE_MODE)
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often the memory of a tensor was written; inference tensors do not count."""
+    """Return the tensor version: how often its memory was written. Inference tensors have none."""
     return tensor._version
 
 
@@ -201,7 +201,7 @@ has_storage: Callable[[torch.Tensor], bool] = _C._has_storage
 
 
 def stored_elements(tensor: torch.Tensor) -> int:
-    """Return how many elements a tensor of the COO layout stores."""
+    """Return the number of elements that a tensor of the COO layout stores."""
     return int(tensor._nnz())
 
 
@@ -210,11 +210,11 @@ def storage_address(storage: torch.UntypedStorage) -> int:
     return int(storage._cdata)
 
 
-#: The module of the methods of tensors that are written in Python.
+#: The module of those tensor methods that are written in Python.
 TENSOR_METHODS = "torch._tensor"
 
-#: Functions in it that are not made of the model's operators: the engine has its own way in, and
-#: the rest looks at a tensor, copies it or moves it between processes.
+#: Functions in it whose operators do not belong to the model: those that enter the backward engine,
+#: and those that inspect a tensor, copy it or move it between processes.
 LOOKED_AWAY = frozenset(
     {"backward", "grad", "register_hook", "register_post_accumulate_grad_hook"}
     | {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__", "__setstate__", "__dir__"}
@@ -232,24 +232,24 @@ AccumulateGrad: Any = _C._functions.AccumulateGrad
 
 
 def sequence_number(node: Any) -> int:
-    """Return the number that a node got when it was made."""
+    """Return a node's sequence number."""
     number: int = node._sequence_nr()
     return number
 
 
 def set_sequence_number(node: Any, number: int) -> None:
-    """Give a node its place among those that are ready: the engine runs the highest first."""
+    """Set a node's sequence number: the engine runs the ready node with the highest one first."""
     node._set_sequence_nr(number)
 
 
 def compiles_backward() -> bool:
-    """Return True where compiled autograd collects a graph with its hooks instead of running it."""
+    """Return True if compiled autograd collects the graph with its hooks instead of running it."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return module is not None and bool(getattr(module, "compiled_autograd_enabled", False))
 
 
 def input_metadata(node: Any) -> Iterable[Any]:
-    """Return what a node knows of its gradient arguments; nothing where a version does not tell."""
+    """Return the metadata of a node's gradient arguments; empty if the version does not tell."""
     return getattr(node, "_input_metadata", None) or ()
 
 
@@ -259,23 +259,23 @@ def saved_sizes(node: Any) -> tuple[int, ...]:
 
 
 def backward_class(function: type[Function]) -> type:
-    """Return the type of the nodes that a custom function makes."""
+    """Return the type of the nodes of a custom function."""
     kind: type = function._backward_cls
     return kind
 
 
 def forward_ad_level() -> int:
-    """Return how deep the caller is inside forward-mode differentiation; below 0 outside."""
+    """Return the nesting level of forward-mode differentiation; negative outside of it."""
     return forward_ad._current_level
 
 
 _SavedHooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
-#: Makes what is saved of a tensor for backward; None where a version does not offer that to Python.
+#: Makes a saved tensor; None if the version does not offer that to Python.
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] | None = getattr(
     _AUTOGRAD, "_make_saved_tensor", None
 )
-#: Whether the program has not forbidden hooks on what is saved.
+#: Whether hooks on saved tensors are allowed in the program.
 may_hook_saved_tensors: Callable[[], bool] = _AUTOGRAD._saved_tensors_hooks_is_enabled
 top_saved_tensor_hooks: Callable[[bool], _SavedHooks | None] = (
     _AUTOGRAD._top_saved_tensors_default_hooks
@@ -285,7 +285,7 @@ pop_saved_tensor_hooks: Callable[[], None] = _AUTOGRAD._pop_saved_tensors_defaul
 
 # Operators.
 
-#: Namespaces of bindings, by the names that they have in `bindings()`.
+#: Namespaces of bindings, by their names in `bindings()`.
 BINDING_OWNERS: Mapping[str, Any] = MappingProxyType(
     {
         "torch._C._VariableFunctions": type(_C._VariableFunctions),
@@ -297,15 +297,15 @@ BINDING_OWNERS: Mapping[str, Any] = MappingProxyType(
         },
     }
 )
-#: The one of them whose functions are those of `torch` itself.
+#: The namespace whose functions are those of `torch` itself.
 FUNCTIONS = "torch._C._VariableFunctions"
-#: A binding in torch's library, by which the extension finds that library.
+#: A binding by which the extension finds torch's library.
 some_binding: Any = _C._VariableFunctions.relu
 #: The bindings of nested tensors.
 nested_bindings: Any = _C._nested
 
 registered_schemas: Callable[[], list[FunctionSchema]] = _C._jit_get_all_schemas
-#: Names of what the dispatcher knows, such as ``aten::add.Tensor``.
+#: Names in the dispatcher, such as ``aten::add.Tensor``.
 dispatched_names: Callable[[], list[str]] = _C._dispatch_get_all_op_names
 has_kernel_for: Callable[[str, str], bool] = _C._dispatch_has_kernel_for_dispatch_key
 
@@ -324,11 +324,11 @@ def name_of_packet(packet: OpOverloadPacket) -> str:
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
-    """Return the modules that a module holds, by name; None for some names."""
+    """Return a module's submodules by name; some may be None."""
     return module._modules
 
 
-#: Registries in `torch.nn.modules.module` of hooks that run for every module -> what they hold.
+#: Registries in `torch.nn.modules.module` of hooks for every module -> kind of the hooks.
 GLOBAL_MODULE_HOOKS: Mapping[str, str] = MappingProxyType(
     {
         "_global_forward_pre_hooks": "forward pre-hook",
@@ -342,7 +342,7 @@ GLOBAL_MODULE_HOOKS: Mapping[str, str] = MappingProxyType(
 
 
 class Named(NamedTuple):
-    """Attributes of a module that may not have been imported yet.
+    """Attributes of a module that may not be imported yet.
 
     Attributes:
         module: The module's name.
@@ -353,14 +353,14 @@ class Named(NamedTuple):
     names: tuple[str, ...]
 
 
-#: The object whose `run_backward` runs a backward pass: its owner and its name there.
+#: The object whose `run_backward` runs a backward pass: its owner and attribute name.
 ENGINE = (Variable, "_execution_engine")
-#: The function that makes the gradients a backward pass begins with.
+#: The function that makes the initial gradients of a backward pass.
 GRADIENT_SEEDS = (torch.autograd, "_make_grads")
 TENSOR_PRINTING = Named("torch._tensor_str", ("_str",))
-#: Both run the model three times, and compare the runs.
+#: Both functions run the model three times, and compare the runs.
 SCRIPT_TRACING = Named("torch.jit._trace", ("_trace_impl", "trace_module"))
-#: A class; its `trace` runs the model on proxies.
+#: A class whose `trace` runs the model on proxies.
 SYMBOLIC_TRACING = Named("torch.fx._symbolic_trace", ("Tracer",))
 
 
@@ -369,10 +369,10 @@ class Compiled(NamedTuple):
 
     Attributes:
         module: Its name.
-        callback: Its function that says what is done with a frame: None lets it run eagerly.
-        frame_count: Its function that `fullgraph=True` counts compiled frames with, where there is
-            one: it sets the count and returns what it was. A callable that begins to count (from
-            below 0) and counts none raises.
+        callback: Its function that decides what to do with a frame: None runs it eagerly.
+        frame_count: Its function, if there is one, by which `fullgraph=True` counts compiled
+            frames: it sets the count and returns the previous one. A callable that starts to count
+            (from below 0) raises if it counts none.
     """
 
     module: str
@@ -384,10 +384,10 @@ COMPILED_FRAMES = Compiled(
     "torch._dynamo.eval_frame", "_callback_from_stance", "set_fullgraph_compiled_frame_count"
 )
 
-#: Functions of `torch.utils.checkpoint` between the user's call and the checkpointed function; the
-#: second from PyTorch 2.14 on.
+#: Functions of `torch.utils.checkpoint` between the user's call and the checkpointed function. The
+#: second one exists from PyTorch 2.14 on.
 CHECKPOINT_FUNCTIONS = ("checkpoint", "_checkpoint_impl")
-#: The generator around a first run that saves no inputs: the first that is there.
+#: The generator around a first run that saves no inputs: the first one that exists.
 CHECKPOINT_FIRST_RUNS = (
     "_checkpoint_without_reentrant_generator_impl",  # From PyTorch 2.14 on.
     "_checkpoint_without_reentrant_generator",

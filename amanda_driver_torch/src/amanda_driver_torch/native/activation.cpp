@@ -1,4 +1,4 @@
-// Activations: calls of modules as objects that `STATE.activations` lists.
+// Activations: calls of modules, which `STATE.activations` lists.
 #include "identity.h"
 
 #include <new>
@@ -9,7 +9,7 @@ namespace {
 
 PyTypeObject* activation_type = nullptr;
 
-// A module is called every few microseconds: activations are used again.
+// Modules are called every few microseconds, so activations are reused.
 constexpr size_t SPARE = 64;
 Activation* spare[SPARE];
 size_t spares = 0;
@@ -27,7 +27,7 @@ HOT void activation_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<Activation*>(object);
     Progress& progress = self->progress;
     if (!progress.in_step && progress.expected && progress.info) {
-        progress.info->expect(progress.expected);  // What the next one will expect.
+        progress.info->expect(progress.expected);  // for the next activation
     }
     progress.~Progress();
     Py_CLEAR(self->own_scope);
@@ -45,7 +45,7 @@ PyObject* activation_copy(PyObject* object, PyObject*) {
     auto* copy = new_activation(self->scope(), nullptr, nullptr);
     if (copy == nullptr) return nullptr;
     copy->progress = self->progress;
-    // Another extent: the frame that bounds this one may be gone then.
+    // For another context, in which the frame that bounds this one may be gone.
     copy->progress.bound = nullptr;
     copy->progress.module = nullptr;
     if (!copy->progress.in_step && copy->progress.expected) {
@@ -74,7 +74,7 @@ PyType_Slot activation_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(activation_dealloc)},
     {Py_tp_methods, activation_methods},
     {Py_tp_getset, activation_fields},
-    {Py_tp_doc, const_cast<char*>("One call of a module: its scope, and what was passed in it.")},
+    {Py_tp_doc, const_cast<char*>("One call of a module: its scope and the ops called in it.")},
     {0, nullptr},
 };
 PyType_Spec activation_spec = {"amanda_driver_torch._native.Activation", sizeof(Activation), 0,

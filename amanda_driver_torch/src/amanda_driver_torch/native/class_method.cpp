@@ -1,5 +1,5 @@
-// `autograd.Function.apply` where torch implements it in C (2.14): a class method that everything
-// bound from it shares, so that `f = MyFunction.apply` is caught however early it was bound.
+// `autograd.Function.apply` where torch implements it in C (2.14). All methods bound from the class
+// method share it, so that `f = MyFunction.apply` is redirected even if it was bound earlier.
 #include "class_method.h"
 
 #include "identity.h"
@@ -12,7 +12,7 @@ namespace {
 
 PyMethodDef* method = nullptr;
 PyCFunction original = nullptr;
-PyObject* replacement = nullptr;  // (cls, args, kwargs) -> what the class method returns
+PyObject* replacement = nullptr;  // (cls, args, kwargs) -> result of the class method
 bool with_keywords = false;
 
 PyObject* run_original(PyObject* cls, PyObject* args, PyObject* kwargs) {
@@ -74,7 +74,7 @@ PyObject* redirect_class_method(PyObject*, PyObject* args) {
 }
 
 PyObject* restore_class_method(PyObject*, PyObject*) {
-    // What was redirected on top of ours leads through ours, and stays.
+    // A later redirection on top of ours calls ours, so it stays.
     if (method != nullptr && method->ml_meth == stand_in()) method->ml_meth = original;
     Py_RETURN_NONE;
 }
@@ -91,7 +91,7 @@ PyObject* call_class_method(PyObject*, PyObject* args, PyObject* kwargs) {
 PyMethodDef functions[] = {
     {"redirect_class_method", redirect_class_method, METH_VARARGS,
      "redirect_class_method(descriptor, function, folder, /)\n--\n\n"
-     "Let function(cls, args, kwargs) stand for a class method; the reason why not, or None."},
+     "Replace a class method by function(cls, args, kwargs); return why not, or None."},
     {"restore_class_method", restore_class_method, METH_NOARGS,
      "restore_class_method()\n--\n\nPut back what `redirect_class_method` found."},
     {"call_class_method",

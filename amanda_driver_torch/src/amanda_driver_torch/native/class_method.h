@@ -1,4 +1,4 @@
-// The redirection of one class method of torch's.
+// The redirection of one class method of torch.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

@@ -1,4 +1,4 @@
-// The changing of values.
+// Edits of values.
 #include "edits.h"
 
 #include "watch.h"

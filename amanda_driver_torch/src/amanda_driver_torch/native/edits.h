@@ -1,4 +1,4 @@
-// What routines change in one call.
+// The edits of routines in one call.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -14,11 +14,11 @@ struct Watch;
 
 class Edits {
   public:
-    // Lets `result` of a routine take effect in `values`, a list. False with an exception.
+    // Applies a routine's `result` to `values`, a list. False with an exception.
     bool make(Watch* watch, const ProgramStep& step, size_t number, PyObject* values,
               PyObject* result);
     bool any() const { return !results_.empty(); }
-    // What the first `count` routines have returned, and the `last` one if there is such.
+    // The results of the first `count` routines, and `last` if it is not null.
     Owned so_far(size_t count, PyObject* last = nullptr) const;
 
   private:

@@ -1,4 +1,4 @@
-// A call recognised by addresses alone: the whole lookup of an op that runs as it did last time.
+// Recognizes a call by addresses alone, which is the whole lookup of an op that runs as last time.
 #pragma once
 
 #include "frames.h"
@@ -7,13 +7,13 @@
 
 namespace amanda {
 
-// Call site, op type and operands as one number; 0 for a site that is too deep.
+// Returns call site, op type and operands as one number; 0 if the site is too deep.
 INLINE uint64_t fingerprint(const Identity& identity, const Thread* thread, const void* bound,
                             const OpType& type, const Operands& operands) {
     uint64_t site = hash_addresses(thread->state, bound);
     if (site == 0) return 0;
     uint64_t values = mix(generation, uint64_t(type.number));
-    // A value is told apart by its type, a parameter by its address.
+    // A parameter is identified by its address, any other value by its type.
     auto add = [&](PyObject* value) {
         auto* kind = reinterpret_cast<PyObject*>(Py_TYPE(value));
         values = mix(values, reinterpret_cast<uintptr_t>(kind == identity.parameter ? value : kind));
@@ -25,8 +25,8 @@ INLINE uint64_t fingerprint(const Identity& identity, const Thread* thread, cons
     return mix(site, values) | 1;
 }
 
-// The step that is expected next, if it is this call, and goes on to the next. Null where
-// `Identity::locate` has to say.
+// Returns the expected step if it is this call, and advances to the next one. Null if
+// `Identity::locate` has to decide.
 INLINE Step* expect(const Identity& identity, const Thread* thread, const OpType& type,
                     const Operands& operands) {
     PyObject* list = thread->activations;

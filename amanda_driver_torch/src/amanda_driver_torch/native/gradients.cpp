@@ -21,7 +21,7 @@ struct GradientHook {
     Shared<GradientSteps> steps;
 };
 
-// The watch under which the steps hold here and now, or null.
+// Returns the watch of this thread if the steps are valid under it now, else null.
 Watch* in_force(const GradientSteps& steps, const Thread* thread) {
     if (steps.owner == nullptr || thread == nullptr || thread->watch == nullptr) return nullptr;
     Watch* watch = thread->watch;
@@ -45,7 +45,7 @@ PyObject* hand_over(GradientHook* hook, PyObject* args, const Owned& done) {
                                nullptr);
 }
 
-// The context of a backward op while its routines run.
+// Fills the context of a backward op while its routines run.
 class Open {
   public:
     explicit Open(const GradientSteps& steps)
@@ -72,7 +72,7 @@ class Open {
     bool opened_ = false;
 };
 
-// A result as the gradient of an input of `shape`.
+// Returns a node's result as the gradient of an input of `shape`.
 Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape, bool* summed) {
     if (change == GradientSteps::Change::TRANSPOSE) {
         return Owned(PyObject_CallMethodNoArgs(result, transpose));
@@ -84,13 +84,13 @@ Owned changed(PyObject* result, GradientSteps::Change change, PyObject* shape, b
     if (!own) return own;
     int same = PyObject_RichCompareBool(own.get(), shape, Py_EQ);
     if (same != 0) return same < 0 ? Owned() : Owned::share(result);
-    // A node may leave it to the engine to sum what was broadcast.
+    // A node may leave the sum over broadcast dimensions to the engine.
     *summed = true;
     return Owned(PyObject_CallMethodOneArg(result, sum_to_size, shape));
 }
 
-// The gradients of inputs out of the results of a node, and these with what was summed in place of
-// what the engine would sum itself; null without an exception where nothing was.
+// Returns the gradients of inputs, made of a node's results. Also returns the results with sums
+// that the engine would otherwise compute again; null without an exception if nothing was summed.
 Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Owned* sums) {
     Owned values(PyList_New(steps.count));
     if (!values) return values;
@@ -119,7 +119,7 @@ Owned given(const GradientSteps& steps, PyObject* results, PyObject* shapes, Own
     return values;
 }
 
-// What the routines of a hook called with `args` see, as a list.
+// Returns the values for the routines of a hook called with `args`, as a list.
 Owned seen_by(const GradientSteps& steps, PyObject* args, PyObject* shapes, Open* open,
               Owned* sums) {
     PyObject* first = PyTuple_GET_ITEM(args, 0);
@@ -154,7 +154,7 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     bool many = PyTuple_Check(PyTuple_GET_ITEM(args, 0));
     if (watch == nullptr || many != (steps->seen != Seen::ARRIVING) ||
         PyTuple_GET_ITEM(args, 0) == Py_None ||
-        // What is done to gradients before routines see them is not to be heard.
+        // Modes and the profiler must not see the driver's own operations.
         (steps->seen == Seen::GIVEN && overheard())) {
         return hand_over(hook, args, results(0, nullptr));
     }

@@ -1,5 +1,5 @@
-// Routines for gradients, called without a Python frame around them. What a routine changes, and
-// whatever else is particular, is handed over to Python.
+// Routines for gradients, called without a Python frame. Python handles changes made by routines,
+// and all other special cases.
 #pragma once
 
 #include "routes.h"
@@ -7,19 +7,19 @@
 
 namespace amanda {
 
-// What a hook is called with, and what its routines see of that.
+// The arguments of a hook, and the values that its routines get.
 enum class Seen {
-    ARRIVING,  // (gradient of a tensor): that
+    ARRIVING,  // (gradient of a tensor): the gradient
     BEFORE,    // (gradients before a node): all of them
     AFTER,     // (results of a node, gradients before it): the results
-    GIVEN,     // the same: the gradients of an op's inputs, made of some results
+    GIVEN,     // like AFTER: the gradients of an op's inputs, made of the results
 };
 
-// The steps that a plan and the hooks made for its executions share. A hook may not keep a routine
-// alive: what its tool holds may lead back to the hooked node, through C++ nodes that the garbage
-// collector cannot see.
+// The steps of a plan, shared with the hooks of its executions. A hook must not keep a routine
+// alive: its tool may hold tensors that lead back to the hooked node through C++ nodes, which the
+// garbage collector cannot follow.
 struct GradientSteps {
-    // How a result of a node becomes the gradient of an input.
+    // How to make the gradient of an input from a node's result.
     enum class Change { NONE, RESHAPE, TRANSPOSE };
     struct Way {
         int position, index;
@@ -28,31 +28,31 @@ struct GradientSteps {
 
     long references = 0;
     Seen seen = Seen::ARRIVING;
-    PyObject* owner = nullptr;  // borrowed; null once it is gone, and the steps with it
+    PyObject* owner = nullptr;  // borrowed; null once it is destroyed together with the steps
     std::vector<ProgramStep> steps;
-    Owned epoch;  // in which they hold
+    Owned epoch;  // in which they are valid
     Owned watch;
-    // GIVEN: how many inputs there are, and what is known of some.
+    // GIVEN: the number of inputs, and how to make some of their gradients.
     int count = 0;
     std::vector<Way> ways;
-    // BEFORE, AFTER: what the context has of an execution, and its op.
+    // BEFORE, AFTER: the context's data of an execution, and its op.
     Owned execution, op;
 
     void forget();
     int traverse(visitproc visit, void* arg) const;
 };
 
-// One hook for each execution, or one for all.
+// One hook per execution, or one for all.
 struct Hooking {
-    Owned function;  // does it all in Python; also takes what the first routines have returned
-    Owned hook;      // null where each execution needs one of its own
+    Owned function;  // does everything in Python; also accepts the results of the first routines
+    Owned hook;      // null if each execution needs its own
     Shared<GradientSteps> steps;
     Route route;  // to the node; empty for ARRIVING
 
-    // Reads (function, steps), for ARRIVING; then also the route and (count, ways), for GIVEN, or
+    // Reads (function, steps); unless for ARRIVING, also the route, and (count, ways) for GIVEN or
     // (execution, op). False with an exception.
     bool read(Seen seen, PyObject* parts, PyObject* owner, PyObject* epoch, PyObject* watch);
-    // GIVEN: the hook of one execution; `shapes` of the inputs, as `ways` has them.
+    // GIVEN: the hook of one execution; `shapes` are those of the inputs in `ways`.
     Owned make(PyObject* shapes) const;
 };
 

@@ -1,4 +1,4 @@
-// Whether code is torch's, and whether a table can be written.
+// Checks whether code belongs to torch, and whether a table is writable.
 #include "memory.h"
 
 #if !defined(_WIN32)
@@ -16,7 +16,7 @@ bool lies_in(const void* address, const char* folder) {
     (void)address, (void)folder;
     return true;
 #else
-    // Inherited functions (`object.__new__`) share one definition with every other type.
+    // Inherited functions (`object.__new__`) share one definition with all other types.
     Dl_info info;
     return dladdr(address, &info) != 0 && info.dli_fname != nullptr &&
            std::strncmp(info.dli_fname, folder, std::strlen(folder)) == 0;
@@ -51,7 +51,7 @@ bool is_writable(const void* address) {
 
 }  // namespace
 
-// Looking at the memory map for each of 1,500 neighbours would take long.
+// Reading the memory map for each of 1,500 neighbours would take too long.
 bool is_writable_page(const void* address) {
     static uintptr_t known = 0;
     uintptr_t page = reinterpret_cast<uintptr_t>(address) >> 12;

@@ -1,12 +1,12 @@
-// Which pointers may be redirected.
+// Checks whether a pointer may be redirected.
 #pragma once
 
 namespace amanda {
 
-// Whether a function's code lies in a library in `folder`.
+// Returns true if a function's code is in a library in `folder`.
 bool lies_in(const void* address, const char* folder);
 
-// Whether the page of an address can be written; the last answer is kept.
+// Returns true if the page of an address is writable; the last answer is cached.
 bool is_writable_page(const void* address);
 
 }  // namespace amanda

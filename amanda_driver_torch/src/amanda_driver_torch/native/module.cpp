@@ -18,13 +18,13 @@
 namespace {
 
 int execute(PyObject* module) {
-    // torch's tables are one for the process: two interpreters would redirect them twice.
+    // torch's tables belong to the process: two interpreters would redirect them twice.
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
         PyErr_SetString(PyExc_ImportError,
                         "amanda_driver_torch._native serves the main interpreter only");
         return -1;
     }
-    // What is redirected leads to the state of the first; a second one would see nothing.
+    // Redirected functions use the first module's state, so a second one would see nothing.
     static bool loaded = false;
     if (loaded) {
         PyErr_SetString(PyExc_ImportError, "amanda_driver_torch._native is loaded already");
@@ -52,7 +52,7 @@ PyModuleDef_Slot slots[] = {
 PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     "amanda_driver_torch._native",
-    "Watches torch's bindings from inside, at no cost to operators that have no plan.",
+    "Intercepts torch's bindings in C, at hardly any cost for operators without a plan.",
     0,
     nullptr,
     slots,

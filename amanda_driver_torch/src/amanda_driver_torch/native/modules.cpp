@@ -1,4 +1,4 @@
-// Calls of modules: the scope that is entered, found by what was called last time.
+// Calls of modules. The scope is predicted from the module called last.
 #include "modules.h"
 
 #include "frames.h"
@@ -11,17 +11,17 @@ namespace amanda {
 
 namespace {
 
-// What stands in the place of `nn.Module.__call__`, its own way, and what it stands for.
+// The replacement of `nn.Module.__call__`, its original vectorcall, and the replaced function.
 PyObject* module_original = nullptr;
 vectorcallfunc python_way = nullptr;
 PyObject *modules_name = nullptr, *dead_name = nullptr;
 
-// Modules that are made on the fly are new ones each time; what is kept of them is bounded.
+// The cache is bounded, since some programs make new modules in each iteration.
 constexpr size_t MANY = 4096;
 
 }  // namespace
 
-// A module that was moved has another path now.
+// A module that was moved to another parent has another path.
 COLD bool Link::is_among(PyObject* attributes, PyObject* module) {
 #if AMANDA_DICT_VERSIONS
     modules = nullptr;
@@ -71,7 +71,7 @@ bool read_links(PyObject* holders, ScopeInfo::Child* child) {
     return true;
 }
 
-// As list.append() and list.pop() do it, but for what these do seldom.
+// The common case of list.append() and list.pop().
 INLINE bool enter(PyObject* list, Activation* activation) {
     auto* object = reinterpret_cast<PyObject*>(activation);
     Py_ssize_t size = PyList_GET_SIZE(list);
@@ -85,7 +85,7 @@ INLINE bool enter(PyObject* list, Activation* activation) {
 
 INLINE void leave(PyObject* list, Activation* activation) {
     Py_ssize_t size = PyList_GET_SIZE(list);
-    // Whoever left `apply` meanwhile has cleared the list.
+    // If `apply` ended meanwhile, the list was cleared.
     if (size != 0 && PyList_GET_ITEM(list, size - 1) == reinterpret_cast<PyObject*>(activation)) {
         Py_SET_SIZE(list, size - 1);
         Py_DECREF(activation);
@@ -115,7 +115,7 @@ COLD ScopeInfo* find_child(Watch* watch, Table<ScopeInfo::Child>* children, Acti
     return info;
 }
 
-// The scope of a module called inside `parent`, or outside of all where that is null.
+// Returns the scope of a module called inside `parent`, or at top level if that is null.
 COLD ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
     if (parent == nullptr) return find_child(watch, &watch->identity->roots, nullptr, module);
     Progress* progress = &parent->progress;
@@ -134,8 +134,8 @@ COLD ScopeInfo* child_of(Watch* watch, Activation* parent, PyObject* module) {
     return info;
 }
 
-// The same where it is called after the one that it was called after last time: these lie in memory
-// one after the other. Null where that does not hold.
+// The same if it follows the same module as last time, whose scope is then next to it in memory.
+// Null otherwise.
 INLINE ScopeInfo* next_child(Activation* parent, PyObject* module) {
     Progress& progress = parent->progress;
     if (!progress.info) return nullptr;
@@ -150,13 +150,13 @@ INLINE ScopeInfo* next_child(Activation* parent, PyObject* module) {
     return order[place].info.get();
 }
 
-// A module is called every few microseconds, and its data has left the cache since last time.
+// A module's data has left the cache since its last call, so fetch it early.
 INLINE void prefetch_next(const Progress& progress) {
     if (!progress.info || progress.child >= progress.info->order.size()) return;
     progress.info->order[progress.child].info->prefetch();
 }
 
-// Whether a model has died or a module has been exchanged, and what belongs to it can go.
+// Returns true if a model was destroyed or a module exchanged, so that its data can be freed.
 COLD bool some_died(Watch* watch) {
     Owned dead(PyObject_GetAttr(watch->scopes, dead_name));
     if (!dead) PyErr_Clear();
@@ -167,14 +167,14 @@ COLD bool some_died(Watch* watch) {
 
 namespace {
 
-// What came of a call, where a routine has raised in it, or it has raised itself.
+// Returns a call's result, or raises if a routine or the call itself has raised.
 COLD PyObject* settle_call(Watch* watch, PyObject* result) {
     if (result != nullptr && watch->pending != nullptr && PyList_GET_SIZE(watch->pending) != 0) {
         Owned raised(PyObject_CallNoArgs(watch->raise_pending));
         if (!raised) Py_CLEAR(result);
     }
     if (result == nullptr && watch->module_failed != nullptr) {
-        // A routine's TypeError that became "unsupported operand" on its way comes out again.
+        // torch may have turned a routine's TypeError into "unsupported operand".
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         PyErr_NormalizeException(&type, &value, &trace);
@@ -229,7 +229,7 @@ HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t coun
     activation->progress.module = nullptr;
     PyObject* list = thread->activations;
     leave(list, activation);
-    // Unless the tools were left meanwhile, the innermost activation is `parent` again.
+    // Unless `apply` ended meanwhile, the innermost activation is `parent` again.
     if (depth != 0 && PyList_GET_SIZE(list) == depth) {
         prefetch_next(reinterpret_cast<Activation*>(PyList_GET_ITEM(list, depth - 1))->progress);
     }
@@ -247,7 +247,7 @@ PyObject* hasten_module_call(PyObject*, PyObject* args) {
     Py_XSETREF(module_original, Py_NewRef(original));
     if (function->vectorcall != call_module) python_way = function->vectorcall;
 #if PY_VERSION_HEX >= 0x030C0000
-    // Also keeps the interpreter from entering the function's code on its own.
+    // It also keeps the interpreter from inlining the function's code.
     PyFunction_SetVectorcall(function, call_module);
 #else
     function->vectorcall = call_module;
@@ -258,7 +258,7 @@ PyObject* hasten_module_call(PyObject*, PyObject* args) {
 PyMethodDef functions[] = {
     {"hasten_module_call", hasten_module_call, METH_VARARGS,
      "hasten_module_call(replacement, original, /)\n--\n\n"
-     "Let the function that replaces nn.Module.__call__ do its work in C where it can."},
+     "Execute the function that replaces nn.Module.__call__ in C where possible."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,4 +1,4 @@
-// `nn.Module.__call__` in C: what stands in its place while tools are applied.
+// The replacement of `nn.Module.__call__` in C, while tools are applied.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

@@ -1,4 +1,4 @@
-// Hooks on the nodes of an op whose analysis is over.
+// Hooks on the nodes of an op that are analysed already.
 #include "nodes.h"
 
 #include "pending.h"
@@ -13,9 +13,9 @@ PyTypeObject* plans_type = nullptr;
 struct NodePlans {
     PyObject_HEAD
     PyObject* epoch;
-    long long made;  // number of nodes of the op
+    long long made;  // number of nodes that the op makes
     std::vector<Hooking>* hooks;
-    Shared<Pending>* pending;  // instead of these, as long as no node was analysed; or null
+    Shared<Pending>* pending;  // used instead while no node is analysed; or null
 };
 
 NodePlans* plans_of(PyObject* object) {
@@ -24,8 +24,8 @@ NodePlans* plans_of(PyObject* object) {
                : nullptr;
 }
 
-// NodePlans(epoch, made, watch, before, after, pending=None): lists of hooks, see `Hooking::read`, and
-// what `Pending::read` reads.
+// NodePlans(epoch, made, watch, before, after, pending=None): `before` and `after` are lists for
+// `Hooking::read`, and `pending` is for `Pending::read`.
 PyObject* plans_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *watch, *before, *after, *pending = nullptr;
     long long made;
@@ -94,7 +94,7 @@ PyObject* plans_pending(PyObject* self, void*) {
 }
 
 PyGetSetDef plans_fields[] = {
-    {"pending", plans_pending, nullptr, "Whether it waits for nodes to be analysed.", nullptr},
+    {"pending", plans_pending, nullptr, "Whether nodes have not been analysed yet.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 PyType_Slot plans_slots[] = {
@@ -103,7 +103,7 @@ PyType_Slot plans_slots[] = {
     {Py_tp_traverse, reinterpret_cast<void*>(plans_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(plans_clear)},
     {Py_tp_getset, plans_fields},
-    {Py_tp_doc, const_cast<char*>("What is to be done at the backward nodes of one op.")},
+    {Py_tp_doc, const_cast<char*>("The plans of the backward nodes of one op.")},
     {0, nullptr},
 };
 PyType_Spec plans_spec = {"amanda_driver_torch._native.NodePlans", sizeof(NodePlans), 0,

@@ -1,4 +1,4 @@
-// The hook that hooks the rest.
+// The single hook of an execution, which sets the others.
 #include "pending.h"
 
 namespace amanda {
@@ -10,12 +10,12 @@ PyObject *register_prehook, *id_name;
 
 struct PendingHook {
     PyObject_HEAD
-    PyObject *start, *number, *hook;  // hook: what it does, once it has hooked the rest
+    PyObject *start, *number, *hook;  // hook: its function, once it has set the others
     Shared<Pending> pending;
 };
 
-// Hooks the nodes behind `node`, or behind the one that runs for None: 1, or 0 if that is not to be
-// done now, or -1 with an exception.
+// Hooks the nodes of `node`, or of the running one for None: 1, or 0 if that must not be done now,
+// or -1 with an exception.
 int expand(PendingHook* own, PyObject* node) {
     if (own->hook != nullptr) return 1;
     Shared<Pending> pending = own->pending;
@@ -66,7 +66,7 @@ PyType_Slot hook_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(hook_dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(hook_call)},
     {Py_tp_methods, hook_methods},
-    {Py_tp_doc, const_cast<char*>("Hooks the nodes of an op when the first of them is run.")},
+    {Py_tp_doc, const_cast<char*>("Hooks the nodes of an op when the first of them runs.")},
     {0, nullptr},
 };
 PyType_Spec hook_spec = {"amanda_driver_torch._native.PendingHook", sizeof(PendingHook), 0,

@@ -1,4 +1,4 @@
-// The running of programs.
+// Runs programs.
 #include <algorithm>
 
 #include "edits.h"
@@ -21,7 +21,7 @@ PyObject* go_on(PyObject* record, Watch* watch, Definition* definition, Call& ca
         number(PyLong_FromUnsignedLongLong(start));
     PyObject* operator_ = definition->get_operator();
     if (watch->resume == nullptr) {
-        // The tools were left inside a routine.
+        // `apply` ended inside a routine.
         return returned != nullptr ? Py_NewRef(returned) : call.original();
     }
     if (!args || !kwargs || !number || !before || !after || operator_ == nullptr) return nullptr;
@@ -36,7 +36,7 @@ bool lend(ProgramParts* parts, PyObject* name, PyObject* list) {
     return PyDict_SetItem(parts->execution.get(), name, list) == 0;
 }
 
-// The context at the end of an execution.
+// Resets the context at the end of an execution.
 class Release {
   public:
     Release(ProgramParts* parts, Watch* watch)
@@ -48,7 +48,7 @@ class Release {
         if (remember_) {
             if (!Owned(PyObject_CallNoArgs(remember_.get()))) PyErr_Clear();
         }
-        // The keys stay: the next execution fills them again.
+        // The keys stay, since the next execution fills them again.
         PyObject *name, *values;
         for (Py_ssize_t i = 0; PyDict_Next(execution_.get(), &i, &name, &values);) {
             if (values != Py_None) PyDict_SetItem(execution_.get(), name, Py_None);
@@ -66,10 +66,10 @@ class Release {
 
 namespace {
 
-// The original on what stands in `inputs`, by position, now.
+// Calls the original with the present values in `inputs`, by position.
 Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
     PyObject* values[MOST_OPERANDS + 1];
-    values[0] = nullptr;  // The place before the first is the callee's to use.
+    values[0] = nullptr;  // The callee may use the place before the first argument.
     flatten(call.operands(), values + 1);
     for (size_t j = 0; j < parts.sources.size(); ++j) {
         if (parts.sources[j] >= 0) {
@@ -79,14 +79,14 @@ Owned call_edited(const ProgramParts& parts, Call& call, PyObject* inputs) {
     return Owned(call.original_with(values + 1));
 }
 
-// Whether what routines return can take effect here. Where gradients of the op are hooked, or modes
-// of the user's would hear of it, Python knows how.
+// Returns true if edits can be applied here. Python does so if the op's gradients are hooked, or if
+// the user's modes would see it.
 bool may_edit(const ProgramParts& parts, const Watch* watch, bool gradients) {
     return parts.editable && !(gradients && parts.hooks_gradients()) && watch->edit != nullptr &&
            !in_function_modes();
 }
 
-// Whether all that a routine may change is among the arguments that are given.
+// Returns true if everything that a routine may change was passed as an argument.
 bool are_given(const ProgramParts& parts, const ProgramStep& step) {
     if (step.all) {
         return std::all_of(parts.sources.begin(), parts.sources.end(),
@@ -100,8 +100,8 @@ bool are_given(const ProgramParts& parts, const ProgramStep& step) {
 
 namespace {
 
-// Whether a list or tuple holds nothing but tensors and values of Python's own types, at any depth: a
-// tracer's stand-ins for tensors may hide in it.
+// Returns true if a list or tuple contains only tensors and values of Python's own types, at any
+// depth. It might otherwise contain fake tensors of a tracer.
 bool holds_plain(const Watch* watch, PyObject* sequence) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i) {
         PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
@@ -134,7 +134,7 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
             (!parts.taps.empty() && !call.takes_others())) {
             return false;
         }
-        // The user's own modes are not to hear of hooks.
+        // The user's modes must not see the hooks.
         if ((tracked || parts.hooks_gradients()) && in_function_modes()) {
             return false;
         }
@@ -149,7 +149,7 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
     }
     for (size_t k = 0; operands.names != nullptr && k < named; ++k) {
         PyObject* value = operands.items[size_t(operands.count) + k];
-        // Argument names in code are interned.
+        // Argument names in code are interned, so comparing addresses is enough.
         if (PyTuple_GET_ITEM(operands.names, Py_ssize_t(k)) != parts.keywords[k].get() ||
             Py_TYPE(value) != parts.types[count + k] || may_hold_stand_in(watch, value)) {
             return false;
@@ -228,7 +228,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     bool tensor = reinterpret_cast<PyObject*>(Py_TYPE(returned.get())) == watch->identity->tensor;
     PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
     if (gradients) {
-        // What needs more, Python does: all of it, or all but the gradients of inputs.
+        // Python does the rest: everything, or everything except the gradients of inputs.
         int met = parts->meetings.empty()
                       ? 1
                       : hook_meetings(*parts, call, returned.get(), start);

@@ -1,8 +1,8 @@
-// `Program`: the plan of one op, in the form in which C runs it by itself.
+// `Program`: the plan of one op, in the form that C executes.
 //
 // It covers insertions before and after the forward op that change nothing in most executions:
-// counting, tracing, statistics. What a routine changes, and whatever else is particular, goes on
-// in Python from where the program stopped.
+// counting, tracing, statistics. After a change by a routine, and in other special cases, Python
+// continues where the program stopped.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -24,11 +24,11 @@ struct Program {
 
 bool is_program(PyObject* object);
 
-// Whether the program of a record serves this call.
+// Returns true if the program of a record fits this call.
 bool fits(const Program* program, const Watch* watch, PyObject* record, const Call& call,
           bool gradients);
 
-// Runs a call by a program that fits.
+// Executes a call by a program that fits.
 PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch* watch,
                       Definition* definition, Call& call, bool gradients);
 

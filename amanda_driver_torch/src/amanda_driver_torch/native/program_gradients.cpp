@@ -1,4 +1,4 @@
-// The gradients of an op that a program runs.
+// The gradients of an op that a program executes.
 #include "program_gradients.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 PyObject *requires_grad, *is_leaf, *ndim, *dtype_name, *is_contiguous, *shape_name;
 
-// Whether `value` is what a call was made with.
+// Returns true if `value` is an argument of the call.
 bool is_operand(const Operands& operands, PyObject* value) {
     PyObject* values[MOST_OPERANDS];
     size_t count = flatten(operands, values);
@@ -49,7 +49,7 @@ bool requires_the_same(const ProgramParts& parts, PyObject* const* values) {
 
 Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call) {
     PyObject* values[MOST_OPERANDS + 1];
-    values[0] = nullptr;  // The place before the first is the callee's to use.
+    values[0] = nullptr;  // The callee may use the place before the first argument.
     PyObject** operands = values + 1;
     flatten(call.operands(), operands);
     std::vector<Owned> held, tapped;
@@ -137,7 +137,7 @@ bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* return
     if (parts.arrivals.empty()) return true;
     Owned required(PyObject_GetAttr(returned, requires_grad));
     if (!required) return false;
-    // An op that returns its own input has made no node.
+    // An op that returns its own input made no node.
     if (required.get() != Py_True || is_operand(call.operands(), returned)) return true;
     for (const Hooking& arrival : parts.arrivals) {
         if (!hook_tensor(returned, arrival.hook.get())) return false;

@@ -1,34 +1,34 @@
-// What a program does about the gradients of an op as a whole.
+// A program's part for the gradients of an op as a whole.
 #pragma once
 
 #include "program_parts.h"
 
 namespace amanda {
 
-// The operands one after the other; how many there are.
+// Collects the operands and returns their number.
 size_t flatten(const Operands& operands, PyObject** values);
 
-// Whether the arguments that require a gradient are those that the program knows.
+// Returns true if the same arguments require a gradient as in the program.
 bool requires_the_same(const ProgramParts& parts, PyObject* const* values);
 
-// Whether the arguments lie as they did when it was found where their gradients meet.
+// Returns true if the arguments have the layout for which the gradient nodes were found.
 bool laid_the_same(const ProgramParts& parts, PyObject* const* values);
 
-// The original on identities of those operands whose gradients are wanted. Where it hands one of
-// them back, it has done nothing: the operand itself comes back.
+// Calls the original with identities of those operands whose gradients are requested. If it returns
+// one of them, it has done nothing, and the operand itself is returned.
 Owned call_tapped(const ProgramParts& parts, Watch* watch, Call& call);
 
-// Hooks the nodes where the gradients of inputs meet: 1, or 0 if these are not where they were, or
+// Hooks the nodes that compute the gradients of inputs: 1, or 0 if they differ from last time, or
 // -1 with an exception.
 int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returned, uint64_t start);
 
-// Hooks the gradient that will arrive at what the op returned. False with an exception.
+// Hooks the gradient of the op's output. False with an exception.
 bool hook_arrivals(const ProgramParts& parts, const Call& call, PyObject* returned);
 
-// Whether a tensor is a leaf that collects its gradient.
+// Returns true if a tensor is a leaf that accumulates its gradient.
 bool collects(PyObject* tensor);
 
-// Makes the names of the attributes that are read.
+// Interns the names of the attributes that are read.
 void name_gradient_strings();
 
 }  // namespace amanda

@@ -1,4 +1,4 @@
-// What a program consists of.
+// The parts of a program.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace amanda {
 struct ProgramParts {
     ~ProgramParts();
 
-    // Whether something is to be done at gradients of the op as a whole.
+    // Returns true if the gradients of the op as a whole need hooks.
     bool hooks_gradients() const {
         return !(taps.empty() && arrivals.empty() && meetings.empty());
     }
@@ -20,38 +20,38 @@ struct ProgramParts {
     std::vector<PyTypeObject*> types;  // of the arguments; held by `kinds`
     std::vector<Owned> kinds;
     std::vector<Owned> keywords;
-    // Position of the signature -> argument by number, or -1 and the default.
+    // Position of the signature -> number of the argument, or -1 for the default.
     std::vector<int> sources;
     std::vector<Owned> defaults;
     std::vector<ProgramStep> before, after;
-    Owned execution;      // what the context has of one
-    Owned remember;       // () -> None: the context remembers its values for backward routines
-    long nodes = -1;      // that the op makes, if these need nothing; else -1
-    // Gradients of inputs: identities that hand them to a function together.
+    Owned execution;      // the context's data of one execution
+    Owned remember;       // () -> None: keeps the context's values for backward routines
+    long nodes = -1;      // number of nodes that the op makes, if they need no hooks; else -1
+    // Gradients of inputs: identities that pass them to a function together.
     struct Tap {
         Owned function;
         std::vector<int> arguments;  // by number
     };
     std::vector<Tap> taps;
     std::vector<Hooking> arrivals;  // gradients of the output, in the order of their hooks
-    // Gradients of inputs where they meet, instead of identities in front of them.
+    // Gradients of inputs at the nodes that compute them, instead of identities.
     std::vector<Hooking> meetings;
-    std::vector<std::vector<int>> shaped;  // by meeting: the arguments whose shapes it needs
-    long long made = 0;                    // number of nodes of an execution with meetings
-    // What decides which nodes are made, by argument: number of dimensions, whether contiguous.
+    std::vector<std::vector<int>> shaped;  // per node: the arguments whose shapes it needs
+    long long made = 0;                    // number of nodes of an execution without identities
+    // By argument, what the nodes depend on: number of dimensions, whether contiguous.
     struct Laid {
         int argument, dimensions;
         bool contiguous;
         Owned dtype;
     };
     std::vector<Laid> laid;
-    Owned autocast;  // () -> whether values are cast on the way
-    bool with_gradients = true;  // whether it serves calls with gradients, too
+    Owned autocast;  // () -> whether autocast is active
+    bool with_gradients = true;  // whether it also fits calls with gradients
     bool editable = false;       // whether the op writes none of its arguments
     std::vector<int> required;  // by argument: whether it requires a gradient; -1 for no tensor
 };
 
-// Makes the names by which a context is filled.
+// Interns the names by which a context is filled.
 void name_strings();
 
 }  // namespace amanda

@@ -1,4 +1,4 @@
-// Programs as objects of Python's: how they are made and let go of.
+// Programs as Python objects: creation and destruction.
 #include "program_parts.h"
 
 namespace amanda {
@@ -152,7 +152,7 @@ PyType_Slot program_slots[] = {
     {Py_tp_dealloc, reinterpret_cast<void*>(program_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(program_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(program_clear)},
-    {Py_tp_doc, const_cast<char*>("The plan of one op, in the form in which C runs it.")},
+    {Py_tp_doc, const_cast<char*>("The plan of one op, in the form that C executes.")},
     {0, nullptr},
 };
 PyType_Spec program_spec = {"amanda_driver_torch._native.Program", sizeof(Program), 0,

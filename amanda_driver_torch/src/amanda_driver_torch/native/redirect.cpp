@@ -1,8 +1,8 @@
-// Definitions of torch's, the functions that stand in for them, and putting back what was found.
+// Redirects torch's definitions to replacement functions, and restores them.
 //
 // CPython reads these pointers at each call, so redirecting them in torch's own tables and function
-// objects catches every reference to a binding, however early it was taken. A function pointer
-// carries no data: each definition gets a function of its own, made from a template.
+// objects affects every reference to a binding, even one taken earlier. A function pointer carries
+// no data, so each definition gets a replacement function of its own, made from a template.
 #include "redirect.h"
 
 #include <cstring>
@@ -35,11 +35,11 @@ void put_in(Definition& d) {
 void put_back(Definition& d) {
     if (!d.installed) return;
     d.installed = false;
-    // What was redirected on top of ours leads through ours, and stays.
+    // A later redirection on top of ours calls ours, so it stays.
     if (*d.where == d.replacement) write(d, d.original);
 }
 
-// Types made meanwhile have inherited our pointers, so they are walked anew each time.
+// Types made meanwhile have inherited our pointers, so they are traversed each time.
 void exchange_slots(PyTypeObject* type, bool in) {
     PyMappingMethods* mapping = type->tp_as_mapping;
     if (mapping != nullptr) {
@@ -189,7 +189,7 @@ PyObject* uninstall(PyObject*, PyObject*) {
     Py_RETURN_NONE;
 }
 
-// Names whose pointers are not what they have to be now.
+// Returns the names whose pointers are not as they should be now.
 PyObject* check(PyObject*, PyObject*) {
     Owned wrong(PyList_New(0));
     if (!wrong) return nullptr;
@@ -223,7 +223,7 @@ PyObject* set_up(PyObject*, PyObject* args) {
         return nullptr;
     }
     Py_XSETREF(operator_factory, Py_NewRef(factory));
-    // Redirected, a binding would lead to this very library.
+    // A redirected binding would lead to this very library.
     if (installed == 0) {
         find_symbols(known != Py_None ? reinterpret_cast<const void*>(PyCFunction_GET_FUNCTION(known))
                                       : nullptr,
@@ -240,7 +240,7 @@ PyMethodDef functions[] = {
      "the functions where it does not say (or for None)."},
     {"define", define, METH_VARARGS,
      "define(binding, name, op_type, call, folder, /)\n--\n\n"
-     "Make a binding redirectable; the reason why not, or None."},
+     "Make a binding redirectable; return why not, or None."},
     {"install", install, METH_NOARGS,
      "install()\n--\n\nRedirect what was defined; counts how often it was called."},
     {"uninstall", uninstall, METH_NOARGS,
@@ -277,7 +277,7 @@ bool intern_type(PyObject* name, OpType* type) {
         number = next.get();
     }
     type->number = PyLong_AsLong(number);
-    type->name = interned;  // The dict keeps it.
+    type->name = interned;  // The dict owns the string.
     return true;
 }
 

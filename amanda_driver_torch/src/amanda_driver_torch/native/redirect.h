@@ -1,4 +1,4 @@
-// The redirected functions of torch: what stood in its tables, and what stands there meanwhile.
+// The redirected functions of torch: the originals in its tables, and their replacements.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -8,9 +8,9 @@
 
 namespace amanda {
 
-// One function of torch's that is an operator.
+// One function of torch that is an operator.
 struct alignas(64) Definition {
-    // What every call reads, in one line of the cache.
+    // Read by every call, so kept in one cache line.
     void* original;
     OpType type;
     bool bound;   // takes `self`
@@ -19,16 +19,16 @@ struct alignas(64) Definition {
     void** where;  // the pointer that is redirected
     void* replacement;
     PyObject* call;  // strong: calls the original, by the binding's own convention
-    PyObject* operator_;  // strong, made at its first use
+    PyObject* operator_;  // strong, made when first used
 
-    PyObject* binding;  // strong: what Python calls it by
+    PyObject* binding;  // strong: the binding in Python
     PyObject* name;
 
     // Borrowed; null with an exception.
     PyObject* get_operator();
 };
 
-// The number of an op type's name. False on error.
+// Returns the number of an op type's name. False on error.
 bool intern_type(PyObject* name, OpType* type);
 
 

@@ -1,4 +1,4 @@
-// The walk over nodes.
+// The traversal of nodes.
 #include "routes.h"
 
 #include "torch_symbols.h"

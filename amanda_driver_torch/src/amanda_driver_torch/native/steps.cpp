@@ -1,4 +1,4 @@
-// The calling of routines.
+// Calls routines.
 #include "steps.h"
 
 #include "thread.h"
@@ -9,7 +9,7 @@ namespace amanda {
 
 namespace {
 
-// Extent of a routine: marked, and without gradients.
+// The context of a routine: marked as such, and without recording gradients.
 class InRoutine {
   public:
     InRoutine(Thread* thread, bool gradients) : depth_(thread->routine_depth), on_(gradients) {
@@ -47,7 +47,7 @@ Owned call(const ProgramStep& step, PyObject* values) {
                                      count | PY_VECTORCALL_ARGUMENTS_OFFSET, step.names.get()));
 }
 
-// Adds the note that names tool, routine and op to the current exception.
+// Adds a note with tool, routine and op to the current exception.
 void annotate(Watch* watch, const ProgramStep& step) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);

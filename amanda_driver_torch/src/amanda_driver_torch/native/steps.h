@@ -1,4 +1,4 @@
-// The steps of a plan as C calls them: one routine after the other, none of which changes anything
+// The steps of a plan in the form that C calls: one routine after the other, which change nothing
 // in most executions.
 #pragma once
 
@@ -18,28 +18,28 @@ struct ProgramStep {
     Owned routine, names;       // names: of keyword arguments, a tuple or null
     std::vector<Owned> values;  // of keyword arguments
     std::vector<int> positions;
-    bool all = false;  // all positions, however many there are
+    bool all = false;  // all positions
     Owned step;        // `amanda_core.plan.Step`, for messages
 
-    // Whether there are values at all its positions.
+    // Returns true if all its positions have values.
     bool reaches(PyObject* list) const;
-    // Whether it is to be called with nothing but None.
+    // Returns true if all its values would be None.
     bool finds_only_none(PyObject* list) const;
 };
 
-// Programs are made of calls with as many operands at most; values of a routine may be more.
+// The maximum number of operands of a program's call; a routine may get more values.
 constexpr size_t MOST_OPERANDS = 24;
 
-// Steps out of a list of (routine, kwargs, positions or None, step). False with an exception.
+// Reads steps from a list of (routine, kwargs, positions or None, step). False with an exception.
 bool read_steps(PyObject* list, std::vector<ProgramStep>* steps);
 int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* arg);
 
-// Calls a routine with what it selects of `values`, marked as one and, where they are on, without
+// Calls a routine with its selection of `values`, marked as a routine and without recording
 // gradients. Null with an exception, which names tool, routine and op.
 Owned call_step(const ProgramStep& step, PyObject* values, Thread* thread, Watch* watch,
                 bool gradients);
 
-// Results of routines so far: None for each that changed nothing, and the one that did something.
+// The results of routines so far: None for those that changed nothing, and the last one.
 Owned results(size_t before, PyObject* last);
 
 }  // namespace amanda

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-// A model's own code and data take all of the cache, so that what runs at every operator is read
-// again each time: it is laid out together, without what runs seldom.
+// A model's own code and data fill the cache, so whatever runs at every operator is loaded again
+// each time. It is kept together in memory, apart from code that runs rarely.
 #if defined(__GNUC__)
 #define HOT __attribute__((hot, noinline))
 #define COLD __attribute__((cold, noinline))
@@ -25,7 +25,7 @@ constexpr uint64_t mix(uint64_t hash, uint64_t value) {
     return hash ^ (hash >> 29);
 }
 
-// Open addressing over keys that are well mixed or pointers. Entries are never taken out singly.
+// Open addressing; keys are well mixed or pointers. Single entries are never removed.
 template <class Value>
 class Table {
   public:
@@ -38,7 +38,8 @@ class Table {
         }
     }
 
-    // The value of `key`, made where there is none. Pointers into the table move.
+    // Returns the value of `key`, creating it if there is none. Invalidates pointers into the
+    // table.
     Value& at(uint64_t key) {
         if ((size_ + 1) * 2 > slots_.size()) grow();
         for (size_t i = start(key);; ++i) {
@@ -93,7 +94,7 @@ class Table {
 
 inline uint64_t key_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) >> 4; }
 
-// A pointer to something that counts its owners itself (`references`), under the GIL.
+// A pointer to an object with its own reference count (`references`), under the GIL.
 template <class T>
 class Shared {
   public:

@@ -1,4 +1,4 @@
-// Threads' state, its lifetime, and the descriptors through which Python sees it.
+// The state of threads, its lifetime, and the descriptors by which Python accesses it.
 #include "thread.h"
 
 #include <cstring>
@@ -29,7 +29,7 @@ void thread_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
-// The calling thread's state, made at the first call; null on error.
+// Returns the calling thread's state, made at the first call; null on error.
 Thread* here() {
     if (current != nullptr && current->state == PyThreadState_Get()) return current;
     PyObject* owner = PyThreadState_GetDict();
@@ -41,7 +41,7 @@ Thread* here() {
     if (thread == nullptr) return nullptr;
     thread->state = PyThreadState_Get();
     thread->activations = PyList_New(0);
-    // The dict owns it: it dies with the interpreter's state of the thread, under the GIL.
+    // The dict owns it, so it is freed with the interpreter's thread state, under the GIL.
     if (thread->activations == nullptr ||
         PyDict_SetItemString(owner, "amanda_driver_torch._native",
                              reinterpret_cast<PyObject*>(thread)) < 0) {

@@ -1,7 +1,7 @@
-// What is kept for each thread: who watches it, where it is, and whether to look away.
+// The state of each thread: who instruments it, where it is, and what is to be ignored.
 //
-// The fields are those of Python's STATE; descriptors give them to it (`make_fields`), so that
-// Python and the redirected functions read and write the same memory.
+// The fields are those of Python's STATE, which accesses them by descriptors (`make_fields`), so
+// that Python and the redirected functions read and write the same memory.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -14,33 +14,33 @@ namespace amanda {
 struct Watch;
 
 struct Thread {
-    // What every operator reads, in one line of the cache.
+    // Read by every operator, so kept in one cache line.
     PyObject_HEAD
     Watch* watch;             // of `attachment`, if that has a native interceptor
     PyObject* activations;    // strong, a list
-    int64_t* routine_depth;   // how deep it is inside routines
+    int64_t* routine_depth;   // nesting depth of routines
     int depth;              // more than 0: inside an operator
     int quiet;
     int opaque;
-    int backward;  // how many backward passes it is inside
+    int backward;  // number of nested backward passes
     PyThreadState* state;
     PyObject* attachment;  // strong, or null for None
-    Py_buffer switches;    // of this thread, while it is watched; keeps `routine_depth`
-    bool recomputing;  // a checkpointed function is being run again
-    bool refused;      // the original answered NotImplemented
+    Py_buffer switches;    // of this thread, while it is watched; owns `routine_depth`
+    bool recomputing;  // a checkpointed function is being recomputed
+    bool refused;      // the original returned NotImplemented
 
     bool looks_away() const { return watch == nullptr || (depth | quiet | opaque) != 0; }
 };
 
-// Of the calling thread; null until it is first asked for from Python.
+// The state of the calling thread; null until Python first reads it.
 #if defined(__GLIBC__)
-// One pointer fits into the reserve that the loader keeps, and is read without a call.
+// One pointer fits into the loader's reserved TLS space, so it is read without a call.
 extern thread_local Thread* current __attribute__((tls_model("initial-exec")));
 #else
 extern thread_local Thread* current;
 #endif
 
-// Extent of an operator: what is called in it is not seen.
+// The context of an operator, inside which no further operators are seen.
 class Inside {
   public:
     explicit Inside(Thread* thread) : thread_(thread) { ++thread_->depth; }

@@ -1,5 +1,5 @@
-// What stands in torch's tables meanwhile, and the tables of what it stands for. A part of
-// redirect.cpp, which alone includes it.
+// The replacement functions, and the tables of the definitions that they replace. Only included by
+// redirect.cpp.
 #pragma once
 
 #include <array>
@@ -16,12 +16,12 @@ namespace {
 constexpr size_t MOST_METHODS = 1024, MOST_FUNCTIONS = 1536;
 constexpr size_t MOST_GETTERS = 16;
 
-// Methods: their descriptors and all that is bound from them read `ml_meth` at each call.
+// Methods: their descriptors, and everything bound from these, read `ml_meth` at each call.
 Definition table[MOST_METHODS];
 size_t defined = 0;
 
-// Functions: objects that exist once. Their hash is made of `ml_meth` (CPython 3.10 to 3.14), so
-// redirecting that would hide them in everybody's dicts; the object's own `vectorcall` it is.
+// Functions: single objects. Their hash contains `ml_meth` (CPython 3.10 to 3.14), so redirecting
+// that would make them unfindable in dicts. Therefore the object's own `vectorcall` is redirected.
 Definition functions_table[MOST_FUNCTIONS];
 size_t functions_defined = 0;
 Definition getters[MOST_GETTERS];
@@ -31,7 +31,7 @@ size_t getters_defined = 0;
 Definition subscript, assignment;
 PyTypeObject* indexed = nullptr;
 
-// The original by its calling convention.
+// Calls the original by its calling convention.
 
 class Method final : public Call {
   public:
@@ -103,7 +103,7 @@ class Function final : public Call {
 
 class Positional final : public Call {
   public:
-    // `args` points to where it lies for as long as this lives.
+    // `args` points into this object.
     Positional(Definition* d, PyObject* self, PyObject* const& args)
         : Call(args == nullptr ? Operands{self, nullptr, 0, nullptr}
                : d->single     ? Operands{self, &args, 1, nullptr}
@@ -162,9 +162,9 @@ class Assignment final : public Call {
     PyObject* const* rest_;
 };
 
-// What stands in torch's tables meanwhile: one function for each definition and convention. A
-// program calls dozens of operators by turns, so that the code of each is read from memory again
-// and again: these only name their definition, and all else is shared.
+// The replacement functions: one for each definition and convention. A program alternates between
+// dozens of operators, so the code of each one is loaded from memory again and again. Therefore
+// these only name their definition, and all other code is shared.
 
 HOT PyObject* operate_with_keywords(PyObject* self, PyObject* args, PyObject* kwargs,
                                     Definition* definition) {

@@ -15,12 +15,12 @@ uint64_t (*sequence)() = nullptr;        // at::sequence_number::peek()
 int64_t (*function_modes)() = nullptr;   // at::impl::PythonTorchFunctionTLS::stack_len()
 int64_t (*dispatch_modes)() = nullptr;   // c10::impl::TorchDispatchModeTLS::stack_len()
 bool (*profiling)() = nullptr;           // torch::profiler::impl::profilerEnabled()
-// torch::jit::tracer::getTracingState(), a std::shared_ptr: what it points to comes first.
+// torch::jit::tracer::getTracingState(), a std::shared_ptr: its first word is the pointer.
 void* const* (*tracing)() = nullptr;
-// at::functorch::functorchTLSAccessor(), a std::shared_ptr as well, of the state that follows: that
-// is made when first asked for, and then copied with the state of the thread for ever after.
+// at::functorch::functorchTLSAccessor(), a std::shared_ptr to the state that follows. That state is
+// created on first access, and then copied with every copy of the thread's state.
 void* const* (*transformed)() = nullptr;
-// at::functorch::getDynamicLayerStack(), a std::vector: its begin and end come first.
+// at::functorch::getDynamicLayerStack(), a std::vector: its first words are begin and end.
 void* const* (*transforms)() = nullptr;
 
 Bindings in_python{};
@@ -44,7 +44,7 @@ void find_symbols(const void* address, const Bindings& bindings) {
     Dl_info info;
     void* library = nullptr;
     if (address != nullptr && dladdr(address, &info) != 0 && info.dli_fname != nullptr) {
-        // RTLD_NOLOAD: a lookup in what is loaded, dependencies included.
+        // RTLD_NOLOAD: look up in loaded libraries only, including dependencies.
         library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     }
     find(library, "_ZN3c108GradMode10is_enabledEv", enabled);
@@ -56,7 +56,7 @@ void find_symbols(const void* address, const Bindings& bindings) {
     find(library, "_ZN5torch3jit6tracer15getTracingStateEv", tracing);
     find(library, "_ZN2at9functorch20functorchTLSAccessorEv", transformed);
     find(library, "_ZN2at9functorch20getDynamicLayerStackEv", transforms);
-    if (library != nullptr) dlclose(library);  // Only our handle: torch stays loaded.
+    if (library != nullptr) dlclose(library);  // This releases our handle only; torch stays loaded.
 #else
     (void)address;
 #endif
@@ -85,7 +85,7 @@ uint64_t next_sequence_number() {
 
 namespace {
 
-// Without an answer: yes, so that Python sees to it.
+// If unknown, return true, so that Python handles the op.
 bool answers(PyObject* function) {
     PyObject* answer = PyObject_CallNoArgs(function);
     bool is_true = answer == nullptr || PyObject_IsTrue(answer) != 0;

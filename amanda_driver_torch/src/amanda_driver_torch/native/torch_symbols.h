@@ -1,8 +1,8 @@
 // PyTorch's private names that the extension uses; Python's side has `_torch.internals`.
 //
-// Beside names of attributes, these are questions that are asked at every operator, put to torch's
-// library without Python objects. The functions are exported and take and return plain values, so no headers are needed. Where a
-// version of torch has them no longer, Python's bindings are called: slower, same answer.
+// Besides names of attributes, these are queries of torch's library at every operator, without
+// Python objects. The functions are exported, and take and return plain values, so no headers are
+// needed. If a version of torch no longer has them, Python's bindings are called, which is slower.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -19,28 +19,28 @@ inline constexpr const char* kRegisterHookDict = "_register_hook_dict";
 inline constexpr const char* kSequenceNumber = "_sequence_nr";
 inline constexpr const char* kModules = "_modules";
 
-// Python functions that stand in for symbols that are not found.
+// Python functions that are called instead of symbols that are not found.
 struct Bindings {
     PyObject* is_grad_enabled;
     PyObject* sequence_number;
-    PyObject* function_modes;  // () -> number of function modes in force
-    PyObject* overheard;       // () -> whether dispatch modes or the profiler hear of operators
-    PyObject* stand_ins;       // tuple of () -> something true while values may be stand-ins
+    PyObject* function_modes;  // () -> number of active function modes
+    PyObject* overheard;       // () -> whether dispatch modes or the profiler see operators
+    PyObject* stand_ins;       // tuple of () -> something true while values may be fake tensors
 };
 
-// Looks the symbols up in the library that `address` lies in; null for none of them.
+// Looks the symbols up in the library that contains `address`; null to use none of them.
 void find_symbols(const void* address, const Bindings& bindings);
 
 bool gradients_enabled();
-// Whether `set_gradients` may be called.
+// Returns true if `set_gradients` may be called.
 bool can_set_gradients();
 void set_gradients(bool on);
 uint64_t next_sequence_number();
-// Whether function modes of the user's are in force, which hear of what is done to tensors.
+// Returns true if the user's function modes are active, which see operations on tensors.
 bool in_function_modes();
-// Whether dispatch modes or the profiler hear of it, too.
+// Returns true if dispatch modes or the profiler see them, too.
 bool overheard();
-// Whether values may be stand-ins for tensors now; then Python says what to do.
+// Returns true if values may be fake tensors now, so that Python has to decide.
 bool in_stand_ins();
 
 }  // namespace amanda

@@ -1,4 +1,4 @@
-// Nodes that hold what is behind them.
+// Nodes that keep the nodes after them alive.
 #include "unwinding.h"
 
 #include <cstdint>
@@ -11,24 +11,24 @@ namespace amanda {
 
 namespace {
 
-// One of so many nodes is chosen, by a hash: whatever pattern the calls have, hundreds of nodes that
-// are not chosen hardly ever stand one behind the other.
+// One of so many nodes is chosen, by a hash. For any pattern of calls, hundreds of nodes in a row
+// that are not chosen are then very unlikely.
 constexpr uint64_t SOME = 64;
 
-// Stack that freeing may use before it is continued from elsewhere: some thousand nodes.
+// The stack that freeing may use before it is continued elsewhere: some thousand nodes.
 constexpr uintptr_t DEEP = uintptr_t(1) << 20;
 
 PyTypeObject* following_type = nullptr;
 PyObject *metadata_name, *next_functions, *key;
 
-// What is to be freed, and whether that is going on; under the GIL.
+// The objects to free, and whether freeing is in progress; under the GIL.
 std::vector<PyObject*> aside;
 bool freeing = false;
 
-// In the metadata of a node.
+// The key in a node's metadata.
 struct Following {
     PyObject_HEAD
-    PyObject* nodes;  // what the node's `next_functions` returned
+    PyObject* nodes;  // the node's `next_functions`
 };
 
 bool is_deep() {
@@ -62,8 +62,8 @@ void following_dealloc(PyObject* self) {
         return;
     }
     aside.push_back(nodes);
-    // Called by the interpreter before one of the next instructions of the main thread. If it has no
-    // room for the call now, the next node is freed as deep, or the next call of `protect` does it.
+    // The interpreter calls it before one of the next instructions of the main thread. If its queue
+    // is full, the next node is freed at this depth, or the next call of `protect` frees them.
     if (!freeing) Py_AddPendingCall(free_aside, nullptr);
 }
 
@@ -102,7 +102,7 @@ PyType_Spec following_spec = {"amanda_driver_torch._native.Following", sizeof(Fo
 
 bool protect(PyObject* node) {
     static uint64_t count = 0;
-    // Without another reference, the object goes before its node does, and torch frees in a loop.
+    // Without another reference, the object is freed before its node, and torch frees in a loop.
     if (mix(0, ++count) % SOME != 0 || node == Py_None || Py_REFCNT(node) < 2) return true;
     return hold_following(node);
 }

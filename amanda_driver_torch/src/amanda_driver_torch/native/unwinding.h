@@ -1,10 +1,10 @@
 // Freeing deep graphs without deep recursion.
 //
-// A node that Python has seen is freed by its Python object, and frees the nodes behind it from
-// inside its destructor: PyTorch 2.13 ends with a stack overflow where some 40,000 such nodes stand
-// one behind the other. Graphs that Python has not seen, it frees in a loop. So what looks at the
-// nodes of a program lets some of them hold what is behind them, and where these are freed at a
-// great depth, that is set aside and freed later, from a shallow stack.
+// A node that Python has seen is freed by its Python object, and its destructor frees the nodes
+// after it recursively. With some 40,000 such nodes in a row, PyTorch 2.13 ends with a stack
+// overflow. Graphs that Python has not seen are freed in a loop. Therefore, when the driver reads
+// nodes of a program, it lets some of them own the nodes after them. If such a node is freed at a
+// great depth, these nodes are set aside and freed later, from a shallow stack.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -12,7 +12,7 @@
 
 namespace amanda {
 
-// To be called for each node that is looked at, or None; it acts on one in some. False with an
+// Must be called for each node that is read, or None; it acts on some of them. False with an
 // exception.
 bool protect(PyObject* node);
 

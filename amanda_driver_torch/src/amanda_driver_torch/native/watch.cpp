@@ -1,4 +1,4 @@
-// The way of one operator, and the making of watches.
+// The execution of one operator, and the creation of watches.
 #include "watch.h"
 
 #include <structmember.h>
@@ -18,14 +18,14 @@ namespace {
 PyTypeObject* watch_type = nullptr;
 PyObject* watch_name = nullptr;
 
-// Where the slots of the driver's own records lie, which are read without an attribute lookup.
+// Offsets of slots of the driver's records, which are read without an attribute lookup.
 Py_ssize_t idle_epoch_at, idle_nodes_at, program_at, hooks_at;
 
 PyObject* slot(PyObject* object, Py_ssize_t offset) {
     return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset);
 }
 
-// Offset of an entry of `__slots__`; -1 with an exception.
+// Returns the offset of an entry of `__slots__`; -1 with an exception.
 Py_ssize_t slot_offset(PyObject* type, const char* name) {
     Owned descriptor(PyObject_GetAttrString(type, name));
     if (!descriptor) return -1;
@@ -82,11 +82,11 @@ bool may_hook(const Watch* watch, PyObject* record) {
 
 namespace {
 
-// The op made other nodes than when it was found to need nothing, or they are not known yet.
+// For an idle op that made other nodes than before, or whose nodes are not known yet.
 PyObject* settle(Watch* watch, PyObject* record, Definition* definition, Call& call,
                  PyObject* result, uint64_t start) {
-    if (watch->settle == nullptr) return result;  // The tools were left in the operator.
-    // The user's own modes are not to hear of hooks.
+    if (watch->settle == nullptr) return result;  // `apply` ended inside the operator.
+    // The user's modes must not see the hooks.
     int hooked = in_function_modes() ? 0
                                                       : hook_record(watch, record, result, start);
     if (hooked != 0) {
@@ -106,7 +106,7 @@ long long nodes_of(PyObject* record) {
     return nodes != nullptr ? PyLong_AsLongLong(nodes) : -1;
 }
 
-// All but the way of idle ops in their usual order.
+// Handles all ops except idle ones that follow the same op as last time.
 __attribute__((noinline)) PyObject* operate_slowly(Thread* thread, Watch* watch, Step* step,
                                                    Definition* definition, Call& call) {
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
@@ -173,7 +173,7 @@ __attribute__((noinline)) PyObject* settle_step(const Shared<Sequence>& sequence
 HOT PyObject* operate(Thread* thread, Definition* definition, Call& call) {
     Watch* watch = thread->watch;
     if (!watch->enabled(thread)) return call.original();
-    // What is idle in an epoch stays so in it.
+    // An op that is idle stays so for the whole epoch.
     if (!watch->refresh()) return nullptr;
     Step* step = expect(*watch->identity, thread, definition->type, call.operands());
     if (step == nullptr || step->idle_epoch != watch->epoch || watch->switches->caching == 0) {
@@ -186,7 +186,7 @@ HOT PyObject* operate(Thread* thread, Definition* definition, Call& call) {
         --thread->depth;
         return result;
     }
-    // The step lives as long as the sequence does.
+    // The step is owned by the sequence.
     Shared<Sequence> sequence = sequence_of(thread->activations);
     uint64_t start = next_sequence_number();
     ++thread->depth;
@@ -275,7 +275,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
         !record || !parameter || !tensor) {
         return nullptr;
     }
-    // torch's types live as long as the process.
+    // torch's types are never freed.
     identity->parameter = parameter.get();
     identity->tensor = tensor.get();
     if ((idle_epoch_at = slot_offset(record.get(), "idle_epoch")) < 0 ||
@@ -287,7 +287,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     Owned control(PyObject_GetAttrString(self->session, "control"));
     if (!control) return nullptr;
     self->switches = amanda_open_switches(control.get(), &self->view);
-    // No epoch is negative: the first operator reads the session.
+    // No epoch is negative, so that the first operator reads the session.
     self->seen = -1;
     return self->switches != nullptr ? owner.release() : nullptr;
 }
@@ -316,7 +316,7 @@ PyObject* watch_locate(PyObject* object, PyObject* const* args, Py_ssize_t count
     Py_RETURN_NONE;
 }
 
-// After the session: what is still running finds its way to the originals.
+// After the session ends, running calls continue with the originals.
 PyObject* watch_close(PyObject* object, PyObject*) {
     auto* self = reinterpret_cast<Watch*>(object);
     for (int i = 0; i < WATCH_FIELDS; ++i) Py_CLEAR(*field(self, i));
@@ -333,12 +333,12 @@ PyMethodDef watch_methods[] = {
     {"locate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(watch_locate)),
      METH_FASTCALL,
      "locate($self, op_type, args, kwargs, /)\n--\n\n"
-     "The record of the op that is being called; None to look away."},
+     "Return the record of the op that is being called; None to ignore the op."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyMemberDef watch_members[] = {
     {"second_order", T_BOOL, offsetof(Watch, second_order), 0,
-     "Whether gradients of gradients are watched."},
+     "Whether gradients of gradients are analysed."},
     {nullptr, 0, 0, 0, nullptr},
 };
 PyType_Slot watch_slots[] = {
@@ -348,7 +348,7 @@ PyType_Slot watch_slots[] = {
     {Py_tp_clear, reinterpret_cast<void*>(watch_clear)},
     {Py_tp_methods, watch_methods},
     {Py_tp_members, watch_members},
-    {Py_tp_doc, const_cast<char*>("One session's hold on the redirected functions.")},
+    {Py_tp_doc, const_cast<char*>("Connects one session to the redirected functions.")},
     {0, nullptr},
 };
 PyType_Spec watch_spec = {"amanda_driver_torch._native.Watch", sizeof(Watch), 0,

@@ -1,7 +1,7 @@
-// `Watch`: one session's hold on the redirected functions.
+// `Watch`: connects one session to the redirected functions.
 //
-// Owns what happens at one operator: the way of an op without a plan, in C alone, and the handing
-// over of all others to the attachment in Python.
+// Owns what happens at one operator: an op without a plan is handled in C alone, and all others are
+// passed to the attachment in Python.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -15,12 +15,12 @@ namespace amanda {
 
 struct Definition;
 
-// A call on its way to the original.
+// A call of an original.
 class Call {
   public:
     explicit Call(const Operands& given) : given_(given) {}
     virtual PyObject* original() = 0;
-    // The same with other operands, as many as given; null without an exception where it cannot.
+    // Calls with other operands, as many as given; null without an exception if not possible.
     virtual PyObject* original_with(PyObject* const*) { return nullptr; }
     virtual bool takes_others() const { return false; }
     const Operands& operands() const { return given_; }
@@ -36,45 +36,45 @@ class Call {
 };
 
 struct Watch {
-    // What every operator reads.
+    // Read by every operator.
     PyObject_HEAD
     Identity* identity;
-    PyObject* epoch;                     // as last seen; compared by identity
+    PyObject* epoch;                     // the last one read; compared by identity
     int64_t seen;                        // its number
-    const AmandaSwitches* switches;      // of the thread that owns the session
+    const AmandaSwitches* switches;      // of the session's thread
     bool wants_backward, watches_scopes;
-    bool second_order;  // gradients of gradients are watched, which Python does
+    bool second_order;  // gradients of gradients are analysed, which Python does
     PyObject* get_control;  // () -> the calling thread's `Control`
     PyObject *execute, *settle, *call_module, *enter_module, *module_failed,
         *resume, *edit, *annotate, *scopes, *raise_pending,
         *pending;  // of the attachment
     PyObject* tap;        // (values, function) -> identities of the values
     PyObject* session;
-    Py_buffer view;  // keeps `switches`
+    Py_buffer view;  // owns `switches`
 
-    // Whether operators of the thread are to be instrumented now.
+    // Returns true if operators of the thread are instrumented now.
     bool enabled(const Thread* thread) const {
         return switches != nullptr && switches->enabled != 0 && *thread->routine_depth == 0;
     }
-    // Looks whether plans may have changed. False on error.
+    // Checks whether plans may have changed. False on error.
     bool refresh() { return switches->epoch == seen || read_session(); }
-    // Whether plans of `epoch` hold.
+    // Returns true if plans of `epoch` are valid.
     bool caches(PyObject* of) { return switches->caching != 0 && refresh() && epoch == of; }
 
   private:
     COLD bool read_session();
 };
 
-// The watch behind an attachment's interceptor, or null. -1 on error.
+// Gets the watch of an attachment's interceptor, or null. -1 on error.
 int watch_of(PyObject* attachment, Watch** watch);
 
-// One call of an operator by a watched thread.
+// Executes one call of an operator by a watched thread.
 PyObject* operate(Thread* thread, Definition* definition, Call& call);
 
-// Hooks the nodes that an op has just made, by the plans of its record: 1, or 0 where Python has to,
-// or -1 with an exception. Not where modes of the user's would hear of it.
+// Hooks the nodes that an op has just made, by the plans of its record: 1, or 0 if Python has to do
+// so, or -1 with an exception. Must not be called while the user's modes would see it.
 int hook_record(Watch* watch, PyObject* record, PyObject* returned, uint64_t start);
-// Whether that may be possible.
+// Returns true if that may be possible.
 bool may_hook(const Watch* watch, PyObject* record);
 
 int add_watch(PyObject* module);
