@@ -120,7 +120,7 @@ class Backward:
         start: int,
         prefix: str = "",
     ) -> bool:
-        """Hook the nodes that lead to `tensors` and were made since `start`.
+        """Register hooks on the nodes that lead to `tensors` and were made since `start`.
 
         Args:
             records: Records of the forward op's nodes so far; new ones are added.
@@ -146,7 +146,7 @@ class Backward:
     def hook_pending(
         self, token: Token, start: int, number: int, node: Any
     ) -> Callable[[Sequence[Any]], Any]:
-        """Hook the nodes of an execution that had a single hook so far.
+        """Register hooks on the nodes of an execution that had a single hook so far.
 
         Args:
             token: The key of its op in `pending`.
@@ -177,7 +177,7 @@ class Backward:
     def _hook_first(
         self, node: Any, record: NodeRecord, token: Token, number: int
     ) -> Callable[[Sequence[Any]], Any]:
-        """Hook a node that has a prehook already, and return the new function of that prehook."""
+        """Register hooks on a node that has a prehook; return the new function of that prehook."""
         gone = False
 
         def finished() -> None:
@@ -207,7 +207,7 @@ class Backward:
     def track_second_order(
         self, record: NodeRecord, tensors: Sequence[torch.Tensor], start: int
     ) -> None:
-        """Hook the nodes that a node made while it ran (``create_graph=True``)."""
+        """Register hooks on the nodes that a node made while it ran (``create_graph=True``)."""
         if record.forward is not None:
             again = self._second_order.setdefault(record, {})
             self.track(again, record.forward, tensors, start, prefix=f"{record.site.key!r}")
@@ -239,9 +239,7 @@ class Backward:
         token: Token | None = None,
         done: Callable[[], object] = lambda: None,
     ) -> list[Any]:
-        """Hook a node; `done` is called when the hooks are removed because they are no longer
-        needed.
-        """
+        """Register hooks on a node; `done` is called when they are removed as no longer needed."""
         handles: list[Any] = []
 
         def finished() -> None:
@@ -295,7 +293,7 @@ class Backward:
         return before, after
 
     def _track_leaf(self, node: Any, epoch: int = 0, number: int | None = None) -> bool:
-        """Hook the accumulation into a leaf, unless it is hooked or needs no hook.
+        """Register hooks on the accumulation into a leaf, unless it has some or needs none.
 
         Args:
             node: The node.

@@ -30,7 +30,7 @@ class BackwardProgram(Protocol):
     def track_second_order(
         self, record: NodeRecord, tensors: Sequence[torch.Tensor], start: int
     ) -> None:
-        """Hook the nodes that a node made while it ran."""
+        """Register hooks on the nodes that a node made while it ran."""
 
 
 class OpRecord:

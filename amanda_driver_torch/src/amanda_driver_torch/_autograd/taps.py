@@ -280,7 +280,7 @@ class Taps:
         self._read.clear()
 
     def _tap_nodes(self, plan: Plan, outputs: Sequence[Any], start: int) -> None:
-        """Hook the node whose results are the requested gradients."""
+        """Register a hook on the node whose results are the requested gradients."""
         self._read_inputs()
         token, count = self._backward.keep(plan), len(self._call.values)
         nodes, _ = new_nodes(self._call.made(outputs), start)

@@ -53,7 +53,7 @@ class LaterHooks:
         self._edges, self._kinds, self._number = way
 
     def hook(self, epoch: int, output: Any, start: int) -> bool:
-        """Hook the first node of an execution; return False if the execution is unlike the earlier
+        """Register the hook of an execution; return False if the execution is unlike the earlier
         one.
         """
         if self.spent or self._when != (epoch, next_sequence() - start):
