@@ -267,7 +267,7 @@ class Derivatives:
             plans = self._edits.analysis.plans_of(node.op) if is_operator(node.op_type) else None
             if plans is not None and (plans.before or plans.after):
                 self._edits.unheard[f"routines at {node.name!r}, a backward op"] = (
-                    f"the gradient of {owner.forward.name!r} is computed anew, as it reads one "
+                    f"the gradient of {owner.forward.name!r} is computed again, as it reads one "
                     "tensor that the op has seen in several versions"
                 )
 
