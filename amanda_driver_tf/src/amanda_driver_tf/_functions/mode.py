@@ -23,10 +23,10 @@ from amanda_driver_tf._graphs import records
 from amanda_driver_tf._graphs.analysis import Analysis, OpPlans
 from amanda_driver_tf._graphs.constants import Constants
 from amanda_driver_tf._graphs.records import GRAPHS, Records, children_of, name_of
-from amanda_driver_tf._insertion.shapes import refusal
-from amanda_driver_tf._rewriting.function_rewriting import Call, Rewriter
+from amanda_driver_tf._insertion.shape_checks import refusal
+from amanda_driver_tf._rewriting.function_rewriting import Call, FunctionRewriter
 from amanda_driver_tf._rewriting.mode import Mode
-from amanda_driver_tf._rewriting.woven import Woven
+from amanda_driver_tf._rewriting.rewritten_function import RewrittenFunction
 from amanda_driver_tf._shared.namespaces import FUNCTION
 from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.entry_points import (
@@ -51,7 +51,7 @@ __all__ = ["FunctionMode"]
 _BUILDING = threading.RLock()
 
 
-class _Bare(Analysis):
+class _ForwardPlans(Analysis):
     """Plans of forward ops only, without running analysis routines.
 
     They tell which versions of values exist.
@@ -78,7 +78,7 @@ class _Bare(Analysis):
         return plans.unaligned()
 
 
-class _Kept(Analysis):
+class _SavedPlans(Analysis):
     """Plans as they were when a forward function ran.
 
     Args:
@@ -98,7 +98,7 @@ class _Kept(Analysis):
         return self._kept.get((self._whole.label(op.graph), op.name))
 
 
-class _Carried:
+class _SavedResults:
     """Extra results of a call of a forward twin, saved for the gradients of that very call.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Carried:
         function: str,
         twin: Twin,
         tensors: list[Any],
-        earlier: _Carried | None,
+        earlier: _SavedResults | None,
     ) -> None:
         self.mode, self.function, self.twin, self.tensors = mode, function, twin, tensors
         self.earlier = earlier
@@ -204,7 +204,7 @@ class FunctionMode(Mode):
         name: bytes,
         inputs: list[Any],
         count: int,
-        carried: _Carried | None,
+        carried: _SavedResults | None,
     ) -> Any:
         """Call a function or its twin.
 
@@ -270,7 +270,7 @@ class FunctionMode(Mode):
         twin: Twin,
         inputs: list[Any],
         count: int,
-        carried: _Carried | None,
+        carried: _SavedResults | None,
         waits: bool,
     ) -> Any:
         if twin.takes:
@@ -291,12 +291,14 @@ class FunctionMode(Mode):
             return outputs
         outputs = outputs or []
         made, extra = outputs[:count], outputs[count:]
-        STATE.carried = (made, _Carried(self, function, twin, list(extra), carried))
+        STATE.carried = (made, _SavedResults(self, function, twin, list(extra), carried))
         return made or None
 
     # Twins.
 
-    def _twin(self, function: str, inputs: Sequence[Any], carried: _Carried | None) -> Twin | None:
+    def _twin(
+        self, function: str, inputs: Sequence[Any], carried: _SavedResults | None
+    ) -> Twin | None:
         session = self.session
         silent = not session.enabled
         key = (session.epoch, silent, carried.twin.number if carried is not None else 0)
@@ -319,7 +321,7 @@ class FunctionMode(Mode):
         self,
         function: str,
         inputs: Sequence[Any],
-        carried: _Carried | None,
+        carried: _SavedResults | None,
         silent: bool,
         refused: UnsupportedError | None = None,
     ) -> Twin | None:
@@ -340,26 +342,26 @@ class FunctionMode(Mode):
             }
         self._analysis.sweep()
         definitions = _Definitions(carried)
-        rewriter = Rewriter(self.session, self._analysis, definitions, self._note_blind)
+        rewriter = FunctionRewriter(self.session, self._analysis, definitions, self._note_blind)
         try:
             forward = None
             if carried is not None:
                 forward = self._forward(rewriter, carried)
             rewriter.refused = refused
-            bare = _Bare(self._analysis, False) if silent else None
-            woven = rewriter.weave(function, Call(forward=forward, analysis=bare))
-            if woven is None:
+            bare = _ForwardPlans(self._analysis, False) if silent else None
+            rewritten = rewriter.rewrite(function, Call(forward=forward, analysis=bare))
+            if rewritten is None:
                 return None
             gradients = None
             if "__forward_" in function:
-                gradients = self._lead_out(rewriter, woven, definitions)
-            name = rewriter.write(woven)
-            watched = self._is_watched(woven)
+                gradients = self._export_values(rewriter, rewritten, definitions)
+            name = rewriter.write(rewritten)
+            watched = self._is_watched(rewritten)
             if name is None and not watched:
                 return None
             if carried is not None:
                 chosen = carried.twin.gradients[GRAPHS[function]]
-                if len(chosen) != len(woven.demands):
+                if len(chosen) != len(rewritten.demands):
                     raise UnsupportedError(
                         f"The gradient function {function!r} needs values that its forward pass "
                         "did not save",
@@ -368,11 +370,11 @@ class FunctionMode(Mode):
             return Twin(
                 (name or function).encode(),
                 rewriter.written,
-                len(woven.results),
+                len(rewritten.results),
                 gradients,
-                takes=bool(woven.demands),
+                takes=bool(rewritten.demands),
                 watched=watched,
-                is_edited=woven.is_edited(),
+                is_edited=rewritten.is_edited(),
                 is_aligned=not silent and self._analysis.is_aligned(),
                 definition=definition if gradients else None,
                 plans=self._analysis.plans_kept(at_gradients=not silent) if gradients else None,
@@ -384,49 +386,53 @@ class FunctionMode(Mode):
             self._constants.handles = {}
             self._analysis.forget()
 
-    def _is_watched(self, woven: Woven) -> bool:
+    def _is_watched(self, rewritten: RewrittenFunction) -> bool:
         """Return True if routines will run when the gradient of a function is computed."""
-        if "__forward_" not in woven.name:
+        if "__forward_" not in rewritten.name:
             return False
         return self.session.wants_backward or any(
             plans is not None and (plans.aligned_before or plans.aligned_after)
-            for plans in map(self._analysis.known, (node.op for node in woven.body.nodes))
+            for plans in map(self._analysis.known, (node.op for node in rewritten.body.nodes))
         )
 
-    def _forward(self, rewriter: Rewriter, carried: _Carried) -> Woven | None:
+    def _forward(
+        self, rewriter: FunctionRewriter, carried: _SavedResults
+    ) -> RewrittenFunction | None:
         """Rewrite the forward function again as it was for the twin that saved the results."""
         earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
-        kept = _Kept(self._analysis, carried.twin.plans)
-        return rewriter.weave(carried.function, Call(forward=earlier, analysis=kept))
+        kept = _SavedPlans(self._analysis, carried.twin.plans)
+        return rewriter.rewrite(carried.function, Call(forward=earlier, analysis=kept))
 
-    def _lead_out(self, rewriter: Rewriter, woven: Woven, definitions: _Definitions) -> Gradients:
+    def _export_values(
+        self, rewriter: FunctionRewriter, rewritten: RewrittenFunction, definitions: _Definitions
+    ) -> Gradients:
         """Make a forward function return the values that its gradient functions need.
 
         Returns:
             For each gradient function's graph, the indices of these values among the new results.
         """
         found: Gradients = weakref.WeakKeyDictionary()
-        if not (woven.is_edited() or self._analysis.is_edited()):
+        if not (rewritten.is_edited() or self._analysis.is_edited()):
             return found  # Its gradients read original values only.
-        for child in children_of(woven.body.graph):
+        for child in children_of(rewritten.body.graph):
             gradient = name_of(child)
             if not definitions.knows(gradient):
                 continue
-            asked = rewriter.weave(
-                gradient, Call(forward=woven, analysis=_Bare(self._analysis, True))
+            asked = rewriter.rewrite(
+                gradient, Call(forward=rewritten, analysis=_ForwardPlans(self._analysis, True))
             )
             if asked is None:
                 continue
             kept = Records.of(child)
-            unlike = woven.has_new_gradients()
+            unlike = rewritten.has_new_gradients()
             if not (asked.demands or unlike or (kept is not None and kept.recomputes())):
                 continue  # It reads no edited value.
             places = []
             for value in asked.demands:
-                index = woven.led_out.get(value)
+                index = rewritten.exported.get(value)
                 if index is None:
-                    index = woven.led_out[value] = len(woven.results)
-                    woven.results.append(value)
+                    index = rewritten.exported[value] = len(rewritten.results)
+                    rewritten.results.append(value)
                 places.append(index)
             found[child] = places
         return found
@@ -438,7 +444,7 @@ class FunctionMode(Mode):
 class _Definitions:
     """FunctionDefs by name, including those of forward functions that may be gone."""
 
-    def __init__(self, carried: _Carried | None) -> None:
+    def __init__(self, carried: _SavedResults | None) -> None:
         self._kept: dict[str, Any] = {}
         while carried is not None:
             self._kept[carried.function] = carried.twin.definition
@@ -514,7 +520,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
 def _differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def select(self: Any, *args: Any, **kwargs: Any) -> Any:
-        records.differentiate_anew(self)
+        records.drop_unrecorded_gradients(self)
         functions = original(self, *args, **kwargs)
         if context.executing_eagerly():
             STATE.tangents = bool(forwardprop_util.pack_tangents(args[0]).tangents)

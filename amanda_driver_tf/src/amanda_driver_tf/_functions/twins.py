@@ -13,7 +13,7 @@ from typing import Any
 
 from amanda_driver_tf._graphs.analysis import OpPlans
 from amanda_driver_tf._graphs.records import GRAPHS
-from amanda_driver_tf._insertion.definitions import Written
+from amanda_driver_tf._insertion.function_def_writing import Written
 from amanda_driver_tf._insertion.host_functions import HostFunction
 from amanda_driver_tf._tensorflow_internals.modules import context
 

@@ -1,8 +1,8 @@
 """`Derivatives`: inserts the nodes that compute gradients instead of TensorFlow's ops.
 
 Owns the new nodes at gradients: the steps of the aligned view, replacements of an op's whole
-gradient, and derivatives of edits that are differentiated as written. `gradients` decides which
-versions these nodes read and who reads their outputs.
+gradient, and derivatives of edits that are differentiated as written. `gradient_versions` decides
+which versions these nodes read and who reads their outputs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.jacobians import vector_jacobian
 from amanda_driver_tf._insertion.nodes import Flat, Host, Inlined, New
 from amanda_driver_tf._insertion.observers import Observers
-from amanda_driver_tf._insertion.routines import (
+from amanda_driver_tf._insertion.op_values import Differentiated, OpValues, is_discrete
+from amanda_driver_tf._insertion.shape_checks import of_same_rows
+from amanda_driver_tf._insertion.staging import static_shape, trace_gradient
+from amanda_driver_tf._insertion.step_functions import (
     Layout,
     fold,
     of_gradients,
     replaced_backward,
 )
-from amanda_driver_tf._insertion.shapes import of_same_rows
-from amanda_driver_tf._insertion.staging import static_shape, trace_gradient
-from amanda_driver_tf._insertion.versions import Differentiated, Seen, is_discrete
 from amanda_driver_tf._shared.signature import signature_of
 
 __all__ = ["Derivatives", "ReadReturned"]
@@ -145,7 +145,7 @@ class Derivatives:
             return observers
         made = self._observers.insert(f"{owner.forward.name}/{where}", [step], layout, values)
         made.controls += observers
-        self._edits.kept.add_behind(made, values[0].node)
+        self._edits.kept.add_after(made, values[0].node)
         return [made]
 
     def _is_running(self, parts: Sequence[Value] | None) -> bool:
@@ -237,7 +237,7 @@ class Derivatives:
         return result
 
     def of_op(
-        self, owner: Record, seen: Seen, arrived: list[list[Value] | None]
+        self, owner: Record, seen: OpValues, arrived: list[list[Value] | None]
     ) -> list[list[Value] | None]:
         """Call the op's own gradient function again, with the inputs that the op ran on."""
         ahead = [i for i, parts in enumerate(arrived) if parts is not None and len(parts) == 1]
@@ -248,13 +248,13 @@ class Derivatives:
         function = trace_gradient(name, owner.forward, ahead, wanted, values)
         dtypes = [inputs[index].dtype for index in wanted]
         made = self._edits.add(Inlined(name, function, values, dtypes))
-        self._note_anew(owner)
+        self._report_replaced_ops(owner)
         result: list[list[Value] | None] = [None] * len(owner.in_grads)
         for index, value in zip(wanted, made, strict=True):
             result[index] = [value]
         return result
 
-    def _note_anew(self, owner: Record) -> None:
+    def _report_replaced_ops(self, owner: Record) -> None:
         """Report the routines at TensorFlow's backward ops of a gradient, since these ops no longer
         run.
         """
@@ -266,7 +266,7 @@ class Derivatives:
         for node in self._made_by.get(id(owner), ()):
             plans = self._edits.analysis.plans_of(node.op) if is_operator(node.op_type) else None
             if plans is not None and (plans.before or plans.after):
-                self._edits.unheard[f"routines at {node.name!r}, a backward op"] = (
+                self._edits.unmet_requests[f"routines at {node.name!r}, a backward op"] = (
                     f"the gradient of {owner.forward.name!r} is computed again, as it reads one "
                     "tensor that the op has seen in several versions"
                 )
@@ -275,7 +275,7 @@ class Derivatives:
         """Return a value of the forward op's body as a value of this body."""
         if owner.forward.graph is self._body.graph:
             return value
-        return self._edits.around.foreign.bring(value)
+        return self._edits.around.forward_program.bring(value)
 
     def of_step(
         self,

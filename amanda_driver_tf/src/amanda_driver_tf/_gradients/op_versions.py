@@ -1,7 +1,7 @@
 """`OpVersions`: which version of a tensor a forward op ran on.
 
 Answers this for ops whose gradients are in one body. Where the op itself is in another body, the
-answer comes from `foreign`.
+answer comes from `forward_program`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graphs.analysis import is_container
 from amanda_driver_tf._graphs.body import Value
-from amanda_driver_tf._graphs.contexts import is_led_elsewhere
+from amanda_driver_tf._graphs.control_flow_contexts import is_differentiated_elsewhere
 from amanda_driver_tf._graphs.records import Record
 from amanda_driver_tf._insertion.body_edits import BodyEdits
-from amanda_driver_tf._insertion.versions import Seen, key_of, source_of
+from amanda_driver_tf._insertion.op_values import OpValues, key_of, source_of
 from amanda_driver_tf._tensorflow_internals.names import GRADIENT_OP_TYPE
 
 __all__ = ["OpVersions", "is_derivable"]
@@ -42,7 +42,7 @@ class OpVersions:
         seen = self._edits.seen(owner.forward)
         return self.of(tensor, owner, seen) if seen is not None else None
 
-    def of(self, tensor: Any, owner: Record, seen: Seen) -> Value | None:
+    def of(self, tensor: Any, owner: Record, seen: OpValues) -> Value | None:
         """Return the version of a tensor that a gradient's op ran on or produced, or None.
 
         Args:
@@ -57,7 +57,7 @@ class OpVersions:
         # A loop's gradient gets one tensor for a value and for every Identity of it.
         versions = [version for read, version in read_by if key_of(source_of(read)) == source]
         differ = len({self._edits.plain(version) for version in versions}) > 1
-        if differ and not is_led_elsewhere(owner):  # In these, edits are refused anyway.
+        if differ and not is_differentiated_elsewhere(owner):  # In these, edits are refused anyway.
             # One tensor at several positions, edited differently: the gradient's ops do not tell
             # which of the versions they need.
             if not is_derivable(forward):
@@ -84,7 +84,7 @@ class OpVersions:
     def _is_looped(self, forward: Any) -> bool:
         """Return True if an op's gradient reads its values across the iterations of a loop."""
         is_here = self._edits.body.node_of(forward) is not None
-        return not is_here and self._edits.around.foreign.is_looped
+        return not is_here and self._edits.around.forward_program.is_looped
 
 
 def is_derivable(op: Any) -> bool:

@@ -13,16 +13,17 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graphs.body import Body
 from amanda_driver_tf._graphs.records import Record, Records, components
-from amanda_driver_tf._insertion.versions import behind, key_of
+from amanda_driver_tf._insertion.op_values import key_of, upstream_of
 
 __all__ = ["refuse_second"]
 
 
-def refuse_second(anew: Sequence[tuple[Record, Step]], body: Body) -> None:
+def refuse_second(recomputed: Sequence[tuple[Record, Step]], body: Body) -> None:
     """Refuse a body that differentiates gradients which new nodes compute.
 
     Args:
-        anew: The gradients, of that body or of the body whose gradient it is, with their steps.
+        recomputed: These gradients with the steps that cause it, of that body or of its forward
+            body.
         body: The body.
 
     Raises:
@@ -32,12 +33,12 @@ def refuse_second(anew: Sequence[tuple[Record, Step]], body: Body) -> None:
     if records is None:
         return
     for run in records.runs:
-        others = [each for each in anew if each[0].run is not run]
+        others = [each for each in recomputed if each[0].run is not run]
         # A run of a session may compute only some of the gradients in its graph.
         parts = [part for result in run.results for part in components(result)]
         if not others or not any(body.value_of(part) for part in parts):
             continue
-        targets = behind(run.targets)
+        targets = upstream_of(run.targets)
         for owner, step in others:
             if any(key_of(part) in targets for each in owner.in_grads for part in components(each)):
                 raise UnsupportedError(

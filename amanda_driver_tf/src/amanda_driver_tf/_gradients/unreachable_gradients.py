@@ -17,7 +17,13 @@ from amanda_core.plan import Step
 from amanda_driver_tf._graphs.body import Body
 from amanda_driver_tf._graphs.records import Record, Records, children_of, components, is_symbolic
 from amanda_driver_tf._insertion.jacobians import NO_PLACE
-from amanda_driver_tf._insertion.versions import Key, arguments_of, behind, is_discrete, key_of
+from amanda_driver_tf._insertion.op_values import (
+    Key,
+    arguments_of,
+    is_discrete,
+    key_of,
+    upstream_of,
+)
 from amanda_driver_tf._tensorflow_internals.modules import ops
 
 __all__ = ["lost_inputs", "refuse_unread", "unread_of"]
@@ -50,7 +56,7 @@ def unread_of(op: Any, body: Body) -> list[int]:
     found: set[int] = set()
     for graph in (body.graph, *children_of(body.graph)):
         noted = Records.of(graph)
-        for owner in noted.of_op_unfollowed(op) if noted is not None else ():
+        for owner in noted.of_op_with_unpropagated(op) if noted is not None else ():
             if _is_unread(owner, body):
                 found.update(lost_inputs(owner))
     return sorted(found)
@@ -71,7 +77,7 @@ def _leading(owner: Record) -> list[int]:
         for index, tensor in enumerate(owner.inputs[: len(owner.in_grads)])
         if is_symbolic(tensor)
         and not is_discrete(tensor.dtype)
-        and not wanted.isdisjoint(behind([tensor]))
+        and not wanted.isdisjoint(upstream_of([tensor]))
     ]
 
 

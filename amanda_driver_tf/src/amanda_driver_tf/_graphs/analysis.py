@@ -31,7 +31,7 @@ __all__ = [
     "Analysis",
     "Labels",
     "OpPlans",
-    "counts_turns",
+    "counts_iterations",
     "is_accumulation",
     "is_container",
     "is_operator",
@@ -67,7 +67,7 @@ def is_operator(op_type: str) -> bool:
 _COUNTERS = re.compile(r"(^|/)[fb]_count(_\d+)?$")
 
 
-def counts_turns(op: Any) -> bool:
+def counts_iterations(op: Any) -> bool:
     """Return True if an op counts the iterations of a TensorFlow 1 loop for its gradient."""
     if op.type not in ("Add", "AddV2", "Sub", "GreaterEqual") or op.inputs[0].dtype != dtypes.int32:
         return False
@@ -240,7 +240,7 @@ class Analysis:
         if known is not None:
             return known[1]
         plans = None
-        if is_operator(op.type) and not counts_turns(op):
+        if is_operator(op.type) and not counts_iterations(op):
             if self.is_backward(op):
                 plans = self._backward(op, self.owner(op), analyse)
             else:

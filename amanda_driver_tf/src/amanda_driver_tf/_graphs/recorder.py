@@ -123,7 +123,7 @@ def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[]
     _THREAD.runs.append(run)
     try:
         results = compute()
-        _note_unfollowed()
+        _record_unpropagated()
     finally:
         _THREAD.runs.pop()
         _THREAD.collected = None  # Otherwise it would keep the graph alive.
@@ -140,7 +140,7 @@ def _in_run(targets: Sequence[Any], sources: Sequence[Any], compute: Callable[[]
 def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def aggregated(grads: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        _note_unfollowed()
+        _record_unpropagated()
         collected = original(grads, op, *args, **kwargs)
         # The caller fills this very list with zeros.
         _THREAD.collected = (op, collected, list(collected))
@@ -149,7 +149,7 @@ def _collecting(original: Callable[..., Any]) -> Callable[..., Any]:
     return aggregated
 
 
-def _note_unfollowed() -> None:
+def _record_unpropagated() -> None:
     """Record an op whose output gradients were aggregated, but not propagated any further."""
     collected, _THREAD.collected = _THREAD.collected, None
     if collected is None or not _THREAD.runs:
@@ -160,7 +160,7 @@ def _note_unfollowed() -> None:
     if op.inputs and len(missing) < len(found) and not _has_gradient(op):
         graph = ops.get_default_graph()
         extent, none = (next_id(graph), next_id(graph)), [None] * len(op.inputs)
-        Records.made(graph).unfollowed.append(
+        Records.made(graph).unpropagated.append(
             Record(op, op.inputs, op.outputs, found, missing, none, extent, _THREAD.runs[-1])
         )
 

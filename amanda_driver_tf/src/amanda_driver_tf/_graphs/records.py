@@ -33,8 +33,8 @@ __all__ = [
     "Run",
     "children_of",
     "components",
-    "differentiate_anew",
     "differentiated_inside",
+    "drop_unrecorded_gradients",
     "graph_of",
     "is_symbolic",
     "name_graph",
@@ -48,7 +48,7 @@ GRAPHS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _ATTRIBUTE = "_amanda_records"
 _CHILDREN = "_amanda_gradients"
 _NAME = "_amanda_name"
-_HEARD = "_amanda_heard"
+_RECORDED = "_amanda_heard"
 _READ = "_amanda_names_read"
 _INSIDE = "_amanda_inside"
 
@@ -174,7 +174,7 @@ class Records:
 
     Attributes:
         records: The gradients.
-        unfollowed: Gradients that reached ops without a gradient function.
+        unpropagated: Gradients that reached ops without a gradient function.
         runs: The differentiations.
         captured: Placeholder (its op's id and its index) -> the tensor that it stands for.
     """
@@ -185,7 +185,7 @@ class Records:
         self._unpaired = False
         self.captured: dict[tuple[int, int], Any] = {}
         self.records: list[Record] = []
-        self.unfollowed: list[Record] = []
+        self.unpropagated: list[Record] = []
         self.runs: list[Run] = []
         self._starts: list[int] = []
         self._around: list[int] = []
@@ -246,9 +246,9 @@ class Records:
                         self._contributions.setdefault(key, []).append((found, position))
         return self._contributions
 
-    def of_op_unfollowed(self, op: Any) -> list[Record]:
+    def of_op_with_unpropagated(self, op: Any) -> list[Record]:
         """Return the gradients of an op, including those that were not propagated any further."""
-        return [*self.of_op(op), *(each for each in self.unfollowed if each.forward is op)]
+        return [*self.of_op(op), *(each for each in self.unpropagated if each.forward is op)]
 
     def of_op(self, op: Any) -> list[Record]:
         """Return the gradients of an op."""
@@ -329,7 +329,7 @@ class Records:
             self._unpaired = any("/pfor/" in op.name or _is_tangent(op) for op in all_ops) or (
                 not self.records
                 and any(
-                    _is_of_tape(op) and self.owner(op) is None and not _is_heard(op)
+                    _is_of_tape(op) and self.owner(op) is None and not _is_recorded(op)
                     for op in all_ops
                 )
             )
@@ -337,7 +337,7 @@ class Records:
 
     def _named_owner(self, op: Any) -> Record | None:
         """Find the owner by name, for graphs built without the recorder or read from a file."""
-        if _OF_GRADIENTS.search(op.name) and _is_heard(op):
+        if _OF_GRADIENTS.search(op.name) and _is_recorded(op):
             return None
         for match in _OF_GRADIENTS.finditer(op.name):
             # The gradient of `a/x` is in `<scope>/gradients/a/x_grad/`, for any scope. After an
@@ -379,7 +379,7 @@ def _is_of_tape(op: Any) -> bool:
     return "__backward_" in op.get_attr("f").name
 
 
-def _is_heard(op: Any) -> bool:
+def _is_recorded(op: Any) -> bool:
     """Return True if `op` was created after the recorder was installed, so its records are
     complete.
 
@@ -463,12 +463,12 @@ def graph_of(name: str, outer: Any = None) -> Any:
     return graph
 
 
-def differentiate_anew(function: Any) -> None:
+def drop_unrecorded_gradients(function: Any) -> None:
     """Drop a ConcreteFunction's gradients if they were built without the recorder."""
     graph = graph_of_concrete(function)
-    if getattr(graph, _HEARD, False):
+    if getattr(graph, _RECORDED, False):
         return
-    setattr(graph, _HEARD, True)
+    setattr(graph, _RECORDED, True)
     if any(Records.of(child) is not None for child in children_of(graph)):
         return
     forget_gradients(function)

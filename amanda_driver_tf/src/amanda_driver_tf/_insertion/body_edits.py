@@ -15,13 +15,13 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._graphs.analysis import Analysis
 from amanda_driver_tf._graphs.body import Body, Node, Value, is_ref
-from amanda_driver_tf._graphs.frames import ENTERS, Frames
-from amanda_driver_tf._graphs.kernels import keeps_state
+from amanda_driver_tf._graphs.kernel_state import keeps_state
+from amanda_driver_tf._graphs.loop_frames import ENTERS, Frames
 from amanda_driver_tf._graphs.records import Record, Records, children_of
-from amanda_driver_tf._insertion.keepalive import Kept
+from amanda_driver_tf._insertion.keepalive import Keepalive
 from amanda_driver_tf._insertion.nodes import Flat, Host, Inlined, New
+from amanda_driver_tf._insertion.op_values import ForwardProgram, OpValues
 from amanda_driver_tf._insertion.staging import trace
-from amanda_driver_tf._insertion.versions import Foreign, Seen
 from amanda_driver_tf._tensorflow_internals.objects import control_flow_context
 
 __all__ = ["BodyEdits", "Surroundings"]
@@ -32,7 +32,7 @@ class Surroundings:
     """Facts about a body that come from its callers.
 
     Attributes:
-        foreign: Access to the forward program, if this is the body of a gradient.
+        forward_program: Access to the forward program, if this is the body of a gradient.
         unpaired: Whether a caller computes gradients of this body that were not recorded.
         differentiated_inside: Numbers of ops whose gradients are computed in functions that this
             body calls.
@@ -40,7 +40,7 @@ class Surroundings:
         refused: Why values in this body cannot be edited. If set, routines only observe.
     """
 
-    foreign: Foreign = field(default_factory=Foreign)
+    forward_program: ForwardProgram = field(default_factory=ForwardProgram)
     unpaired: bool = False
     differentiated_inside: Collection[int] = ()
     is_differentiated: bool = False
@@ -67,7 +67,7 @@ class BodyEdits:
         named: Names of ops whose gradient in this body is known from op names only.
         is_differentiated: Whether any gradient of this body is computed.
         beside: New node (by identity) -> the node it was inserted at.
-        unheard: What the tools requested but do not get in this body -> the reason.
+        unmet_requests: What the tools requested but do not get in this body -> the reason.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class BodyEdits:
         has_frames = body.fdef is None and any(node.op_type in ENTERS for node in body.nodes)
         self.frames = Frames(body) if has_frames else None
         self.new: list[New] = []
-        self.kept = Kept(body)
+        self.kept = Keepalive(body)
         self.changed = self.edited = False
         self.unpaired = around.unpaired or bool(self.records and self.records.has_unpaired())
         self.named = {
@@ -91,9 +91,9 @@ class BodyEdits:
             around.is_differentiated or self.records is not None or bool(children_of(body.graph))
         )
         self.beside: dict[int, Node] = {}
-        self.unheard: dict[str, str] = {}
+        self.unmet_requests: dict[str, str] = {}
         self._visible: dict[Value, Value] = {}
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, OpValues] = {}
 
     # The body.
 
@@ -139,15 +139,15 @@ class BodyEdits:
         value = self.body.value_of(tensor)
         return value is not None and self.plain(self.visible(value)) == self.plain(wanted)
 
-    def seen(self, op: Any) -> Seen | None:
+    def seen(self, op: Any) -> OpValues | None:
         """Return the values a forward op ran on and produced; None if it is not in this body."""
         known = self._seen.get(id(op))
         if known is None:
             node = self.body.node_of(op)
-            known = Seen(op, node.inputs, node.outputs()) if node is not None else None
+            known = OpValues(op, node.inputs, node.outputs()) if node is not None else None
         return known
 
-    def note_seen(self, seen: Seen) -> None:
+    def note_seen(self, seen: OpValues) -> None:
         """Remember the values that an op ran on and produced."""
         self._seen[id(seen.op)] = seen
 
@@ -175,7 +175,7 @@ class BodyEdits:
         dtypes: Sequence[int],
         step: Step,
         node: Node | None = None,
-        behind: bool = False,
+        after: bool = False,
     ) -> list[Value]:
         """Insert a node that computes one or more steps, and return its outputs.
 
@@ -186,7 +186,7 @@ class BodyEdits:
             dtypes: DataTypes of its outputs.
             step: The step, or the first of several.
             node: The node to insert it at, if any.
-            behind: Whether to insert it after `node` rather than before.
+            after: Whether to insert it after `node` rather than before.
         """
         plain = [dtype - 100 if is_ref(dtype) else dtype for dtype in dtypes]
         made: New
@@ -195,11 +195,11 @@ class BodyEdits:
         else:
             made = Host(name, flat, inputs, plain)
         values = self.add(made, node)
-        if node is not None and behind and (not inputs or node.op.op_def.is_stateful):
+        if node is not None and after and (not inputs or node.op.op_def.is_stateful):
             made.controls.append(node.name)
             self.kept.add(made)
-        elif node is not None and behind:
-            self.kept.add_behind(made, node)
+        elif node is not None and after:
+            self.kept.add_after(made, node)
         elif node is not None:
             # A routine before an op must not run until the op's control inputs have.
             made.controls += node.controls

@@ -1,4 +1,4 @@
-"""`Kept`: nodes of a body that must run though nothing reads them.
+"""`Keepalive`: nodes of a body that must run though nothing reads them.
 
 TensorFlow prunes what nobody reads. Owns which nodes are kept by control outputs: those after ops
 that have no outputs or have side effects, those after ops that run but whose new value nobody
@@ -13,10 +13,10 @@ from typing import Any
 from amanda_driver_tf._graphs.body import Body, Node, Value
 from amanda_driver_tf._insertion.nodes import New
 
-__all__ = ["Kept"]
+__all__ = ["Keepalive"]
 
 
-class Kept:
+class Keepalive:
     """The nodes of one body that control outputs keep alive.
 
     Args:
@@ -30,7 +30,7 @@ class Kept:
         self.nodes: list[New | Node] = []
         self._body = body
         #: New nodes after an op, with the node of that op. They run if anything reads them.
-        self._behind: list[tuple[New, Any]] = []
+        self._after: list[tuple[New, Any]] = []
         self._running: Collection[int] = ()
 
     def add(self, made: New) -> None:
@@ -38,9 +38,9 @@ class Kept:
         if made not in self.nodes:
             self.nodes.append(made)
 
-    def add_behind(self, made: New, node: Any) -> None:
+    def add_after(self, made: New, node: Any) -> None:
         """Keep `made`, which was inserted after `node`, if `node` runs and nothing reads `made`."""
-        self._behind.append((made, node))
+        self._after.append((made, node))
 
     def settle(self, running: Collection[int], roots: Iterable[Any]) -> None:
         """Keep nodes after ops that run, where nothing that runs reads them.
@@ -52,26 +52,26 @@ class Kept:
             roots: What the rewritten body is run for.
         """
         self._running = running
-        if self._behind:
+        if self._after:
             live = self._body.reached([*roots, *self.nodes])
             self.nodes += [
-                made for made, node in self._behind if id(node) in running and id(made) not in live
+                made for made, node in self._after if id(node) in running and id(made) not in live
             ]
 
-    def settle_handed_on(self, values: Iterable[Value]) -> None:
+    def settle_passed_on(self, values: Iterable[Value]) -> None:
         """Keep nodes after ops whose original values are passed to a gradient in another body.
 
         The function may run for nothing else.
         """
-        waiting = [value.node for value in values] if self._behind else []
-        handed_on: set[int] = set()
+        waiting = [value.node for value in values] if self._after else []
+        passed_on_nodes: set[int] = set()
         while waiting:
             node = waiting.pop()
-            if isinstance(node, New) and id(node) not in handed_on:
+            if isinstance(node, New) and id(node) not in passed_on_nodes:
                 waiting += [value.node for value in node.inputs]
-            handed_on.add(id(node))
-        for made, node in self._behind:
-            if id(node) in handed_on:
+            passed_on_nodes.add(id(node))
+        for made, node in self._after:
+            if id(node) in passed_on_nodes:
                 self.add(made)
 
     def settle_call(self, node: Node) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from amanda_driver_tf._graphs.body import Node, Value
-from amanda_driver_tf._insertion.definitions import attr_shape, attr_type
+from amanda_driver_tf._insertion.function_def_writing import attr_shape, attr_type
 from amanda_driver_tf._insertion.nodes import Host, New, Plain
 
 __all__ = ["operands"]

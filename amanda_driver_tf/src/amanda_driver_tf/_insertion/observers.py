@@ -13,8 +13,8 @@ from amanda_core.plan import Step
 from amanda_driver_tf._graphs.body import Node, Value
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.nodes import Host, Inlined, New
-from amanda_driver_tf._insertion.routines import Layout, observed
 from amanda_driver_tf._insertion.staging import trace
+from amanda_driver_tf._insertion.step_functions import Layout, observed
 
 __all__ = ["Observers"]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from amanda_core.plan import Step
 from amanda_driver_tf._graphs.body import Node
-from amanda_driver_tf._insertion.routines import Layout
+from amanda_driver_tf._insertion.step_functions import Layout
 from amanda_driver_tf._shared.signature import signature_of
 
-__all__ = ["part_of", "references_of", "runs_of", "selected_by"]
+__all__ = ["grouped_steps", "references_of", "selected_indices", "selected_layout"]
 
 
-def runs_of(steps: Sequence[Step]) -> list[list[Step]]:
+def grouped_steps(steps: Sequence[Step]) -> list[list[Step]]:
     """Group neighbouring steps that can share a node."""
     groups: list[list[Step]] = []
     for step in steps:
@@ -29,7 +29,9 @@ def _kind(step: Step) -> bool | None:
     return None if action.staged or action.autodiff else action.observe
 
 
-def selected_by(steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool) -> list[int]:
+def selected_indices(
+    steps: Sequence[Step], layout: Layout, count: int, all_of_them: bool
+) -> list[int]:
     """Return the indices of the flat tensors that the node of `steps` takes."""
     if all_of_them or any(step.action.positions is None for step in steps):
         return list(range(count))
@@ -58,7 +60,7 @@ def references_of(node: Node) -> set[int]:
     return {index for index, is_reference in enumerate(of_argument) if is_reference}
 
 
-def part_of(layout: Layout, selected: Sequence[int]) -> Layout:
+def selected_layout(layout: Layout, selected: Sequence[int]) -> Layout:
     """Return a layout in which only the selected tensors are present, at unchanged positions."""
     chosen = set(selected)
     return Layout(layout.lengths, [index in chosen for index in range(layout.total)])

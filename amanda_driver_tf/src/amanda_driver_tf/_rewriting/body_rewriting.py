@@ -1,8 +1,8 @@
-"""`Weaver`: rewrites one body by inserting the plans of its ops.
+"""`BodyRewriter`: rewrites one body by inserting the plans of its ops.
 
 Owns the order in which nodes are rewritten, and the steps for each node. `insertions` decides what
-is inserted at an op, `reading` which version of a value each reader gets, and `gradients` what
-happens at gradients.
+is inserted at an op, `reader_versions` which version of a value each reader gets, and
+`gradient_versions` what happens at gradients.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from amanda_driver_tf._gradients.derivatives import Derivatives
-from amanda_driver_tf._gradients.gradients import Gradients, Reader
+from amanda_driver_tf._gradients.gradient_versions import GradientVersions, Reader
 from amanda_driver_tf._gradients.op_versions import OpVersions
-from amanda_driver_tf._gradients.reading import Reading
+from amanda_driver_tf._gradients.reader_versions import ReaderVersions
 from amanda_driver_tf._gradients.second_order import refuse_second
 from amanda_driver_tf._gradients.unreachable_gradients import unread_of
 from amanda_driver_tf._graphs.analysis import (
@@ -27,21 +27,21 @@ from amanda_driver_tf._graphs.analysis import (
 from amanda_driver_tf._graphs.body import BACK, Body, Node, Value
 from amanda_driver_tf._graphs.records import Record, Records, children_of
 from amanda_driver_tf._insertion.body_edits import BodyEdits, Surroundings
+from amanda_driver_tf._insertion.frame_placement import keep_in_frames
 from amanda_driver_tf._insertion.jacobians import no_gradient
 from amanda_driver_tf._insertion.loop_conditions import operands
-from amanda_driver_tf._insertion.loop_frames import keep_in_frames
 from amanda_driver_tf._insertion.observers import Observers
-from amanda_driver_tf._insertion.routines import (
+from amanda_driver_tf._insertion.op_values import Differentiated, OpValues
+from amanda_driver_tf._insertion.step_functions import (
     Layout,
     replaced,
 )
-from amanda_driver_tf._insertion.versions import Differentiated, Seen
 from amanda_driver_tf._rewriting.insertions import Insertions
 
-__all__ = ["Weaver"]
+__all__ = ["BodyRewriter"]
 
 
-class Weaver:
+class BodyRewriter:
     """Inserts the plans of one body.
 
     Args:
@@ -67,17 +67,19 @@ class Weaver:
         self._observers = Observers(edits)
         versions = OpVersions(edits)
         derivatives = Derivatives(edits, self._observers, self._returned)
-        self._gradients = Gradients(edits, self._observers, versions, derivatives, self._returned)
-        self._reading = Reading(edits, versions, self._gradients)
+        self._gradients = GradientVersions(
+            edits, self._observers, versions, derivatives, self._returned
+        )
+        self._readers = ReaderVersions(edits, versions, self._gradients)
         self._insertions = Insertions(edits, self._observers, self._gradients)
 
     def _returned(self, value: Value, owner: Record) -> Value:
         """Return the version of a value that the gradient function of an op returns."""
-        return self._reading.in_gradient(value, owner)
+        return self._readers.in_gradient(value, owner)
 
     # Results.
 
-    def weave(self) -> None:
+    def rewrite(self) -> None:
         """Rewrite all nodes, and the results of the body."""
         is_function = self._body.fdef is not None
         if is_function:
@@ -96,15 +98,15 @@ class Weaver:
 
     def refuse_second(self, body: Body) -> None:
         """Refuse to differentiate gradients in `body` that new nodes compute."""
-        refuse_second(self._gradients.anew(), body)
+        refuse_second(self._gradients.recomputed(), body)
 
     def has_new_gradients(self) -> bool:
         """Return True if new nodes compute any gradient of this body."""
-        return bool(self._gradients.anew())
+        return bool(self._gradients.recomputed())
 
     def final(self, value: Value) -> Value:
         """Return the version of a value that is fetched or returned."""
-        return self._reading.read(value)
+        return self._readers.read(value)
 
     def differentiates(self, op: Any) -> bool:
         """Return True if gradients flow through an op that calls functions."""
@@ -135,9 +137,9 @@ class Weaver:
                 continue
             stack.pop()
             self._done.add(id(current))
-            self._weave_node(current)
+            self._rewrite_node(current)
 
-    def _weave_node(self, node: Node) -> None:
+    def _rewrite_node(self, node: Node) -> None:
         owner = rerun_by = self.edits.owner(node.op)
         if owner is not None and not self.edits.analysis.is_backward(node.op):
             owner = None  # A gradient function reruns it: a forward op like any other.
@@ -148,11 +150,11 @@ class Weaver:
                 inputs = self._gradients.accumulated(node)
             elif owner is not None:
                 inputs = [
-                    self._reading.in_gradient(value, owner, Reader(node, slot))
+                    self._readers.in_gradient(value, owner, Reader(node, slot))
                     for slot, value in enumerate(node.inputs)
                 ]
             else:
-                inputs = [self._reading.again(value, node, rerun_by) for value in node.inputs]
+                inputs = [self._readers.again(value, node, rerun_by) for value in node.inputs]
         self._observers.hold(node, observers)
         if not is_operator(node.op_type):
             self.edits.wire(node, inputs)
@@ -176,7 +178,7 @@ class Weaver:
         self._insertions.refuse_unread(node, plans)
         layout = self._insertions.layout_of(node)
         outputs = node.outputs()
-        seen = Seen(node.op, inputs, outputs)
+        seen = OpValues(node.op, inputs, outputs)
         seen.inputs = self._insertions.steps(
             f"{node.name}/before", plans.before.steps, inputs, layout, node, seen.before
         )
@@ -203,7 +205,7 @@ class Weaver:
             Layout([None] * len(outputs)),
             node,
             seen.after,
-            behind=True,
+            after=True,
         )
         for original, new in zip(node.outputs(), after, strict=True):
             self.edits.show(original, new)
@@ -227,8 +229,8 @@ class Weaver:
                 outputs[0].node.controls += node.controls
         layout = Layout([None] * len(outputs))
         after = self._insertions.steps(
-            f"{node.name}/after", plans.after.steps, outputs, layout, node, behind=True
+            f"{node.name}/after", plans.after.steps, outputs, layout, node, after=True
         )
         for original, new in zip(node.outputs(), after, strict=True):
             self.edits.show(original, new)
-        self.edits.note_seen(Seen(node.op, inputs, outputs))
+        self.edits.note_seen(OpValues(node.op, inputs, outputs))

@@ -1,4 +1,4 @@
-"""`Rewriter`: rewrites functions together with the functions that they call.
+"""`FunctionRewriter`: rewrites functions together with the functions that they call.
 
 Owns the traversal of calls, branches and loops, which gradient belongs to which call, and the names
 of the functions written. The module is a little over 400 lines because it is one traversal.
@@ -17,10 +17,10 @@ from amanda_core import Session
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graphs.analysis import Analysis, runs_functions
 from amanda_driver_tf._graphs.body import Body, Node, Value
-from amanda_driver_tf._graphs.contexts import is_led_elsewhere
+from amanda_driver_tf._graphs.control_flow_contexts import is_differentiated_elsewhere
 from amanda_driver_tf._graphs.records import Record, Records, differentiated_inside, graph_of
 from amanda_driver_tf._insertion.body_edits import Surroundings
-from amanda_driver_tf._insertion.definitions import (
+from amanda_driver_tf._insertion.function_def_writing import (
     Written,
     add_function,
     attr_func,
@@ -28,13 +28,13 @@ from amanda_driver_tf._insertion.definitions import (
     write_function,
 )
 from amanda_driver_tf._insertion.host_functions import Listener
-from amanda_driver_tf._insertion.list_nodes import dummy, empty_list, pushed
 from amanda_driver_tf._insertion.nodes import Argument
-from amanda_driver_tf._insertion.versions import Foreign
-from amanda_driver_tf._rewriting.body_rewriting import Weaver
-from amanda_driver_tf._rewriting.insertions import LED_ELSEWHERE, NEW_CONTROL_FLOW
+from amanda_driver_tf._insertion.op_values import ForwardProgram
+from amanda_driver_tf._insertion.tensor_lists import dummy, empty_list, pushed
+from amanda_driver_tf._rewriting.body_rewriting import BodyRewriter
+from amanda_driver_tf._rewriting.insertions import DIFFERENTIATED_ELSEWHERE, NEW_CONTROL_FLOW
 from amanda_driver_tf._rewriting.links import Link
-from amanda_driver_tf._rewriting.woven import Woven
+from amanda_driver_tf._rewriting.rewritten_function import RewrittenFunction
 from amanda_driver_tf._rewriting.xla import (
     compile_alone,
     compiled_call,
@@ -44,7 +44,7 @@ from amanda_driver_tf._rewriting.xla import (
 )
 from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
-__all__ = ["Call", "Rewriter"]
+__all__ = ["Call", "FunctionRewriter"]
 
 # The attributes of an op that name the functions it calls; the body of a loop comes first.
 _FUNCTIONS = {
@@ -83,14 +83,14 @@ class Call:
         differentiated: Whether gradients flow through the call.
     """
 
-    outer: Woven | None = None
-    forward: Woven | None = None
+    outer: RewrittenFunction | None = None
+    forward: RewrittenFunction | None = None
     looped: bool = False
     analysis: Analysis | None = None
     differentiated: bool = False
 
 
-class Rewriter:
+class FunctionRewriter:
     """Rewrites and writes functions for one session and epoch.
 
     Args:
@@ -113,7 +113,7 @@ class Rewriter:
         self._analysis, self._definition, self._blind = analysis, definition, blind
         self._stack: list[str] = []
 
-    def weave(self, name: str, call: Call) -> Woven | None:
+    def rewrite(self, name: str, call: Call) -> RewrittenFunction | None:
         """Rewrite a function and all functions it calls; return None if it cannot be read."""
         if name in self._stack:
             self._blind("recursive functions", f"{name} calls itself")
@@ -127,31 +127,33 @@ class Rewriter:
         except UnsupportedError as error:
             self._blind("functions used as op types", str(error))
             return None
-        woven = Woven(name, body)
+        rewritten = RewrittenFunction(name, body)
         self._stack.append(name)
         try:
-            self.weave_body(woven, call)
+            self.rewrite_body(rewritten, call)
         finally:
             self._stack.pop()
-        return woven
+        return rewritten
 
-    def weave_body(self, woven: Woven, call: Call) -> None:
+    def rewrite_body(self, rewritten: RewrittenFunction, call: Call) -> None:
         """Rewrite a body that was read."""
-        link = Link(call.forward, woven, call.looped) if call.forward is not None else None
+        link = Link(call.forward, rewritten, call.looped) if call.forward is not None else None
 
         def run_functions(node: Node) -> None:
-            self._call(woven, node, call, link)
+            self._call(rewritten, node, call, link)
 
         around = Surroundings(
-            foreign=link or Foreign(),
+            forward_program=link or ForwardProgram(),
             unpaired=call.outer is not None and call.outer.edits.unpaired,
-            differentiated_inside=self._differentiated_inside(woven.body.graph),
+            differentiated_inside=self._differentiated_inside(rewritten.body.graph),
             is_differentiated=call.differentiated,
             refused=self.refused,
         )
-        woven.weaver = Weaver(woven.body, call.analysis or self._analysis, around, run_functions)
-        woven.weaver.weave()
-        for what, why in woven.edits.unheard.items():
+        rewritten.rewriter = BodyRewriter(
+            rewritten.body, call.analysis or self._analysis, around, run_functions
+        )
+        rewritten.rewriter.rewrite()
+        for what, why in rewritten.edits.unmet_requests.items():
             self._blind(what, why)
 
     def _differentiated_inside(self, outer: Any) -> set[int]:
@@ -177,47 +179,49 @@ class Rewriter:
 
     # Nodes that call functions.
 
-    def _call(self, woven: Woven, node: Node, call: Call, link: Link | None) -> None:
+    def _call(
+        self, rewritten: RewrittenFunction, node: Node, call: Call, link: Link | None
+    ) -> None:
         attributes = _FUNCTIONS.get(node.op_type)
         if attributes is None:
             if runs_functions(node.op_type):
                 self._blind(f"functions inside {node.op_type}", "it runs them by its own rules")
             return
-        names = _function_names(self._attr_of(woven, node), attributes)
-        ahead = self._forward_of(woven, node, call.forward)
-        behind = node.op_type in _LOOPS
-        differentiated = woven.weaver.differentiates(node.op)
-        inner: list[Woven | None] = []
+        names = _function_names(self._attr_of(rewritten, node), attributes)
+        ahead = self._forward_of(rewritten, node, call.forward)
+        looped = node.op_type in _LOOPS
+        differentiated = rewritten.rewriter.differentiates(node.op)
+        inner: list[RewrittenFunction | None] = []
         for position, name in enumerate(names):
             # The condition of a reverse loop reads no forward value.
             source = ahead[1][position] if ahead is not None and position < len(ahead[1]) else None
-            if behind and position:
+            if looped and position:
                 source = None
             inner.append(
-                self.weave(name, Call(woven, source, behind, call.analysis, differentiated))
+                self.rewrite(name, Call(rewritten, source, looped, call.analysis, differentiated))
             )
-        woven.calls[id(node.op)] = (node, inner)
+        rewritten.calls[id(node.op)] = (node, inner)
         if ahead is not None:
-            self._supply(woven, node, inner, ahead, link)
+            self._supply(rewritten, node, inner, ahead, link)
 
-    def _attr_of(self, woven: Woven, node: Node) -> Any:
-        if woven.body.fdef is None:
+    def _attr_of(self, rewritten: RewrittenFunction, node: Node) -> Any:
+        if rewritten.body.fdef is None:
             return node.op.node_def.attr
-        return next(d for d in woven.body.fdef.node_def if d.name == node.name).attr
+        return next(d for d in rewritten.body.fdef.node_def if d.name == node.name).attr
 
     def _forward_of(
-        self, woven: Woven, node: Node, forward: Woven | None
-    ) -> tuple[Record, list[Woven | None], Woven] | None:
+        self, rewritten: RewrittenFunction, node: Node, forward: RewrittenFunction | None
+    ) -> tuple[Record, list[RewrittenFunction | None], RewrittenFunction] | None:
         """Find the forward call of a gradient's call.
 
         Returns:
             The gradient, the rewritten functions of its op, and the function that contains the op.
         """
-        records = Records.of(woven.body.graph)
+        records = Records.of(rewritten.body.graph)
         owner = records.owner(node.op) if records is not None else None
         if owner is None:
             return None
-        for place in (woven, forward):
+        for place in (rewritten, forward):
             if place is not None:
                 found = place.functions_of(owner.forward)
                 if found:
@@ -226,10 +230,10 @@ class Rewriter:
 
     def _supply(
         self,
-        woven: Woven,
+        rewritten: RewrittenFunction,
         node: Node,
-        inner: Sequence[Woven | None],
-        ahead: tuple[Record, list[Woven | None], Woven],
+        inner: Sequence[RewrittenFunction | None],
+        ahead: tuple[Record, list[RewrittenFunction | None], RewrittenFunction],
         link: Link | None,
     ) -> None:
         """Pass to a gradient's call the versions that its functions need."""
@@ -244,13 +248,15 @@ class Rewriter:
             if function is None:
                 continue
             for argument, value in zip(own[position], function.demands, strict=True):
-                result = self._lead_out(place, forward_node, position, value)
-                if place is not woven:
+                result = self._export_values(place, forward_node, position, value)
+                if place is not rewritten:
                     assert link is not None
                     result = link.bring(result)
-                elif is_led_elsewhere(owner):
+                elif is_differentiated_elsewhere(owner):
                     raise UnsupportedError(
-                        LED_ELSEWHERE, where=f"the call {forward_node.name!r}", fix=NEW_CONTROL_FLOW
+                        DIFFERENTIATED_ELSEWHERE,
+                        where=f"the call {forward_node.name!r}",
+                        fix=NEW_CONTROL_FLOW,
                     )
                 node.inputs.append(result)
                 # All functions of one op take the same arguments, in the order of the op's inputs.
@@ -262,14 +268,16 @@ class Rewriter:
                 if node.op_type in _LOOPS:
                     node.dtypes = (*node.dtypes, argument.dtypes[0])
 
-    def _lead_out(self, place: Woven, node: Node, position: int, value: Value) -> Value:
+    def _export_values(
+        self, place: RewrittenFunction, node: Node, position: int, value: Value
+    ) -> Value:
         """Make a value inside a function available as an output of `node`, which calls the
         function.
         """
         functions = place.functions_of(node.op)
         function = functions[position]
         assert function is not None
-        known = function.led_out.get(value)
+        known = function.exported.get(value)
         if known is not None:
             return Value(node, known)
         dtype = value.base
@@ -297,45 +305,45 @@ class Rewriter:
                         other.edits.add(each)
                     other.results.append(Value(made[-1], 0))
         function.results.append(result)
-        function.led_out[value] = len(node.dtypes)
+        function.exported[value] = len(node.dtypes)
         node.dtypes = (*node.dtypes, dtype)
         edits.changed = True
         return Value(node, len(node.dtypes) - 1)
 
     # Writing.
 
-    def write(self, woven: Woven, released: bool = False) -> str | None:
+    def write(self, rewritten: RewrittenFunction, released: bool = False) -> str | None:
         """Register a rewritten function with TensorFlow.
 
         Args:
-            woven: The function.
+            rewritten: The function.
             released: Whether XLA should compile it but cannot, since Python runs in the function or
                 beside it.
 
         Returns:
             The function's name; None if nothing was changed.
         """
-        runs_python = woven.runs_python()
-        released = released or (runs_python and is_compiled(woven.body.fdef.attr))
+        runs_python = rewritten.runs_python()
+        released = released or (runs_python and is_compiled(rewritten.body.fdef.attr))
         if released:
             self._say_released()
-        self.write_calls(woven, released)
+        self.write_calls(rewritten, released)
         alone = []
         if released or runs_python:
-            alone = [node for node in woven.body.nodes if needs_xla(node, released)]
-        edits = woven.edits
-        if not (edits.changed or woven.arguments or woven.results or alone):
+            alone = [node for node in rewritten.body.nodes if needs_xla(node, released)]
+        edits = rewritten.edits
+        if not (edits.changed or rewritten.arguments or rewritten.results or alone):
             return None
-        edits.kept.settle_handed_on(woven.results)
-        name = f"amanda_{next(_NUMBERS)}_{woven.name.strip('_')}"
+        edits.kept.settle_passed_on(rewritten.results)
+        name = f"amanda_{next(_NUMBERS)}_{rewritten.name.strip('_')}"
         self.written.has_hosts = False
         fdef = write_function(
-            woven.body,
+            rewritten.body,
             name,
             edits.new,
             edits.kept.nodes,
-            woven.arguments,
-            woven.results,
+            rewritten.arguments,
+            rewritten.results,
             self.written,
         )
         if released:
@@ -347,17 +355,17 @@ class Rewriter:
         self.written.names.append(name)
         return name
 
-    def write_calls(self, woven: Woven, released: bool = False) -> None:
+    def write_calls(self, rewritten: RewrittenFunction, released: bool = False) -> None:
         """Write the functions that a rewritten body calls, and make the body call these.
 
         Args:
-            woven: The body.
+            rewritten: The body.
             released: Whether XLA should compile the body but cannot.
         """
-        for place in (woven.weaver, woven.edits.around.foreign):
-            place.refuse_second(woven.body)
-        for node, functions in woven.calls.values():
-            attributes = self._attr_of(woven, node)
+        for place in (rewritten.rewriter, rewritten.edits.around.forward_program):
+            place.refuse_second(rewritten.body)
+        for node, functions in rewritten.calls.values():
+            attributes = self._attr_of(rewritten, node)
             run = [f for f in functions if f is not None]
             runs_python = any(f.runs_python() for f in run)
             is_call = node.op_type.endswith("Call")
@@ -366,14 +374,14 @@ class Rewriter:
                 compiled = released or is_compiled(attributes)
                 if compiled and (released or runs_python):
                     node.attrs.update(compiled_call(not runs_python))
-                    woven.edits.changed = True
+                    rewritten.edits.changed = True
             inner = compiled and (runs_python or not is_call)
             written = [self.write(f, inner) if f is not None else None for f in functions]
             if not any(written):
                 continue
-            woven.edits.changed = True
+            rewritten.edits.changed = True
             if any(f.edits.kept.nodes for f in run):
-                woven.edits.kept.settle_call(node)
+                rewritten.edits.kept.settle_call(node)
             names = _FUNCTIONS[node.op_type]
             old = _function_names(attributes, names)
             new = [name or kept for name, kept in zip(written, old, strict=True)]

@@ -1,8 +1,8 @@
 """`Insertions`: inserts the planned steps at an op as new nodes.
 
 Owns where these nodes are placed, what they preserve (shapes, references, kernel state), and which
-edits are refused because their gradients are not known. `reading` decides which version of a value
-each reader gets.
+edits are refused because their gradients are not known. `reader_versions` decides which version of
+a value each reader gets.
 """
 
 from __future__ import annotations
@@ -14,21 +14,26 @@ import tensorflow as tf
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf._gradients.gradients import Gradients
+from amanda_driver_tf._gradients.gradient_versions import GradientVersions
 from amanda_driver_tf._graphs.analysis import OpPlans, is_operator
 from amanda_driver_tf._graphs.body import Node, Value, is_ref
-from amanda_driver_tf._graphs.contexts import is_led_elsewhere
+from amanda_driver_tf._graphs.control_flow_contexts import is_differentiated_elsewhere
 from amanda_driver_tf._graphs.records import is_symbolic
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.nodes import Flat, New
 from amanda_driver_tf._insertion.observers import Observers
-from amanda_driver_tf._insertion.routines import Layout, fold, of_shape, only_watching
-from amanda_driver_tf._insertion.step_groups import part_of, references_of, runs_of, selected_by
-from amanda_driver_tf._insertion.versions import Differentiated, Key, key_of
+from amanda_driver_tf._insertion.op_values import Differentiated, Key, key_of
+from amanda_driver_tf._insertion.step_functions import Layout, fold, of_shape, only_watching
+from amanda_driver_tf._insertion.step_groups import (
+    grouped_steps,
+    references_of,
+    selected_indices,
+    selected_layout,
+)
 from amanda_driver_tf._shared.signature import signature_of
 from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
-__all__ = ["LED_ELSEWHERE", "NEW_CONTROL_FLOW", "Insertions"]
+__all__ = ["DIFFERENTIATED_ELSEWHERE", "NEW_CONTROL_FLOW", "Insertions"]
 
 _IMPORT_FIRST = (
     "Import amanda before the graph is built, trace the function again, and compute Jacobians "
@@ -50,7 +55,7 @@ _SECOND_STATE = (
     "sequence of random numbers). The edited op would have a second state"
 )
 #: Why values that a gradient reads of an op in a TensorFlow 1 loop or branch cannot be edited.
-LED_ELSEWHERE = (
+DIFFERENTIATED_ELSEWHERE = (
     "The gradient of an edited op is computed in a loop or branch of TensorFlow 1 that does not "
     "contain the op"
 )
@@ -73,7 +78,7 @@ class Insertions:
         gradients: Its gradients.
     """
 
-    def __init__(self, edits: BodyEdits, observers: Observers, gradients: Gradients) -> None:
+    def __init__(self, edits: BodyEdits, observers: Observers, gradients: GradientVersions) -> None:
         self._edits, self._observers, self._gradients = edits, observers, gradients
 
     def steps(
@@ -84,7 +89,7 @@ class Insertions:
         layout: Layout,
         node: Node,
         differentiated: list[Differentiated] | None = None,
-        behind: bool = False,
+        after: bool = False,
     ) -> list[Value]:
         """Insert steps at a point and return the new values.
 
@@ -98,34 +103,34 @@ class Insertions:
             node: The op.
             differentiated: Collects the steps that are differentiated as written; None if none can
                 be.
-            behind: Whether the point is after the op rather than before.
+            after: Whether the point is after the op rather than before.
         """
         values = list(values)
         references = references_of(node)
         observers: list[New] = []
-        for group in runs_of(steps):
-            selected = selected_by(group, layout, len(values), all_of_them=behind)
-            if not behind and node.op.op_def.allows_uninitialized_input:
+        for group in grouped_steps(steps):
+            selected = selected_indices(group, layout, len(values), all_of_them=after)
+            if not after and node.op.op_def.allows_uninitialized_input:
                 # The variable may not be initialized yet.
                 selected = [index for index in selected if not is_ref(values[index].dtype)]
-            inner = part_of(layout, selected)
+            inner = selected_layout(layout, selected)
             # Positions in `inner` are those of the whole layout.
             given = [values[index] for index in selected]
             dtypes = [value.dtype for value in given]
             frozen = [
-                is_ref(value.dtype) and (behind or index in references)
+                is_ref(value.dtype) and (after or index in references)
                 for index, value in zip(selected, given, strict=True)
             ]
             if self._observers.include(group[0]):
-                observers = [self._observe(name, group, inner, given, node, observers, behind)]
+                observers = [self._observe(name, group, inner, given, node, observers, after)]
                 continue
             flat = fold(group, inner, dtypes, frozen)
             if self._edits.is_differentiated:
-                flat = self._of_shape(flat, group[0], node, selected, behind)
-            if not behind and self._edits.keeps_state(node):
+                flat = self._of_shape(flat, group[0], node, selected, after)
+            if not after and self._edits.keeps_state(node):
                 # The op must keep its inputs, so the routine runs beside it.
                 flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
-                self._edits.insert(name, flat, given, dtypes, group[0], node, behind=True)
+                self._edits.insert(name, flat, given, dtypes, group[0], node, after=True)
                 continue
             named = node.op.name in self._edits.named and self._edits.is_in_frame(node)
             if differentiated is not None and (self._edits.unpaired or named):
@@ -135,11 +140,11 @@ class Insertions:
                 and operation_number(node.op) in self._edits.around.differentiated_inside
             ):
                 flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
-            elif differentiated is not None and self._is_led_elsewhere(node):
-                flat = only_watching(flat, group[0], LED_ELSEWHERE, NEW_CONTROL_FLOW)
+            elif differentiated is not None and self._is_differentiated_elsewhere(node):
+                flat = only_watching(flat, group[0], DIFFERENTIATED_ELSEWHERE, NEW_CONTROL_FLOW)
             if differentiated is not None and group[0].action.autodiff:
                 differentiated.append(Differentiated(flat, given, selected, group[0]))
-            made = self._edits.insert(name, flat, given, dtypes, group[0], node, behind)
+            made = self._edits.insert(name, flat, given, dtypes, group[0], node, after)
             if made:
                 made[0].node.controls += observers
             for index, fixed, new in zip(selected, frozen, made, strict=True):
@@ -147,7 +152,7 @@ class Insertions:
                     values[index] = new
             if given and all(frozen):
                 # Readers keep the references, so nobody reads the new node.
-                if behind:
+                if after:
                     self._edits.kept.add(made[0].node)
                 else:
                     node.controls.append(made[0].node)
@@ -161,7 +166,7 @@ class Insertions:
         values: list[Value],
         node: Node,
         earlier: list[New],
-        behind: bool,
+        after: bool,
     ) -> New:
         """Insert observers of an op's inputs or outputs as one node.
 
@@ -172,16 +177,16 @@ class Insertions:
             values: The values they observe.
             node: The op.
             earlier: Observers at this point that run first.
-            behind: Whether they are after the op rather than before.
+            after: Whether they are after the op rather than before.
         """
         made = self._observers.insert(name, steps, layout, values)
         made.controls += earlier
         self._edits.beside[id(made)] = node
-        if not behind:
+        if not after:
             # A routine before an op must not run until the op's control inputs have.
             made.controls += node.controls
             if self._edits.keeps_state(node):
-                self._edits.kept.add_behind(made, node)  # Beside the unchanged node.
+                self._edits.kept.add_after(made, node)  # Beside the unchanged node.
             else:
                 node.controls.append(made)
             return made
@@ -190,23 +195,23 @@ class Insertions:
         if node.op.op_def.is_stateful:
             self._edits.kept.add(made)
         else:
-            self._edits.kept.add_behind(made, node)
+            self._edits.kept.add_after(made, node)
         self._observers.note_after(node, [made])
         return made
 
     def _of_shape(
-        self, flat: Flat, step: Step, node: Node, selected: Sequence[int], behind: bool
+        self, flat: Flat, step: Step, node: Node, selected: Sequence[int], after: bool
     ) -> Flat:
         """Wrap a fold so that it keeps the shapes of some inputs or outputs of a node."""
         # The shapes of the graph's own tensors, since new nodes have none.
-        tensors = list(node.op.outputs if behind else node.op.inputs)
+        tensors = list(node.op.outputs if after else node.op.inputs)
         passed: Collection[int] = ()
         if not step.action.autodiff:
             owner = self._edits.owner(node.op)
             known = node.op.name not in self._edits.named and not (
                 owner is not None and owner.is_named
             )
-            passed = self._gradients.passed_on(node.op, behind) if known else range(len(tensors))
+            passed = self._gradients.passed_on(node.op, after) if known else range(len(tensors))
         straight = [place for place, index in enumerate(selected) if index in passed]
         return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
 
@@ -216,8 +221,10 @@ class Insertions:
         derived = [step for step in steps if step.action.autodiff]
         if plans.before.replacement is not None:
             derived.append(plans.before.replacement)
-        if derived and self._is_led_elsewhere(node):
-            raise UnsupportedError(LED_ELSEWHERE, where=derived[0].where, fix=NEW_CONTROL_FLOW)
+        if derived and self._is_differentiated_elsewhere(node):
+            raise UnsupportedError(
+                DIFFERENTIATED_ELSEWHERE, where=derived[0].where, fix=NEW_CONTROL_FLOW
+            )
         needing = [
             *derived,
             plans.aligned_before.replacement,
@@ -230,7 +237,7 @@ class Insertions:
         step = next((step for step in found if not step.action.observe), None)
         if step is None:
             if node.op.name in self._edits.named or self._edits.unpaired:
-                self._edits.unheard[f"gradients of {node.name!r}"] = _NOT_RECORDED
+                self._edits.unmet_requests[f"gradients of {node.name!r}"] = _NOT_RECORDED
             return
         if operation_number(node.op) in self._edits.around.differentiated_inside:
             raise UnsupportedError(_INSIDE, where=step.where, fix=_BESIDE)
@@ -241,22 +248,24 @@ class Insertions:
                 fix=_IMPORT_FIRST,
             )
 
-    def _is_led_elsewhere(self, node: Node) -> bool:
+    def _is_differentiated_elsewhere(self, node: Node) -> bool:
         records = self._edits.records
-        return records is not None and any(map(is_led_elsewhere, records.of_op(node.op)))
+        return records is not None and any(map(is_differentiated_elsewhere, records.of_op(node.op)))
 
     def shapes_wanted(self, node: Node) -> list[Any]:
         """Return the shapes that the outputs of a replacement must have; None for any."""
         if not self._edits.is_differentiated:
             return []
-        return [None if self._is_handed_on(tensor) else tensor.shape for tensor in node.op.outputs]
+        return [
+            None if self._may_change_shape(tensor) else tensor.shape for tensor in node.op.outputs
+        ]
 
-    def _is_handed_on(self, tensor: Any) -> bool:
+    def _may_change_shape(self, tensor: Any) -> bool:
         """Return True if all readers of a tensor are replaced, so that its shape may change.
 
         If a tensor is returned or differentiated, its gradient was built elsewhere for its shape.
         """
-        if key_of(tensor) in self._handed_out() or not self._is_replaced(tensor.op):
+        if key_of(tensor) in self._returned_or_differentiated() or not self._is_replaced(tensor.op):
             return False
         readers = [
             op if owner is None else owner.forward
@@ -277,7 +286,7 @@ class Insertions:
             and plans.aligned_before.replacement is None
         )
 
-    def _handed_out(self) -> set[Key]:
+    def _returned_or_differentiated(self) -> set[Key]:
         """Return the tensors that are returned to the caller, or differentiated in this body."""
         runs = self._edits.records.runs if self._edits.records is not None else []
         differentiated = {key_of(y) for run in runs for y in run.targets if is_symbolic(y)}

@@ -13,10 +13,10 @@ from tensorflow.core.framework import types_pb2
 
 from amanda_driver_tf._graphs.body import Value
 from amanda_driver_tf._graphs.records import Records
-from amanda_driver_tf._insertion.list_nodes import popped
 from amanda_driver_tf._insertion.nodes import Argument
-from amanda_driver_tf._insertion.versions import Foreign, Seen
-from amanda_driver_tf._rewriting.woven import Woven
+from amanda_driver_tf._insertion.op_values import ForwardProgram, OpValues
+from amanda_driver_tf._insertion.tensor_lists import popped
+from amanda_driver_tf._rewriting.rewritten_function import RewrittenFunction
 from amanda_driver_tf._tensorflow_internals.modules import ops
 from amanda_driver_tf._tensorflow_internals.objects import indirect_captures
 
@@ -25,7 +25,7 @@ __all__ = ["Link"]
 _VARIANT = types_pb2.DT_VARIANT
 
 
-class Link(Foreign):
+class Link(ForwardProgram):
     """Access to the forward program `forward` from the body of its gradient `backward`.
 
     Args:
@@ -34,7 +34,9 @@ class Link(Foreign):
         looped: Whether both are bodies of loops, so that values come from tensor lists.
     """
 
-    def __init__(self, forward: Woven, backward: Woven, looped: bool) -> None:
+    def __init__(
+        self, forward: RewrittenFunction, backward: RewrittenFunction, looped: bool
+    ) -> None:
         self._forward, self._backward, self.is_looped = forward, backward, looped
         self._sources = _captures(backward.body.graph, forward.body.graph)
         self._brought: dict[Value, Value] = {}
@@ -43,7 +45,7 @@ class Link(Foreign):
         """Return the forward tensor that a value of the gradient's body carries."""
         return self._sources.get((id(value.node.op), value.slot))
 
-    def seen(self, op: Any) -> Seen | None:
+    def seen(self, op: Any) -> OpValues | None:
         """Return the values that an op of the forward body ran on and produced."""
         return self._forward.edits.seen(op)
 
@@ -53,7 +55,7 @@ class Link(Foreign):
 
     def refuse_second(self, body: Any) -> None:
         """Refuse to differentiate gradients in `body` that new nodes compute."""
-        self._forward.weaver.refuse_second(body)
+        self._forward.rewriter.refuse_second(body)
 
     def bring(self, value: Value) -> Value:
         """Return a value of the forward body in the gradient's body, by a new path."""

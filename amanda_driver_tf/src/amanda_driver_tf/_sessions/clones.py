@@ -18,9 +18,9 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graphs.body import Body, Node, Value
-from amanda_driver_tf._graphs.frames import ENTERS, Frame, Frames
-from amanda_driver_tf._graphs.kernels import keeps_state, kept_as_they_are, refuse_second
-from amanda_driver_tf._insertion.definitions import Names, Written, name_of, node_defs
+from amanda_driver_tf._graphs.kernel_state import keeps_state, kept_as_they_are, refuse_second
+from amanda_driver_tf._graphs.loop_frames import ENTERS, Frame, Frames
+from amanda_driver_tf._insertion.function_def_writing import Names, Written, name_of, node_defs
 from amanda_driver_tf._insertion.host_functions import HostFunction
 from amanda_driver_tf._insertion.nodes import Inlined, New
 from amanda_driver_tf._sessions.fingerprint import fingerprint

@@ -17,12 +17,12 @@ from amanda_driver_tf._graphs import records
 from amanda_driver_tf._graphs.analysis import Analysis
 from amanda_driver_tf._graphs.body import Body, Node, Value
 from amanda_driver_tf._graphs.constants import SessionConstants
-from amanda_driver_tf._graphs.kernels import draws
-from amanda_driver_tf._insertion.definitions import Written
-from amanda_driver_tf._insertion.shapes import refusal
-from amanda_driver_tf._rewriting.function_rewriting import Call, Rewriter
+from amanda_driver_tf._graphs.kernel_state import draws
+from amanda_driver_tf._insertion.function_def_writing import Written
+from amanda_driver_tf._insertion.shape_checks import refusal
+from amanda_driver_tf._rewriting.function_rewriting import Call, FunctionRewriter
 from amanda_driver_tf._rewriting.mode import Mode
-from amanda_driver_tf._rewriting.woven import Woven
+from amanda_driver_tf._rewriting.rewritten_function import RewrittenFunction
 from amanda_driver_tf._sessions import hiding
 from amanda_driver_tf._sessions.calls import PATCHES, Request
 from amanda_driver_tf._sessions.clones import Part, clone, dirty_nodes
@@ -302,19 +302,21 @@ class GraphMode(Mode):
         runs = _needed(asked, fed)
         # Gradients read the values that their forward ops ran on, even if these ops do not run.
         body = Body.of_graph(graph, _needed(asked, fed, with_forward=True), fed)
-        rewriter = Rewriter(self.session, self._analysis, _definition_in(graph), self._note_blind)
-        woven = Woven("session", body)
+        rewriter = FunctionRewriter(
+            self.session, self._analysis, _definition_in(graph), self._note_blind
+        )
+        rewritten = RewrittenFunction("session", body)
         library: list[Any] = []
         rewriter.add = library.append
         rewriter.refused = refused
         wired = {id(node): (list(node.inputs), len(node.controls)) for node in body.nodes}
         body.running = {id(body.node_of(op)) for op in runs}
-        rewriter.weave_body(woven, Call())
-        edits = woven.edits
-        seen = [woven.weaver.final(_value(body, op, index, fed)) for op, index in fetched]
+        rewriter.rewrite_body(rewritten, Call())
+        edits = rewritten.edits
+        seen = [rewritten.rewriter.final(_value(body, op, index, fed)) for op, index in fetched]
         roots = [*(value.node for value in seen), *map(body.node_of, run)]
         edits.kept.settle(body.running, roots)
-        rewriter.write_calls(woven)
+        rewriter.write_calls(rewritten)
         names = {op.name for op in runs}
         kept = [
             made
@@ -332,7 +334,7 @@ class GraphMode(Mode):
         if not changed and not new:
             return _Translation(graph, None, [], [])
         hiding.prepare(graph)
-        edited = woven.is_edited()
+        edited = rewritten.is_edited()
         dirty = [node for node in dirty_nodes(body, changed, edited) if id(node) in live]
         for node in dirty:
             if draws(node.op_type):

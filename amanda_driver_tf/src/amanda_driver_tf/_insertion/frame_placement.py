@@ -7,9 +7,9 @@ inserted at, and as often as that op.
 from __future__ import annotations
 
 from amanda_driver_tf._graphs.body import Node, Value
-from amanda_driver_tf._graphs.frames import ENTERS
+from amanda_driver_tf._graphs.loop_frames import ENTERS
 from amanda_driver_tf._insertion.body_edits import BodyEdits
-from amanda_driver_tf._insertion.definitions import attr_type
+from amanda_driver_tf._insertion.function_def_writing import attr_type
 from amanda_driver_tf._insertion.nodes import Host, Inlined, New, Plain
 from amanda_driver_tf._tensorflow_internals.objects import control_flow_context
 
@@ -22,7 +22,7 @@ def keep_in_frames(edits: BodyEdits) -> None:
         return
     settled: list[New] = []
     for made in edits.new:
-        if isinstance(made, (Host, Inlined)) and edits.frames.behind(made):
+        if isinstance(made, (Host, Inlined)) and edits.frames.of_outputs(made):
             if made.inputs and not made.controls and all(map(_is_invariant, made.inputs)):
                 # A loop invariant exists in every iteration, even in the one that ends the loop.
                 settled += _wait(made, edits)

@@ -29,32 +29,32 @@ class Frames:
 
     def __init__(self, body: Body) -> None:
         self._by_name = {node.name: node for node in body.nodes}
-        self._behind: dict[int, Frame] = {}
+        self._after: dict[int, Frame] = {}
 
-    def behind(self, node: Any) -> Frame:
+    def of_outputs(self, node: Any) -> Frame:
         """Return the frame of a node's outputs. ``node`` must stay alive."""
         path: list[Any] = []
-        while id(node) not in self._behind:
+        while id(node) not in self._after:
             path.append(node)
             source = self._source_of(node)
             if source is None:
                 break
             node = source
-        frame = self._behind.get(id(node), ())
+        frame = self._after.get(id(node), ())
         for each in reversed(path):
             op_type = getattr(each, "op_type", "")
             if op_type in ENTERS:
                 frame = (*frame, _name_of(each))
             elif op_type in _EXITS:
                 frame = frame[:-1]
-            self._behind[id(each)] = frame
+            self._after[id(each)] = frame
         return frame
 
     def of(self, node: Any) -> Frame:
         """Return the frame that a node belongs to; for an exit, the frame it leaves."""
         if getattr(node, "op_type", "") in _EXITS:
-            return self.behind(node.inputs[0].node)
-        return self.behind(node)
+            return self.of_outputs(node.inputs[0].node)
+        return self.of_outputs(node)
 
     def _source_of(self, node: Any) -> Any:
         for value in node.inputs:

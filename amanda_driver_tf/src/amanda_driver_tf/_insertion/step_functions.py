@@ -16,7 +16,7 @@ from amanda_core.errors import AmandaError, RoutineResultError, UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._insertion.jacobians import lost
 from amanda_driver_tf._insertion.nodes import Flat
-from amanda_driver_tf._insertion.shapes import fitting, of_same_rows, of_same_shape
+from amanda_driver_tf._insertion.shape_checks import fitting, of_same_rows, of_same_shape
 from amanda_driver_tf._shared.signature import flattened
 from amanda_driver_tf._tensorflow_internals.modules import dtypes
 

@@ -13,10 +13,10 @@ from amanda_driver_tf._graphs.records import Record, components
 from amanda_driver_tf._tensorflow_internals.modules import control_flow_util
 from amanda_driver_tf._tensorflow_internals.objects import control_flow_context
 
-__all__ = ["is_led_elsewhere"]
+__all__ = ["is_differentiated_elsewhere"]
 
 
-def is_led_elsewhere(owner: Record) -> bool:
+def is_differentiated_elsewhere(owner: Record) -> bool:
     """Return True if a gradient is computed in a loop or branch that does not contain its op."""
     around = [context := control_flow_context(owner.forward)]
     while context is not None:

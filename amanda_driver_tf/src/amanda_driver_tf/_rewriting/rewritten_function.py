@@ -1,4 +1,4 @@
-"""`Woven`: a rewritten function, together with the rewritten functions that it calls."""
+"""`RewrittenFunction`: a rewritten function, with the rewritten functions that it calls."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 from amanda_driver_tf._graphs.body import Body, Node, Value
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.nodes import Argument, Host
-from amanda_driver_tf._rewriting.body_rewriting import Weaver
+from amanda_driver_tf._rewriting.body_rewriting import BodyRewriter
 
-__all__ = ["Woven"]
+__all__ = ["RewrittenFunction"]
 
 
-class Woven:
+class RewrittenFunction:
     """A body into which the plans of its ops were inserted, not yet written.
 
     Attributes:
         name: Name of the original function.
         body: The body.
-        weaver: The rewriter of the body.
+        rewriter: The rewriter of the body.
         arguments: New arguments.
         demands: For each new argument, the value of the forward body that must be passed.
         results: New results.
@@ -28,20 +28,20 @@ class Woven:
     def __init__(self, name: str, body: Body) -> None:
         self.name = name
         self.body = body
-        self.weaver: Weaver
+        self.rewriter: BodyRewriter
         self.arguments: list[Argument] = []
         self.demands: list[Value] = []
         self.results: list[Value] = []
-        self.calls: dict[int, tuple[Node, list[Woven | None]]] = {}
+        self.calls: dict[int, tuple[Node, list[RewrittenFunction | None]]] = {}
         #: Value -> its index among the outputs of the node that calls the function.
-        self.led_out: dict[Value, int] = {}
+        self.exported: dict[Value, int] = {}
 
     @property
     def edits(self) -> BodyEdits:
         """The changes made to the body so far."""
-        return self.weaver.edits
+        return self.rewriter.edits
 
-    def functions_of(self, op: Any) -> list[Woven | None]:
+    def functions_of(self, op: Any) -> list[RewrittenFunction | None]:
         """Return the rewritten functions that an op of this body calls."""
         found = self.calls.get(id(op))
         return found[1] if found is not None else []
@@ -56,7 +56,7 @@ class Woven:
     def has_new_gradients(self) -> bool:
         """Return True if new nodes compute gradients, here or in a function that it calls."""
         inner = (function for _, functions in self.calls.values() for function in functions)
-        return self.weaver.has_new_gradients() or any(
+        return self.rewriter.has_new_gradients() or any(
             function.has_new_gradients() for function in inner if function is not None
         )
 

@@ -1,4 +1,4 @@
-"""`Reading`: which version of a value each reader gets.
+"""`ReaderVersions`: which version of a value each reader gets.
 
 The edited inputs of a forward op are read by that op and by the ops of its own gradient, and by
 nobody else. Its edited outputs are read by everybody except the ops of its own gradient.
@@ -11,16 +11,16 @@ from typing import Any
 import tensorflow as tf
 
 from amanda_core.errors import UnsupportedError
-from amanda_driver_tf._gradients.gradients import Gradients, Reader
+from amanda_driver_tf._gradients.gradient_versions import GradientVersions, Reader
 from amanda_driver_tf._gradients.op_versions import OpVersions, is_derivable
 from amanda_driver_tf._graphs.body import Node, Value
 from amanda_driver_tf._graphs.records import Record
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 
-__all__ = ["Reading"]
+__all__ = ["ReaderVersions"]
 
 
-class Reading:
+class ReaderVersions:
     """The versions that the readers in one body get.
 
     Args:
@@ -29,7 +29,7 @@ class Reading:
         gradients: Its gradients.
     """
 
-    def __init__(self, edits: BodyEdits, versions: OpVersions, gradients: Gradients) -> None:
+    def __init__(self, edits: BodyEdits, versions: OpVersions, gradients: GradientVersions) -> None:
         self._edits, self._versions, self._gradients = edits, versions, gradients
 
     def read(self, value: Value, reader: Node | None = None) -> Value:
@@ -51,7 +51,7 @@ class Reading:
             forward = owner.forward
             elsewhere = forward.graph is not self._edits.body.graph
             made = value.node.op.outputs[value.slot]
-            tensor = self._edits.around.foreign.tensor(value) if elsewhere else made
+            tensor = self._edits.around.forward_program.tensor(value) if elsewhere else made
             if any(tensor is each for each in (*forward.inputs, *forward.outputs)):
                 return self.in_gradient(value, owner)
         return self.read(value, node)
@@ -67,7 +67,7 @@ class Reading:
         if not isinstance(value.node, Node):
             return value
         elsewhere = owner.forward.graph is not self._edits.body.graph
-        tensor = self._edits.around.foreign.tensor(value) if elsewhere else None
+        tensor = self._edits.around.forward_program.tensor(value) if elsewhere else None
         gradient = self._gradients.in_function(value, owner, reader)
         if gradient is not None:
             same = tensor if elsewhere else value.node.op.outputs[value.slot]
@@ -109,9 +109,9 @@ class Reading:
     def _read_foreign(self, value: Value, tensor: Any, owner: Record) -> Value:
         if tensor.dtype == tf.resource:
             return self._edits.visible(value)  # Tensor lists, which loops need, cannot hold them.
-        seen = self._edits.around.foreign.seen(owner.forward)
+        seen = self._edits.around.forward_program.seen(owner.forward)
         wanted = self._versions.of(tensor, owner, seen) if seen is not None else None
-        if wanted is None or self._edits.around.foreign.carries(tensor, wanted):
+        if wanted is None or self._edits.around.forward_program.carries(tensor, wanted):
             return self._edits.visible(value)
         self._edits.changed = True
-        return self._edits.around.foreign.bring(wanted)
+        return self._edits.around.forward_program.bring(wanted)

@@ -7,7 +7,7 @@ from typing import Any
 from tensorflow.core.framework import attr_value_pb2, tensor_pb2, types_pb2
 
 from amanda_driver_tf._graphs.body import Value
-from amanda_driver_tf._insertion.definitions import attr_type
+from amanda_driver_tf._insertion.function_def_writing import attr_type
 from amanda_driver_tf._insertion.nodes import Plain
 
 __all__ = ["any_size", "dummy", "empty_list", "popped", "pushed"]

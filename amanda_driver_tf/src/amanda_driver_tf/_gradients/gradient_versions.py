@@ -1,4 +1,4 @@
-"""`Gradients`: which version of a gradient each reader gets.
+"""`GradientVersions`: which version of a gradient each reader gets.
 
 One tensor may be the gradient of several values: an addition passes its own gradient on to both
 inputs. Gradients are therefore identified by the records (op, position) and not by tensors. Where
@@ -29,12 +29,18 @@ from amanda_driver_tf._graphs.records import (
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.nodes import New
 from amanda_driver_tf._insertion.observers import Observers
-from amanda_driver_tf._insertion.versions import Differentiated, Key, Seen, arguments_of, key_of
+from amanda_driver_tf._insertion.op_values import (
+    Differentiated,
+    Key,
+    OpValues,
+    arguments_of,
+    key_of,
+)
 from amanda_driver_tf._tensorflow_internals.modules import custom_gradient, ops
 from amanda_driver_tf._tensorflow_internals.names import ENDS_OF_RECOMPUTATION
 from amanda_driver_tf._tensorflow_internals.objects import operation_number
 
-__all__ = ["Gradients", "Reader"]
+__all__ = ["GradientVersions", "Reader"]
 
 
 class Reader(NamedTuple):
@@ -55,7 +61,7 @@ class Read(NamedTuple):
     observers: list[New]
 
 
-class Gradients:
+class GradientVersions:
     """The gradients that are computed in one body.
 
     Args:
@@ -123,25 +129,25 @@ class Gradients:
             reader is not None and operation_number(reader.op) < begun
         )
 
-    def anew(self) -> list[tuple[Record, Step]]:
+    def recomputed(self) -> list[tuple[Record, Step]]:
         """Return the gradients that new nodes compute instead of TensorFlow's ops, with the steps
         that cause it.
         """
         records = self._records.records if self._records is not None else ()
-        return [(owner, step) for owner in records for step in self._steps_anew(owner)]
+        return [(owner, step) for owner in records for step in self._recomputing_steps(owner)]
 
     def refuse_unread(self) -> None:
         """Refuse replacements of gradients where TensorFlow does not propagate the result."""
         if self._records is None:
             return
-        for owner in (*self._records.unfollowed, *self._records.records):
+        for owner in (*self._records.unpropagated, *self._records.records):
             if self._is_elsewhere(owner):
                 continue
             plans = self._plans_of(owner)
             if plans is not None and plans.aligned_before.replacement is not None:
                 refuse_unread(owner, plans.aligned_before.replacement, self._body)
 
-    def _steps_anew(self, owner: Record) -> list[Step]:
+    def _recomputing_steps(self, owner: Record) -> list[Step]:
         if self._is_elsewhere(owner):
             return []
         plans, seen = self._plans_of(owner), self._seen_there(owner)
@@ -260,28 +266,28 @@ class Gradients:
         asked = [each for each in found if self._key_of(*each) in of]
         return self._agreed(value, asked or self._last(found))
 
-    def passed_on(self, op: Any, behind: bool) -> set[int]:
+    def passed_on(self, op: Any, after: bool) -> set[int]:
         """Return the indices of inputs (or outputs) that have a gradient, or are one.
 
         Gradients in functions of gradients count, too.
 
         Args:
             op: The op.
-            behind: Whether to look at its outputs rather than its inputs.
+            after: Whether to look at its outputs rather than its inputs.
         """
-        tensors = op.outputs if behind else op.inputs
+        tensors = op.outputs if after else op.inputs
         found = {index for index, tensor in enumerate(tensors) if self._is_dense(tensor, op)}
         beside = [Records.of(child) for child in children_of(self._body.graph)]
         for noted in (self._records, *beside):
             for owner in noted.of_op(op) if noted is not None else ():
-                for position, gradient in enumerate(owner.out_grads if behind else owner.in_grads):
+                for position, gradient in enumerate(owner.out_grads if after else owner.in_grads):
                     # The shape of slices may change.
                     if len(parts := components(gradient)) != 1:
                         continue
                     # It is not known which gradients of another body are needed.
                     if noted is not self._records or self._body.value_of(parts[0]):
                         found.add(position)
-                if behind:
+                if after:
                     found -= owner.missing
         return found
 
@@ -474,7 +480,7 @@ class Gradients:
         self,
         owner: Record,
         plans: OpPlans | None,
-        seen: Seen | None,
+        seen: OpValues | None,
         arrived: list[list[Value] | None],
     ) -> list[list[Value] | None]:
         """Return what an op, or its replacement, contributes to its inputs' gradients, before
@@ -510,18 +516,18 @@ class Gradients:
         # The gradient of a backward op has no aligned view of its own.
         return plans if plans is not None and plans.context.is_forward() else None
 
-    def _seen_there(self, owner: Record) -> Seen | None:
+    def _seen_there(self, owner: Record) -> OpValues | None:
         """Return the values of a gradient's op, in the body of that op."""
         if owner.forward.graph is self._body.graph:
             self._edits.visit(self._body.node_of(owner.forward))
             return self._edits.seen(owner.forward)
-        return self._edits.around.foreign.seen(owner.forward)
+        return self._edits.around.forward_program.seen(owner.forward)
 
-    def _seen_of(self, owner: Record) -> Seen | None:
+    def _seen_of(self, owner: Record) -> OpValues | None:
         seen = self._seen_there(owner)
         if seen is None or not (seen.before or seen.after or seen.replacement):
             return seen
-        brought = Seen(seen.op, seen.inputs, seen.outputs)
+        brought = OpValues(seen.op, seen.inputs, seen.outputs)
 
         def here(each: Differentiated) -> Differentiated:
             return each._replace(

@@ -16,14 +16,14 @@ from amanda_driver_tf._tensorflow_internals.modules import ops
 
 __all__ = [
     "Differentiated",
-    "Foreign",
+    "ForwardProgram",
     "Key",
-    "Seen",
+    "OpValues",
     "arguments_of",
-    "behind",
     "is_discrete",
     "key_of",
     "source_of",
+    "upstream_of",
 ]
 
 #: A tensor of a graph: its op (by identity) and its index.
@@ -41,7 +41,7 @@ def arguments_of(graph: Any) -> dict[int, Key]:
     return {ops.tensor_id(outer): key_of(inner) for outer, inner in captures}
 
 
-def behind(tensors: Iterable[Any]) -> set[Key]:
+def upstream_of(tensors: Iterable[Any]) -> set[Key]:
     """Return the keys of `tensors` and of all tensors that gradients of `tensors` may reach."""
     waiting = [tensor for tensor in tensors if is_symbolic(tensor)]
     found: set[Key] = set()
@@ -74,7 +74,7 @@ class Differentiated(NamedTuple):
     step: Step
 
 
-class Seen:
+class OpValues:
     """The values that one forward op ran on and produced, which its gradient's ops must read.
 
     Attributes:
@@ -95,7 +95,7 @@ class Seen:
         self.replacement: Differentiated | None = None
 
 
-class Foreign:
+class ForwardProgram:
     """Access to a forward program that is in another body. This base class knows of none.
 
     Attributes:
@@ -108,7 +108,7 @@ class Foreign:
         """Return the forward tensor that a value of this body carries, or None."""
         return None
 
-    def seen(self, op: Any) -> Seen | None:
+    def seen(self, op: Any) -> OpValues | None:
         """Return the values of an op of the forward body, or None if the op is not there."""
         return None
 
