@@ -1,4 +1,4 @@
-"""Private names of TensorFlow stand in one package of the driver."""
+"""Private names of TensorFlow are used in one package of the driver only."""
 
 # mypy: allow-untyped-calls
 # TensorFlow has no types.

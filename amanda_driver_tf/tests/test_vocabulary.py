@@ -43,7 +43,7 @@ def session() -> Iterator[Session]:
 
 
 def opened(session: Session, op: Any, forward: OpContext | None = None, **facts: Any) -> OpContext:
-    """The context of a node of a graph."""
+    """Return the context of a node of a graph."""
     site = Site((op.name, id(op.graph)), op.type, "tensorflow/2.21.0/graph", op.name)
     if facts.get("backward"):
         return session.open(site, op, forward=forward, backward=True)
@@ -57,7 +57,7 @@ def opened(session: Session, op: Any, forward: OpContext | None = None, **facts:
 
 
 def contexts_of(session: Session, call: Call) -> list[OpContext]:
-    """Contexts of the nodes that a call makes, without constants."""
+    """Return the contexts of the nodes that a call makes, without constants."""
     graph = tf.Graph()
     with amanda.disabled(), graph.as_default():
         call()
@@ -69,7 +69,7 @@ def last_context(session: Session, call: Call) -> OpContext:
 
 
 def backward_words_of(session: Session, call: Call) -> dict[str, str | None]:
-    """Op type -> word, of the backward ops of the last op that a call makes."""
+    """Map op type to common type, for the backward ops of the last op of a call."""
     graph = tf.Graph()
     with amanda.disabled(), graph.as_default():
         xs, y = call()
@@ -405,7 +405,7 @@ def applications(name: str) -> Any:
 
 
 def layers() -> Any:
-    """What the applications do not have."""
+    """Run layers that the applications do not have."""
     of = keras.layers
     x = y = keras.Input((12,), dtype="int32")
     y = of.Embedding(9, 8)(y)
@@ -481,7 +481,7 @@ ATTRIBUTES = {"conv1d", "rnn"}
 
 
 def without_words() -> dict[str, str]:
-    """Op type -> reason, of the list kept beside this file."""
+    """Return op type -> reason, from the list beside this file."""
     reasons: dict[str, str] = {}
     reason = ""
     text = (Path(__file__).parent / "operators_without_words.txt").read_text(encoding="utf-8")

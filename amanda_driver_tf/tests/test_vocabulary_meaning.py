@@ -151,7 +151,7 @@ def arguments_of(op_type: str) -> list[Any]:
 
 
 def of_words(words: Iterable[str], count: int) -> list[str]:
-    """The op types of these words with this number of inputs, all tensors."""
+    """Return the op types of these common types with so many inputs, all tensors."""
     return [
         name
         for name, word in OP_TYPES.items()
@@ -186,7 +186,7 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
 
 
 def run(op_type: str, *values: Array, **attributes: Any) -> Any:
-    """The result of an op, or a list of its results."""
+    """Return the result of an op, or a list of its results."""
     operator = getattr(tf.raw_ops, op_type)
     # Some arguments go by other names in Python, but in the same order.
     names = list(inspect.signature(operator).parameters)
@@ -211,7 +211,9 @@ def test_two_inputs(op_type: str) -> None:
 
 
 def windows(x: Array, size: int) -> Array:
-    """(n, h, w, c) -> (n, h - size + 1, w - size + 1, c, size, size)."""
+    """Return the windows of a batch: (n, h, w, c) -> (n, h - size + 1, w - size + 1, c, size,
+    size).
+    """
     return np.lib.stride_tricks.sliding_window_view(x, (size, size), axis=(1, 2))
 
 
@@ -225,7 +227,7 @@ def convolved(x: Array, kernel: Array) -> Array:
 
 
 def transposed(y: Array, kernel: Array) -> Array:
-    """The layer that scatters each value of `y` through the kernel (3, 3, out, in)."""
+    """Scatter each value of `y` through the kernel (3, 3, out, in)."""
     n, h, w, _ = y.shape
     x = np.zeros((n, h + 2, w + 2, kernel.shape[2]), np.float32)
     for i in range(3):

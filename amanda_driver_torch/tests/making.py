@@ -11,17 +11,17 @@ import torch
 
 
 def leaf(*shape: int) -> torch.Tensor:
-    """A random leaf that wants a gradient."""
+    """Return a random leaf that requires a gradient."""
     return torch.randn(*shape).requires_grad_()
 
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf of the same value, for the plain program that a test compares with."""
+    """Return a leaf of the same value, for the plain program to compare with."""
     return tensor.detach().clone().requires_grad_()
 
 
 def grad_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The gradient that a tensor has."""
+    """Return the gradient that a tensor has."""
     assert tensor.grad is not None
     return tensor.grad
 
@@ -39,13 +39,13 @@ def close(actual: Any, expected: Any) -> None:
 def check_references(
     program: Callable[[], Any], runs: int, own: Sequence[Any], shared: Sequence[Any] = ()
 ) -> None:
-    """Check that a program, once warm, neither keeps nor loses references or objects in its runs.
+    """Check that a warm program neither leaks nor loses references or objects.
 
     Args:
         program: Runs 30 times, and then `runs` times.
         own: Objects that the test made.
-        shared: Objects of everybody: what other tests left behind may be freed in between, so that
-            their references may differ by less than one for each run.
+        shared: Objects used by everybody. Garbage of other tests may be freed in between, so their
+            references may differ by less than one per run.
     """
     for _ in range(30):
         program()

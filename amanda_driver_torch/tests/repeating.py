@@ -20,7 +20,9 @@ TIMES = 4
 
 
 class Arriving(amanda.Tool):
-    """Hands what arrives at the outputs of an op to a routine, with the number of the call."""
+    """Passes the gradients that arrive at an op's outputs to a routine, with the number of the
+    call.
+    """
 
     def __init__(self, op_type: str, routine: Callable[[int, torch.Tensor], Any]) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Given(Arriving):
-    """The same with the gradient that the op gives to its second input, of all of its gradients."""
+    """The same with the gradient of the op's second input, requested with all others."""
 
     def analyse(self, context: amanda.OpContext) -> None:
         if context.get_op().__name__ == self._op_type:
@@ -58,7 +60,7 @@ class Given(Arriving):
 
 
 class Raw(Arriving):
-    """The same with the gradient that reaches one of the op's nodes."""
+    """The same with the gradient that arrives at one of the op's nodes."""
 
     def __init__(self, op_type: str, routine: Callable[[int, torch.Tensor], Any]) -> None:
         super().__init__(op_type, routine)

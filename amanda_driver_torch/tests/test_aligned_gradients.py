@@ -28,7 +28,7 @@ LATE = pytest.mark.parametrize("late", [False, True], ids=["asked-before", "aske
 
 
 class Gradients(dict[int, Any]):
-    """What arrived at each position, copied."""
+    """Copies of the gradients that arrived at each position."""
 
     def inputs(self, op_type: str, *positions: int, late: bool = False) -> amanda.Tool:
         def analyse(context: amanda.OpContext) -> None:
@@ -56,7 +56,7 @@ class Gradients(dict[int, Any]):
 
 
 def expected(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[Any]:
-    """Gradients of the sum of squares of a plain program's output."""
+    """Return the gradients of the sum of squares of a plain program's output."""
     leaves = [twin(tensor) for tensor in inputs]
     return list(torch.autograd.grad(function(*leaves).square().sum(), leaves))
 
@@ -452,7 +452,7 @@ def test_what_hands_its_input_back_does_so_in_every_execution(op_type: str, late
 
 @LATE
 def test_several_views_stay_views(late: bool) -> None:
-    """Also when a routine wants the gradients of all together: they may not be written."""
+    """This also holds if a routine requests the gradients together: they must not be written."""
     x = leaf(4)
     seen: list[Any] = []
     with amanda.apply(at_outputs("split", lambda *grads: seen.append(grads), late=late)):

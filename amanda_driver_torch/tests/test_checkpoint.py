@@ -36,7 +36,7 @@ def small() -> nn.Sequential:
 
 
 def gradients(model: nn.Module, *others: torch.Tensor) -> list[torch.Tensor]:
-    """The gradients, which are then cleared."""
+    """Return the gradients and clear them."""
     tensors = [*model.parameters(), *others]
     found = [grad_of(tensor) for tensor in tensors]
     for tensor in tensors:

@@ -202,7 +202,7 @@ def test_whole_graph_that_raises() -> None:
 @EAGERLY
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_optimizer_that_compiles_its_step() -> None:
-    """As torchao's optimizers of low precision do."""
+    """torchao's low-precision optimizers do so."""
 
     def update(p: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor) -> None:
         mean.lerp_(grad, 0.1)

@@ -141,7 +141,7 @@ def test_chains_deeper_than_the_stack_are_freed() -> None:
 
 @pytest.mark.slow
 def test_plain_torch_overflows_the_stack_or_frees_nodes_that_python_has_seen() -> None:
-    """If this ends with 0 in every version of torch, nothing is to be protected any more."""
+    """If this returns 0 in every version of torch, the protection is no longer needed."""
     program = (
         "import torch\n"
         "y = torch.ones(3, requires_grad=True)\n"

@@ -217,7 +217,7 @@ def test_edited_leaf_stays_the_leaf_that_gets_the_gradient(make: Any) -> None:
 
 @pytest.mark.parametrize("point", [before, after])
 def test_full_backward_hooks_of_modules_beside_edits(point: Any) -> None:
-    """Torch finds the place of such hooks by the node of what its identity returned."""
+    """Torch finds the place of such hooks by the node of its identity's output."""
     layer, heard = nn.Linear(2, 2), list[Any]()
     layer.register_full_backward_hook(lambda module, given, got: heard.append((given, got)))
 

@@ -202,7 +202,7 @@ def test_type_error_of_the_program_itself_stays_as_it_is() -> None:
 
 
 def ask(method: str, positions: str | None = None, **flags: bool) -> amanda.Tool:
-    """A tool that asks for `method` at relu, for position 7 where `positions` names them."""
+    """Return a tool that requests `method` at relu, for position 7 if `positions` names them."""
     keywords = {positions: [7]} if positions else {}
 
     def analyse(context: amanda.OpContext) -> None:

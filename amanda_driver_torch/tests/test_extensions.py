@@ -21,7 +21,7 @@ from amanda_driver_torch import extensions
 
 @pytest.fixture
 def extension() -> Iterator[types.ModuleType]:
-    """A module like that of a C++ extension."""
+    """Return a module like that of a C++ extension."""
     module = types.ModuleType("extension")
     module.scale = lambda x, by: torch.mul(x, by)  # type: ignore[attr-defined]
     extensions.register_op(module, "scale", "extension::scale")

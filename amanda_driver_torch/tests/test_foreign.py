@@ -17,7 +17,7 @@ from amanda_driver_torch.plugin import amanda_preflight
 
 
 class Library:
-    """Somebody else's."""
+    """An object of another library."""
 
     def watch(self, *values: Any) -> None: ...
 

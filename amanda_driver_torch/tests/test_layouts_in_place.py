@@ -131,7 +131,7 @@ _LEFT_OUT = {"share_memory_", "requires_grad_", "set_", "pin_memory_", "rename_"
 
 @functools.cache
 def operators() -> list[tuple[str, int]]:
-    """In-place methods, and the number of the arguments that each takes on a dense tensor."""
+    """Return in-place methods, and the number of arguments that each takes on a dense tensor."""
     found = []
     for name in sorted(dir(torch.Tensor)):
         if not name.endswith("_") or name.startswith("_") or name in _LEFT_OUT:

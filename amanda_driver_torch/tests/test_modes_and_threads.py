@@ -156,7 +156,7 @@ def test_dispatch_mode_sees_the_ops_of_the_program(outside: bool) -> None:
 
 @pytest.mark.parametrize("listener", ["dispatch mode", "profiler"])
 def test_nobody_hears_of_gradients_that_are_read(listener: str) -> None:
-    """The changes of shape by which the results of a node become gradients of inputs."""
+    """Modes do not see the changes of shape that make gradients of inputs from a node's results."""
     net = Net()
 
     def heard(batch: torch.Tensor) -> list[str]:

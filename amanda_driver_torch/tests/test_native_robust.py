@@ -249,7 +249,7 @@ def test_the_diagnosis_names_what_is_used() -> None:
 
 @pytest.fixture(params=["library", "python"])
 def asked(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Who is asked for torch's state: its library, or, as where a symbol is missing, Python."""
+    """Return who is called for torch's state: its library or, if a symbol is missing, Python."""
     from amanda_driver_torch._entry import native_interceptor
 
     native_interceptor._define()

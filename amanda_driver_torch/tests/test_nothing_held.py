@@ -41,7 +41,7 @@ def cycle() -> list[torch.Tensor]:
 
 
 class Told(torch.autograd.Function):
-    """It keeps a dictionary, or an object without weak references, that is an input."""
+    """Keeps a dictionary, or an object without weak references, that is an input."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, told: Any) -> torch.Tensor:
@@ -58,7 +58,7 @@ class Slotted:
 
 
 class Mine:
-    """What a user keeps in the metadata of a node."""
+    """An object that a user stores in the metadata of a node."""
 
 
 def cycle_through_an_input(told: Any) -> list[torch.Tensor]:
@@ -109,7 +109,7 @@ def inserting() -> amanda.Tool:
 
 @pytest.fixture(autouse=True)
 def few_objects() -> Iterator[None]:
-    """Leave out what was there before: many calls of the collector would look at all of it."""
+    """Freeze earlier objects, since the collector would traverse them in each of many calls."""
     gc.freeze()
     yield
     gc.unfreeze()

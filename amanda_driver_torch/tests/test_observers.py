@@ -32,7 +32,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def nodes_of(tensor: torch.Tensor) -> list[str]:
-    """The names of the nodes behind a tensor, from the tensor on."""
+    """Return the names of the nodes after a tensor."""
     found, waiting = [], [tensor.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -43,7 +43,7 @@ def nodes_of(tensor: torch.Tensor) -> list[str]:
 
 
 class Everywhere(amanda.Tool):
-    """Looks at all values and gradients of forward and backward ops."""
+    """Observes all values and gradients of forward and backward ops."""
 
     def __init__(self, observe: bool) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Everywhere(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Look at an op."""
+        """Observe an op."""
         for ask, what in (
             (context.insert_before_op, "inputs"),
             (context.insert_after_op, "outputs"),
@@ -64,12 +64,12 @@ class Everywhere(amanda.Tool):
             ask(lambda *values, key=key: self.look(key, *values), observe=self.observe)
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
-        """Look at a backward op."""
+        """Observe a backward op."""
         context.insert_before_backward_op(lambda *values: None, observe=self.observe)
         context.insert_after_backward_op(lambda *values: None, observe=self.observe)
 
     def look(self, key: str, *values: Any) -> None:
-        """Note the values."""
+        """Store the values."""
         for position, value in enumerate(values):
             for item in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(item, torch.Tensor):
@@ -106,7 +106,7 @@ def test_observers_see_what_edits_see(name: str) -> None:
 
 
 def test_what_cannot_be_seen_is_in_the_coverage() -> None:
-    """One tensor several times, whose gradient several nodes give."""
+    """One tensor is at several positions, and several nodes compute its gradient."""
     x = X.clone().requires_grad_()
     tool = Everywhere(observe=True)
     with amanda.apply(tool) as session:

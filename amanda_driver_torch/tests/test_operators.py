@@ -43,7 +43,7 @@ def getter(name: str) -> object:
 
 
 def described(table: Mapping[str, bool]) -> str:
-    """The table as text: one section for each owner and verdict, names wrapped."""
+    """Return the table as text: one section for each owner and verdict, names wrapped."""
     sections: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for qualified, verdict in table.items():
         owner, name = qualified.rsplit(".", 1)

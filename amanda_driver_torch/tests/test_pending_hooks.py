@@ -33,7 +33,7 @@ def numbers(values: Any) -> Any:
 
 
 def tool_of(log: Log, edit: bool = False) -> amanda.Tool:
-    """A tool that looks at all backward ops, and also halves what some of them give."""
+    """Return a tool that analyses all backward ops, and halves some of their results."""
     tool = amanda.Tool()
 
     def before(*grads: Any, name: str) -> None:
@@ -172,7 +172,7 @@ def in_another_thread(log: Log) -> None:
 
 
 def nodes_of_another_thread(log: Log) -> None:
-    """Sequence numbers are counted by each thread, so that two nodes may have the same."""
+    """Use nodes of two threads, which may have the same sequence numbers."""
     made: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: made.append(model(X).tanh()))
     thread.start()

@@ -1,4 +1,4 @@
-"""Private names of PyTorch stand in one module of Python and one of C++."""
+"""Private names of PyTorch are used in one Python module and one C++ file only."""
 
 from __future__ import annotations
 

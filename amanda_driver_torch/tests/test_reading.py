@@ -260,7 +260,7 @@ def test_all_views_behave_as_in_plain_torch(view: str, tool: str, interceptor: s
 
 
 class Reticent(torch.Tensor):
-    """Raises where somebody reads its attributes from outside."""
+    """Raises if its attributes are read from outside."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -44,7 +44,7 @@ def everything() -> amanda.Tool:
 
 
 def remnants(backward: bool, fail: bool = False) -> dict[str, weakref.ref[Any]]:
-    """References to all that took part, after everything was left and let go of."""
+    """Return references to everything involved, after it was dropped."""
     found: dict[str, weakref.ref[Any]] = {}
     net, made = model(), everything()
 

@@ -82,7 +82,7 @@ BINDERS = (staticmethod, classmethod, types.MethodType)
 
 
 def fingerprint() -> dict[str, Any]:
-    """All that the driver could have left changed."""
+    """Return everything that the driver could have left changed."""
     found: dict[str, Any] = {}
     for owner in OWNERS:
         for name, value in list(vars(owner).items()):
@@ -114,7 +114,7 @@ X = torch.randn(2, 3)
 
 
 def work() -> None:
-    """A bit of everything that the driver replaces."""
+    """Use a bit of everything that the driver replaces."""
     MODEL(X).sum().backward()
     again = torch.utils.checkpoint.checkpoint(MODEL, X, use_reentrant=False)
     str(again)

@@ -27,7 +27,7 @@ condition = torch.ones(2, 3, dtype=torch.bool)
 
 
 def shown(bound: BoundCall) -> list[Any]:
-    """The values with tensors by name, so that two lists compare."""
+    """Return the values with tensors by name, so that lists can be compared."""
     names = {id(x): "x", id(y): "y", id(w): "w", id(condition): "condition"}
     return [
         [names.get(id(item), item) for item in value]

@@ -30,7 +30,7 @@ UNSUITABLE = ("jiterator", "empty", "lstsq")  # needs CUDA; leave some results u
 
 
 class Rebinding(TorchFunctionMode):
-    """Calls every operator by what binding makes of it."""
+    """Calls every operator with the arguments made by binding."""
 
     def __init__(self, rebuild: Callable[[Any, BoundCall], Any]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def copied(value: Any) -> Any:
 
 
 def every_slot(func: Any, bound: BoundCall) -> Any:
-    """Every position counts as edited, those that the call left out too."""
+    """Treat every position as edited, including those that the call left out."""
     if not bound.bound:
         return func(*bound._args, **bound._kwargs)
     bound._originals = (NEW,) * len(bound.values)
@@ -76,7 +76,7 @@ def every_slot(func: Any, bound: BoundCall) -> Any:
 
 
 def by_name(func: Any, bound: BoundCall) -> Any:
-    """All that was given is given by the name of its position, where torch takes names."""
+    """Pass every argument by the name of its position, if torch accepts names."""
     names = bound.signature.names
     is_method = hasattr(func, "__objclass__")
     takes_names = not (is_method and "input" not in names) and not func.__name__.startswith("__")

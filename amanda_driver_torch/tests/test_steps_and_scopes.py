@@ -29,7 +29,7 @@ class Steps(amanda.Tool):
 
 
 def step(number: int) -> list[Any]:
-    """What one step's end writes: the next one begins at once."""
+    """Return the entries of one step's end, after which the next step begins at once."""
     return [("end", number), ("begin", number + 1)]
 
 

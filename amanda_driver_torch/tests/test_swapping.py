@@ -23,7 +23,7 @@ from .making import equal
 
 
 def everywhere(seen: list[tuple[str, int]]) -> amanda.Tool:
-    """A tool with a routine that looks at each of the four points."""
+    """Return a tool with an observer at each of the four points."""
     tool = amanda.Tool()
 
     def look(context: Any, *_: Any) -> None:
@@ -58,7 +58,7 @@ def train(net: nn.Module, x: torch.Tensor) -> None:
 
 
 def linears(seen: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """What was seen of the linear operators since the last question."""
+    """Return the linear operators seen since the last call."""
     found = [one for one in seen if "linear" in one[0]]
     seen.clear()
     assert found
@@ -146,7 +146,7 @@ def test_weight_references_of_the_users_still_block() -> None:
 
 
 def test_nothing_refers_to_any_tensor_afterwards() -> None:
-    """The class: not one weak reference of ours to a live tensor, whatever ran."""
+    """We keep no weak reference to any live tensor, whatever ran."""
     net, seen = network(), list[tuple[str, int]]()
     w = torch.randn(3, 3, requires_grad=True)
     kept: list[Any] = [w]
@@ -180,7 +180,7 @@ def test_swap_is_restored() -> None:
 
 
 def test_a_parameter_exchanged_for_another_is_another() -> None:
-    """What was known of the dead one goes, also once contents were exchanged."""
+    """The dead parameter's context is dropped, even if contents were swapped."""
     seen: list[tuple[str, int]] = []
     net, contexts = nn.Linear(3, 3), list[Any]()
     tool = amanda.Tool()

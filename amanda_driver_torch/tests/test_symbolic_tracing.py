@@ -45,7 +45,7 @@ class Module(nn.Module):
 
 
 def strict() -> tuple[amanda.Tool, list[str]]:
-    """A tool whose routines are given tensors, or fail."""
+    """Return a tool whose routines fail unless they get tensors."""
     seen: list[str] = []
     tool = amanda.Tool()
 
@@ -101,7 +101,7 @@ def test_symbolic_trace_is_quiet(name: str, ran_before: bool) -> None:
     ids=["list", "tuple", "keyword", "from a dict", "starred", "two keywords", "stacked"],
 )
 def test_proxies_outside_of_a_tracer(hold: Callable[[Any], Any]) -> None:
-    """Passes over graphs make proxies by themselves; here at a place where tensors passed."""
+    """Passes over graphs make proxies without a tracer, here at a place where tensors passed."""
     graph = torch.fx.Graph()
     tool, seen = strict()
     tracer = torch.fx.proxy.GraphAppendingTracer(graph)

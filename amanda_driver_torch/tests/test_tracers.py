@@ -46,7 +46,7 @@ def net() -> Net:
 
 @pytest.fixture(params=[False, True], ids=["watching", "editing"])
 def applied(request: pytest.FixtureRequest, net: Net) -> Iterator[list[str]]:
-    """Ops that run while a tool watches everything and, perhaps, one breaks every linear."""
+    """Run ops under a tool that observes everything and, optionally, one that breaks linears."""
     seen, watch = watching()
     tools = [watch, before("linear", lambda w: w * 0, [1])] if request.param else [watch]
     handle = amanda.attach(*tools)

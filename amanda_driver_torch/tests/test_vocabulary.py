@@ -30,7 +30,7 @@ Call = Callable[[], Any]
 
 
 def values(*shape: int) -> Tensor:
-    """A leaf that wants a gradient."""
+    """Return a leaf that requires a gradient."""
     return torch.rand(*shape, requires_grad=True)
 
 
@@ -42,7 +42,7 @@ TARGET, CHOICE = torch.rand(3, 4), torch.rand(3, 4) > 0.5
 
 
 def words_of(call: Call) -> list[str | None]:
-    """The words of the operators of a call, in order."""
+    """Return the common types of the operators of a call, in order."""
     seen: list[str | None] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: seen.append(context["type"]))
@@ -52,7 +52,7 @@ def words_of(call: Call) -> list[str | None]:
 
 
 def only_context(call: Call) -> OpContext:
-    """The context of a call's only operator."""
+    """Return the context of a call's only operator."""
     seen: list[OpContext] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(seen.append)
@@ -63,7 +63,7 @@ def only_context(call: Call) -> OpContext:
 
 
 def backward_words_of(call: Callable[[], Tensor]) -> dict[str, str | None]:
-    """Node -> word, of the backward ops of a call's last operator."""
+    """Map node to common type, for the backward ops of a call's last operator."""
     seen: dict[str, str | None] = {}
     operators: list[OpContext] = []
     tool = amanda.Tool()

@@ -41,7 +41,7 @@ CHANGING_NOTHING: dict[str, Callable[[], amanda.Tool]] = {
 
 
 def outcome(program: Callable[[], Any]) -> Any:
-    """What a program returns, tensors as plain ones; or the exception that it ends with."""
+    """Return a program's result, with plain tensors, or the exception that it raises."""
     torch.manual_seed(0)
     try:
         return _plain(program())
@@ -50,7 +50,7 @@ def outcome(program: Callable[[], Any]) -> Any:
 
 
 def same_under(tool: str, program: Callable[[], Any], times: int = 3) -> None:
-    """Run a program plain and several times under a tool that changes nothing; compare."""
+    """Compare a program without tools with several runs under a tool that changes nothing."""
     expected = outcome(program)
     with amanda.apply(CHANGING_NOTHING[tool]()):
         found = [outcome(program) for _ in range(times)]
@@ -61,12 +61,12 @@ def same_under(tool: str, program: Callable[[], Any], times: int = 3) -> None:
 def unlike_plain(
     tool: str, programs: Mapping[str, Callable[[], Any]], or_both_raise: bool = False
 ) -> list[str]:
-    """Run programs plain and twice under a tool that changes nothing; list those that differ.
+    """Return the programs that behave differently under a tool that changes nothing.
 
     Args:
         tool: Name of the tool in `CHANGING_NOTHING`.
         programs: The programs by the names of their cases.
-        or_both_raise: Whether two exceptions count as alike, of whatever type they are.
+        or_both_raise: Whether any two exceptions count as equal.
     """
     expected = {name: outcome(program) for name, program in programs.items()}
     with amanda.apply(CHANGING_NOTHING[tool]()):

@@ -11,7 +11,7 @@ from amanda_core.testing.tools import Routine
 
 
 def noting(into: list[Any], routine: Routine) -> Routine:
-    """A routine of one value that also keeps what it gets."""
+    """Return a routine of one value that also stores its argument."""
 
     def noted(value: Any) -> Any:
         into.append(value)
@@ -21,18 +21,18 @@ def noting(into: list[Any], routine: Routine) -> Routine:
 
 
 def normal(*shape: int, seed: int = 0) -> tf.Tensor:
-    """A random tensor, made by no op."""
+    """Return a random tensor that was made by no op."""
     values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     return tf.constant(values)
 
 
 def variable(*shape: int, seed: int = 0) -> tf.Variable:
-    """A random variable."""
+    """Return a random variable."""
     return tf.Variable(normal(*shape, seed=seed))
 
 
 def numpy(value: Any) -> Any:
-    """A tensor, or slices of one, as an array."""
+    """Convert a tensor, or slices of one, to an array."""
     return tf.convert_to_tensor(value).numpy()
 
 

@@ -30,7 +30,7 @@ Seen = list[tuple[Any, ...]]
 
 @contextlib.contextmanager
 def noting(seen: Seen) -> Iterator[None]:
-    """Note the record of each op of the forward program, when TensorFlow executes it."""
+    """Store the record of each forward op when TensorFlow executes it."""
     fast, slow = pywrap_tfe.TFE_Py_FastPathExecute, execute.execute
 
     def note(name: str) -> None:
@@ -223,7 +223,7 @@ def fresh(program: Callable[[], Callable[[], Any]]) -> Callable[[], Any]:
 
 @pytest.fixture
 def walking(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when this is called, no op is found by what it followed last time."""
+    """Disable the prediction of ops by the op that they followed last time."""
 
     def walk() -> None:
         monkeypatch.setenv(VARIABLE, "python")

@@ -21,7 +21,7 @@ native = _build.native
 
 
 def levels(first: int) -> Chain:
-    """The stack above the frame `first` frames above the caller of this."""
+    """Return the stack above the frame `first` frames above the caller."""
     found: list[tuple[int, types.CodeType, int]] = []
     frame: types.FrameType | None = sys._getframe(first + 1)
     while frame is not None:
@@ -31,7 +31,7 @@ def levels(first: int) -> Chain:
 
 
 def chains(stack: Chain) -> Iterator[Chain]:
-    """Call sites that are that of a stack, and some that are nearly."""
+    """Return call sites that match a stack, and some that nearly do."""
     yield ()
     yield stack
     yield stack[::2]
@@ -62,7 +62,7 @@ def intercept() -> None:
 
 
 def op() -> int:
-    """An op: what calls it is the call site."""
+    """Stand for an op, whose caller is the call site."""
     intercept()
     return 1
 

@@ -69,7 +69,7 @@ def test_applying_tools_leaves_the_runtime_to_be_configured() -> None:
 
 
 def test_a_program_whose_functions_run_eagerly() -> None:
-    """It is one of the eager mode: the same numbers, ops of it, and steps as there."""
+    """It runs in eager mode, with the same numbers, ops and steps."""
     x, w = normal(2, 3), variable(3, 2, seed=1)
 
     @tf.function  # type: ignore[untyped-decorator]

@@ -432,7 +432,7 @@ def test_raw_routine_is_refused_in_a_graph_also_of_an_op_that_was_quiet_before()
 
 @pytest.mark.parametrize("made", [idle, lambda: around()[1]], ids=["idle", "around"])
 def test_custom_gradients_around_ops_with_no_output_and_with_a_list(made: Any) -> None:
-    """They are called by TensorFlow's own code and end the function with a gradient of its own."""
+    """TensorFlow's own code calls these ops and ends the function with a custom gradient."""
     x, z = tf.Variable(1.0), tf.Variable(3.0)
     with apply(made()):
         for _ in range(4):  # Analysed, waiting, and with nothing to do.

@@ -98,7 +98,7 @@ def test_an_extension_with_other_frames_is_not_used() -> None:
 
 
 def trained() -> Callable[[], tf.Tensor]:
-    """A step with an op that falls back, and ops on the tape whose gradients nobody asks for."""
+    """Run a step with an op that falls back, and taped ops without any requested gradient."""
     average = variable(3)
 
     def step() -> tf.Tensor:

@@ -57,7 +57,7 @@ def found() -> Iterator[dict[str, Any]]:
 
 
 def registered() -> list[str]:
-    """Modules of the functions on the stack when TensorFlow asks for the gradient of an op."""
+    """Return the modules on the stack when TensorFlow calls an op's gradient function."""
     names: list[str] = []
     entry = ops._gradient_registry._registry["Relu"]
     key = next(key for key, value in entry.items() if callable(value))

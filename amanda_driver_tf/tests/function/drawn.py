@@ -46,7 +46,7 @@ Scope = dict[int, Any]
 
 @dataclass
 class Line:
-    """What is done to which values; `made` are the numbers of its results."""
+    """One operation on values; `made` are the numbers of its results."""
 
     kind: str
     read: list[int]
@@ -58,14 +58,14 @@ class Line:
 
 @dataclass
 class Block:
-    """Lines that see the arguments, one another's results and, mostly, what is seen outside."""
+    """Lines that read the arguments, one another's results and, mostly, values from outside."""
 
     arguments: list[int]
     lines: list[Line]
     results: list[int]
 
     def walk(self) -> Iterator[Line]:
-        """All lines, those of the blocks inside too."""
+        """Return all lines, including those of nested blocks."""
         for line in self.lines:
             yield line
             for block in line.blocks:
@@ -73,12 +73,12 @@ class Block:
 
 
 class Drawn:
-    """A program of three matrices; returns a number.
+    """A random program of three matrices that returns a number.
 
     Args:
-        seed: What it is drawn from.
-        size: The most lines of the outermost block.
-        depth: How deep blocks stand in one another.
+        seed: The random seed.
+        size: The maximum number of lines of the outermost block.
+        depth: How deeply blocks are nested.
         without: Kinds of lines that are not drawn.
 
     Attributes:

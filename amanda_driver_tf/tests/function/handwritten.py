@@ -40,7 +40,7 @@ def compare(
     twin: Callable[..., Any],
     *given: Any,
 ) -> None:
-    """The program as a function, differentiated outside and inside, against the twin."""
+    """Compare the program as a function, differentiated outside and inside, with its reference."""
     given = given or (X, W)
     wanted = outside(twin, *given)
     with amanda.apply(*(tools if isinstance(tools, list) else [tools])):

@@ -18,13 +18,13 @@ from amanda_core.testing.tools import Edit, Routine
 
 
 def is_differentiable(value: Any) -> bool:
-    """Whether a tensor's dtype has gradients; of a list, whether those of all its tensors have."""
+    """Return True if a tensor's dtype has gradients, or those of all tensors in a list."""
     types = [tensor.dtype for tensor in tf.nest.flatten(value)]
     return all(dtype.is_floating or dtype.is_complex for dtype in types)
 
 
 def straight(value: Any, routine: Routine) -> Any:
-    """`routine(value)`, with the gradient of `value`: a tensor, or a list of several."""
+    """Return `routine(value)` with the gradient of `value`, a tensor or a list of several."""
     if not is_differentiable(value):
         return routine(value)
 
@@ -38,7 +38,7 @@ def straight(value: Any, routine: Routine) -> Any:
 
 
 def at_gradient(value: Any, routine: Routine) -> Any:
-    """`value`, a tensor or a list of several, whose gradient is changed by `routine`."""
+    """Return `value`, a tensor or a list of several, with a gradient changed by `routine`."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> Any:
@@ -54,9 +54,9 @@ def at_gradient(value: Any, routine: Routine) -> Any:
 
 
 class Ops:
-    """Runs operators; for the twin, with `edits` done to them where they stand.
+    """Runs operators; in the reference program, with `edits` written in.
 
-    A program gets one of these, and tensors; what it returns is differentiated.
+    A program gets one of these, and tensors; its result is differentiated.
     """
 
     def __init__(self, edits: Iterable[Edit] | None = None) -> None:
@@ -77,7 +77,7 @@ class Ops:
         return self.run(run, (op_type, name), *inputs)
 
     def run(self, run: Routine, names: Collection[str], *inputs: Any) -> Any:
-        """Run an op, which edits may call by these names: its output, or the tuple of several."""
+        """Run an op with a name for edits; return its output, or a tuple of several."""
         if self.edits is None:
             return run(*inputs)
         mine = [edit for edit in self.edits if edit.name in names]
@@ -103,7 +103,7 @@ class Ops:
         return tuple(outputs) if isinstance(found, (list, tuple)) else outputs[0]
 
     def call(self, function: Callable[..., Any], *values: Any) -> Any:
-        """Call a function of the program's, as a `tf.function` of its own."""
+        """Call a function of the program, as a separate `tf.function`."""
         if self.is_twin:
             return function(*values)
         if function not in self._functions:
@@ -111,7 +111,7 @@ class Ops:
         return self._functions[function](*values)
 
     def loop(self, times: int, body: Callable[..., Any], *state: Any, **kwargs: Any) -> list[Any]:
-        """`state = body(*state)`, so many times."""
+        """Repeat `state = body(*state)` so many times."""
         if self.is_twin:
             for _ in range(times):
                 state = tuple(body(*state))
@@ -126,7 +126,7 @@ class Ops:
         return results
 
     def choose(self, which: Any, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
-        """One of two branches."""
+        """Run one of two branches."""
         if self.is_twin:
             return then() if bool(which) else other()
         return tf.cond(which, then, other)
@@ -179,7 +179,7 @@ def _with_backward(run: Routine, routine: Routine) -> Routine:
 
 
 def dense(value: Any) -> Any:
-    """A tensor, or slices, as an array."""
+    """Convert a tensor, or slices, to an array."""
     return tf.convert_to_tensor(value).numpy()
 
 
@@ -221,7 +221,7 @@ def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> 
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Extent in which TensorFlow does not rewrite formulas, which depends on what stands around."""
+    """Keep TensorFlow from rewriting formulas, which depends on the surrounding ops."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         yield
@@ -230,6 +230,6 @@ def as_written() -> Iterator[None]:
 
 
 def values(*shapes: Sequence[int], dtype: Any = tf.float64) -> list[Any]:
-    """Random tensors, the same for the same shapes."""
+    """Return random tensors, the same for the same shapes."""
     random = np.random.default_rng(0)
     return [tf.constant(random.normal(size=shape), dtype) for shape in shapes]

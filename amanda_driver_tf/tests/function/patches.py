@@ -26,7 +26,9 @@ _MODULES = [
 
 
 def fingerprint() -> dict[str, Any]:
-    """The identity of every function in the modules, and their classes, that the driver touches."""
+    """Return the identity of all functions in the modules, and their classes, that the driver
+    replaces.
+    """
     found: dict[str, Any] = {}
     for name in _MODULES:
         module = importlib.import_module(name)

@@ -23,7 +23,7 @@ def straight_line(o: Ops, x: Any, w: Any, v: Any) -> Any:
 
 
 def shared_values(o: Ops, x: Any, w: Any, v: Any) -> Any:
-    """What is edited for one op is read by others and by their gradients."""
+    """Use values edited for one op in other ops and their gradients."""
     h = o("MatMul", "m1", x, w)
     k = o("Mul", "p1", o("MatMul", "m2", h, w), h)
     return o("Sum", "s1", o("Mul", "q1", o("Tanh", "t1", k), h))
@@ -36,7 +36,7 @@ def same_twice(o: Ops, x: Any, w: Any, v: Any) -> Any:
 
 
 def passed_through(o: Ops, x: Any, w: Any, v: Any) -> Any:
-    """One tensor is the gradient of several values; broadcasting makes sums of gradients."""
+    """Use one tensor as the gradient of several values, and sums of gradients by broadcasting."""
     h = o("AddV2", "a1", o("MatMul", "m1", x, w), x[0])
     h = o("Mul", "p1", h, tf.reduce_sum(v))
     h = o("Sub", "d1", o("Identity", "i1", h), o("Exp", "e1", x))
@@ -45,7 +45,7 @@ def passed_through(o: Ops, x: Any, w: Any, v: Any) -> Any:
 
 
 def calls(o: Ops, x: Any, w: Any, v: Any) -> Any:
-    """Three levels of functions, each called from several places."""
+    """Call functions on three levels, each from several places."""
 
     def linear(x: Any, w: Any) -> Any:
         return o("MatMul", "m1", x, w)

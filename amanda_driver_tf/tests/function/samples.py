@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     attrs: dict[str, Any]
 
     def run(self, *inputs: Any, name: str) -> Any:
-        """Run it on inputs in the place of its own."""
+        """Run it on other inputs."""
         run = getattr(tf.raw_ops, self.op_type)
         known = inspect.signature(run).parameters
         arguments = [argument.name for argument in op_def_registry.get(self.op_type).input_arg]
@@ -46,29 +46,29 @@ _RENAMED = {"reduction_indices": "axis", "dim": "axis", "split_dim": "axis", "t"
 
 
 def some(*shape: int, dtype: Any = np.float64) -> Any:
-    """Values from 0.2 to 0.8, no two alike."""
+    """Return distinct values from 0.2 to 0.8."""
     count = int(np.prod(shape))
     return (0.2 + 0.6 * _RANDOM.permutation(count) / max(count, 1)).reshape(shape).astype(dtype)
 
 
 def single(*shape: int) -> Any:
-    """The same in single precision, where an operator knows no other."""
+    """Return the same in single precision, for operators that need it."""
     return some(*shape, dtype=np.float32)
 
 
 def ints(*values: Any) -> Any:
-    """Indices, shapes or axes."""
+    """Return indices, shapes or axes."""
     return np.array(values, np.int32)
 
 
 def positive(size: int) -> Any:
-    """A symmetric positive definite matrix."""
+    """Return a symmetric positive definite matrix."""
     root = some(size, size)
     return root @ root.T + size * np.eye(size)
 
 
 def square(size: int) -> Any:
-    """A matrix far from being singular."""
+    """Return a matrix that is far from singular."""
     return some(size, size) + 2 * np.diag(np.arange(1.0, size + 1))
 
 

@@ -28,7 +28,7 @@ def values(*sizes: tuple[int, ...]) -> list[Any]:
 
 
 def looking() -> Any:
-    """A tool whose routines run before and after every op, forward and backward."""
+    """Return a tool that observes before and after every op, forward and backward."""
     tool = amanda.Tool()
 
     def look(*values: Any) -> None:
@@ -116,7 +116,7 @@ def in_function(x: Any) -> Any:
 
 
 def shuffled(x: Any) -> Any:
-    """The same shape again, by ops of which a CPU has no kernel."""
+    """Permute values by ops for which a CPU has no kernel."""
     deep = nn.space_to_depth(tf.tanh(x), 2, data_format="NCHW")
     return nn.depth_to_space(deep, 2, data_format="NCHW")
 
@@ -125,7 +125,7 @@ def shuffled(x: Any) -> Any:
 @pytest.mark.parametrize("op_type", ["Exp", "Tanh"], ids=["beside", "inside"])
 @pytest.mark.parametrize("inner", [in_branch, in_loop, in_function], ids=lambda f: f.__name__)
 def test_what_is_nested_in_a_compiled_function(inner: Callable[..., Any], op_type: str) -> None:
-    """The routine stands in the function that only XLA runs, or beside the call of it."""
+    """The routine is in the function that only XLA runs, or beside its call."""
 
     def layer(x: Any) -> Any:
         return inner(tf.exp(x))
@@ -163,7 +163,7 @@ def test_edits_in_what_only_xla_runs() -> None:
 
 
 def test_pools_whose_gradient_runs_beside_them_alone() -> None:
-    """In a function without XLA, too: a routine in between parts them."""
+    """A routine in between separates them, in a function without XLA, too."""
     program, given = PROGRAMS["max-pooled, channels first"]
     run = tf.function(lambda *args: differentiated(program, *args))
     try:

@@ -315,7 +315,7 @@ def test_every_op_of_a_recurrent_layer_can_be_watched(form: str, copies: bool) -
 
 
 def steps_over_data(w: tf.Variable, dataset: Any, stops: bool) -> Callable[[], Any]:
-    """Steps of gradient descent on the items of a data set; AutoGraph puts them in a function."""
+    """Run gradient descent over a data set, whose loop AutoGraph compiles to a function."""
 
     @tf.function  # type: ignore[untyped-decorator]
     def train() -> Any:
@@ -373,7 +373,7 @@ def test_exceptions_in_loops_over_data() -> None:
 
 
 def test_loops_that_use_functions_as_op_types() -> None:
-    """Those of `tf.nn.ctc_loss`, which are passed over by name; what stands around is edited."""
+    """`tf.nn.ctc_loss` does so. Its loops are skipped; the ops around them are edited."""
     labels, lengths = tf.constant([[1, 2], [2, 1]]), [6, 6]
     x, w = values((6, 2, 3), (3, 4), dtype=tf.float32)
 

@@ -186,7 +186,7 @@ def test_every_strategy_runs_edited_functions(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
-    """Each on a thread of its own; what they do together, the thread that called them does."""
+    """Each runs in its own thread; the thread that called them does what they do together."""
     run(
         tmp_path,
         STRATEGIES
@@ -276,7 +276,7 @@ def test_replicas_that_run_eagerly(tmp_path: Path) -> None:
 
 def test_functions_sent_to_workers_are_refused() -> None:
     class Coordinator(tf.distribute.coordinator.ClusterCoordinator):  # type: ignore[misc]
-        """Has no cluster: what is refused reaches none."""
+        """Has no cluster, since nothing that is refused reaches one."""
 
         def __new__(cls) -> Any:
             return object.__new__(cls)

@@ -50,10 +50,10 @@ def drawn_edits(some: random.Random, program: Drawn, way: str) -> list[Edit]:
 
 
 def _fails_plainly(program: Drawn, way: str) -> bool:
-    """Whether TensorFlow fails without any tool, in one of the ways in which it is known to.
+    """Return True if TensorFlow fails without any tool, in one of its known ways.
 
-    Its optimiser loses values of branches; gradients of branches take a tensor of another branch
-    for one of their own; a recomputed block is not transposed.
+    Its optimizer loses values of branches, gradients of branches use tensors of another branch, and
+    a recomputed block is not transposed.
     """
     try:
         {**WAYS, **IN_SESSIONS, **TWICE}[way](program, Ops(), VALUES, True)
@@ -67,7 +67,7 @@ def _fails_plainly(program: Drawn, way: str) -> bool:
 
 
 def _drawn(way: str) -> Iterator[tuple[Drawn, random.Random]]:
-    """As many programs as are wanted, without those that TensorFlow cannot run."""
+    """Return the requested number of programs, without those that TensorFlow cannot run."""
     wanted = PROGRAMS
     for seed in range(2 * PROGRAMS):
         some = random.Random(f"{seed} {way}")

@@ -60,7 +60,7 @@ class Program:
         self.written = WRITTEN.get(sample.op_type, len(self.outputs))
 
     def operator(self, *inputs: Any) -> Any:
-        """The operator's output, or the tuple of several."""
+        """Return the operator's output, or a tuple of several."""
         made = tf.nest.flatten(self.sample.run(*inputs, name=NAME))
         return made[0] if len(made) == 1 else tuple(made)
 
@@ -75,7 +75,7 @@ class Program:
         return total([list(outputs[: self.written]), list(values)])
 
     def edits(self, some: random.Random, name: str, kinds: list[str]) -> list[Edit]:
-        """Some edits at random places."""
+        """Return some edits at random places."""
         found = []
         written = self.outputs[: self.written]
         behind = [i for i, each in enumerate(written) if is_differentiable(each)]
@@ -96,7 +96,7 @@ class Program:
         return self.operator(*(lessened(x) if is_differentiable(x) else x for x in inputs))
 
     def _guessed(self, *gradients: Any) -> Any:
-        """Some gradient of each input, made of those of outputs."""
+        """Return some gradient of each input, made of the gradients of outputs."""
         # Where none arrives, the twin is given zeros.
         there = zip(gradients, self.outputs, strict=True)
         whole = total([tf.zeros_like(y) if grad is None else grad for grad, y in there])
@@ -109,17 +109,17 @@ class Program:
 
 
 def lessened(value: Any) -> Any:
-    """Values near to the original ones, which have the same properties, and 0 for 0."""
+    """Return values close to the original ones, with the same properties; 0 stays 0."""
     return tf.nest.map_structure(lambda x: x * tf.cast(0.9, x.dtype), value)
 
 
 def is_expected(error: UnsupportedError, way: str) -> bool:
-    """Whether something may be refused."""
+    """Return True if a refusal is expected."""
     return way not in EAGER and any(reason in str(error) for reason in REFUSED)
 
 
 def total(outputs: Any) -> Any:
-    """Every element of every output, with a weight of its own."""
+    """Sum all elements of all outputs, with a different weight for each."""
     parts: list[Any] = []
     for output in tf.nest.flatten(outputs):
         if not is_differentiable(output):
@@ -133,7 +133,9 @@ def total(outputs: Any) -> Any:
 
 
 def is_compared(program: Program, some: random.Random, way: str) -> bool:
-    """Draw edits and compare them with the twin; False where they are refused or change nothing."""
+    """Draw edits and compare them with the reference; return False if they are refused or change
+    nothing.
+    """
     op_type = program.sample.op_type
     kinds = ["before", "after", "replace", "grad_out", "grad_in", "backward"]
     if op_type in OF_SLICES:

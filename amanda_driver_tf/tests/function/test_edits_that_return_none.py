@@ -31,7 +31,7 @@ def layer(o: Ops, x: Any, w: Any) -> Any:
 
 
 def jacobian(o: Ops) -> list[Any]:
-    """The gradient of the function becomes part of the graph of a loop that pfor vectorises."""
+    """Compute a Jacobian, for which pfor vectorizes the function's gradient in another graph."""
     function = tf.function(lambda x, w: layer(o, x, w), autograph=False)
     with tf.GradientTape() as tape:
         tape.watch([X, W])
@@ -55,7 +55,7 @@ def accumulator(o: Ops) -> list[Any]:
 
 
 def eager_jacobian(o: Ops) -> list[Any]:
-    """Its backward ops were looked at before, when a gradient was computed eagerly."""
+    """Compute a Jacobian whose backward ops were analysed before by an eager gradient."""
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([X, W])
         y = layer(o, X, W)
@@ -79,7 +79,9 @@ def _doubled(value: Any) -> Any:
 
 
 def asking(o: Ops, x: Any, w: Any) -> Any:
-    """A custom gradient that asks for one itself does not say which of the two it returns."""
+    """Return a custom gradient that computes a gradient itself, and does not tell which one it
+    returns.
+    """
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(x: Any) -> Any:
@@ -95,7 +97,7 @@ def asking(o: Ops, x: Any, w: Any) -> Any:
 
 
 class Once:
-    """Returns something at the last of some calls only."""
+    """Returns a value only in the last of several calls."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls

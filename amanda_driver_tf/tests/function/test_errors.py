@@ -274,7 +274,7 @@ def test_numbers_and_arrays_stand_for_tensors() -> None:
 
 
 def test_the_same_tool_applied_again_raises_again() -> None:
-    """What stands in for the function is kept from one extent to the next."""
+    """The function's twin is reused."""
     tanh_fails = before("Tanh", failing)
     function = tf.function(lambda x: tf.tanh(x) * 2)
     for _ in range(3):

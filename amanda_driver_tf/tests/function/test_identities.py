@@ -22,7 +22,7 @@ def wave(value: Any) -> Any:
 
 
 def custom(o: Ops, x: Any) -> Any:
-    """A custom gradient whose result is an identity of its argument, and that reads both."""
+    """Return a custom gradient that returns an identity of its argument, and reads both."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(x: Any) -> Any:

@@ -27,7 +27,7 @@ def layer(x: Any, w: Any) -> Any:
 
 
 def running() -> tuple[list[tuple[str, int]], amanda.Tool]:
-    """Names and ids of the ops that run."""
+    """Return names and ids of the ops that run."""
     seen: list[tuple[str, int]] = []
 
     def analyse(context: OpContext) -> None:

@@ -23,7 +23,7 @@ def join(a: Any, b: Any, c: Any) -> Any:
 
 
 def gradients(join: Joined, form: str) -> list[Any]:
-    """The program's result and gradients, in one way to run it."""
+    """Return the program's result and gradients, for one way to run it."""
 
     def program(x: Any, w: Any) -> Any:
         return tf.reduce_sum(tf.sin(join(x, w, tf.matmul(x, w))))
@@ -106,7 +106,7 @@ def test_a_list_of_another_length_is_an_error(kind: Any, form: str, mark: Any) -
 def test_none_for_one_of_several_is_an_error_and_no_old_value(
     tools: Any, form: str, mark: Any
 ) -> None:
-    """In eager mode a gradient that is None is none; a graph cannot do without."""
+    """In eager mode a gradient may be None; a graph needs a tensor."""
     with (
         amanda.apply(tools(mark)),
         pytest.raises(RoutineResultError, match="None for one of several"),

@@ -19,7 +19,7 @@ from .making import close
 
 
 def descended(x: Any, w: Any, looped: bool) -> Any:
-    """Three steps of gradient descent, each with a tape of its own."""
+    """Run three steps of gradient descent, each with its own tape."""
 
     def step(a: Any) -> Any:
         with tf.GradientTape() as tape:

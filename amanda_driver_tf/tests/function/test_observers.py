@@ -19,10 +19,10 @@ X = tf.constant([[0.5, -1.0], [2.0, 0.25]])
 
 
 class Everywhere(amanda.Tool):
-    """Looks at all values and gradients of forward and backward ops.
+    """Observes all values and gradients of forward and backward ops.
 
     Args:
-        look: Is called with the name of an op and what is seen.
+        look: Called with the name of an op and its values.
     """
 
     def __init__(self, look: Callable[..., Any] = lambda name, *values: None) -> None:
@@ -32,7 +32,7 @@ class Everywhere(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Look at an op."""
+        """Observe an op."""
         for ask, what in (
             (context.insert_before_op, "before"),
             (context.insert_after_op, "after"),
@@ -42,18 +42,18 @@ class Everywhere(amanda.Tool):
             ask(self.run, observe=True, key=(context.op_type, what))
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
-        """Look at a backward op."""
+        """Observe a backward op."""
         context.insert_before_backward_op(self.run, observe=True, key=(context.op_type, "raw"))
         context.insert_after_backward_op(self.run, observe=True, key=(context.op_type, "raw"))
 
     def run(self, *values: Any, key: tuple[str, str]) -> None:
-        """Pass on what is seen."""
+        """Pass values to `look`."""
         self.look(key, *values)
 
 
 @pytest.fixture
 def twins(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The functions that are made while a test runs."""
+    """Return the functions that are made while a test runs."""
     made: list[Any] = []
     original = tf_context.Context.add_function_def
 
@@ -139,7 +139,7 @@ def test_observers_see_what_edits_made() -> None:
 
 
 def test_what_nothing_needs_is_not_computed_for_observers() -> None:
-    """The gradient of a multiplication gives both factors theirs; one of them is asked for."""
+    """A multiplication has gradients for both factors, one of which is requested."""
     seen: list[Any] = []
 
     def look(key: tuple[str, str], *values: Any) -> None:

@@ -294,7 +294,7 @@ def test_a_custom_gradient_that_returns_what_is_read(way: str) -> None:
 
 
 def test_recomputed_edits_leave_nothing() -> None:
-    """Of one function, traced without tools, with them between."""
+    """The function is traced without tools, which are then applied and removed."""
     program = tf.function(lambda x, w: custom_in_recomputed(Ops(), x, w))
 
     def gradients() -> list[tf.Tensor]:

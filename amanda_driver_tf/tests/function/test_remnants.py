@@ -40,7 +40,7 @@ def run(function: Any) -> None:
 
 
 def known() -> set[str]:
-    """Names of the functions that the runtime knows."""
+    """Return the names of the functions in the runtime."""
     return set(context.context().list_function_names())
 
 
@@ -198,7 +198,7 @@ assert sum(map(len, before)) > 300
 
 @pytest.mark.slow
 def test_the_recorder_is_inert_once_tools_are_left(tmp_path: Path) -> None:
-    """What TensorFlow builds is what it builds in a process without Amanda."""
+    """TensorFlow builds the same graph as in a process without Amanda."""
     program = tmp_path / "program.py"
     program.write_text(WITH_AND_WITHOUT)
     ran = subprocess.run(

@@ -48,7 +48,7 @@ def test_edited_gradients_are_differentiated(program: Any, edits: list[Edit], wa
 
 
 def copied(*values: Any) -> list[Any]:
-    """Edit each value without changing what it is."""
+    """Return copies of the values."""
     return [
         tf.identity(value) if tf.is_tensor(value) and value.dtype.is_floating else value
         for value in values
@@ -121,7 +121,7 @@ def recomputing(o: Ops, x: Any, w: Any) -> Any:
 
 
 def differentiating(o: Ops, x: Any, w: Any) -> Any:
-    """Its gradient function runs the layer again, and scales what its own tape gives."""
+    """Return a custom gradient that reruns the layer and scales the result of its own tape."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(x: Any, w: Any) -> Any:

@@ -26,7 +26,7 @@ def layer(x: Any, w: Any) -> Any:
 
 
 def outside(program: Callable[..., Any]) -> list[Any]:
-    """Differentiated by a tape around the call."""
+    """Differentiate with a tape around the call."""
     with tf.GradientTape() as tape:
         tape.watch([X, W])
         result = program(X, W)
@@ -35,7 +35,7 @@ def outside(program: Callable[..., Any]) -> list[Any]:
 
 
 def within(program: Callable[..., Any]) -> Callable[..., Any]:
-    """The program with a tape of its own."""
+    """Run the program with a tape inside."""
 
     def run(x: Any, w: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -107,7 +107,7 @@ def test_also_behind_what_another_step_put_there() -> None:
 
 
 def elementwise(x: Any, w: Any) -> Any:
-    """Of no op that would stumble over another shape, and no gradient that reads a value."""
+    """Run ops that accept any shape, and whose gradients read no value."""
     return tf.negative(tf.negative(x, name="act"))
 
 
@@ -227,7 +227,7 @@ def losses(product: Any, result: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("where", ["tape outside", "tape inside", "tape around the caller"])
 @pytest.mark.parametrize("returned", ["as a copy", "as it is"])
 def test_what_is_returned_has_one_shape(returned: str, where: str, of: str) -> None:
-    """Its gradient comes from whoever calls, who knows the shape that was traced."""
+    """Its gradient comes from the caller, and has the traced shape."""
     specs = [tf.TensorSpec([4, 3], X.dtype), tf.TensorSpec([3, 2], X.dtype)]
     # Functions of today return an `Identity` of what the user's returns.
     wrap = tf.compat.v1.wrap_function

@@ -51,7 +51,7 @@ WANTED = outside(lambda x, w: layer(x, straight(w, half)), X, W)
 
 @contextmanager
 def warned(count: int, text: str = "XLA") -> Iterator[None]:
-    """Extent with so many of our warnings and no other one."""
+    """Require exactly so many of our warnings during this context."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -43,7 +43,7 @@ def same(found: list[Any], wanted: list[Any]) -> None:
 
 
 def in_threads(*works: Callable[[], None]) -> None:
-    """Run functions at once; the first error is raised."""
+    """Run functions concurrently and raise the first error."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(works))
 

@@ -384,7 +384,9 @@ def test_values_of_every_dtype_reach_routines_and_come_back(way: str, dtype: Any
 
 @pytest.mark.parametrize("aligned", [False, True])
 def test_a_loop_over_a_table_is_watched_in_a_loaded_model(tmp_path: Path, aligned: bool) -> None:
-    """The gradient's loop asks the variable for its shape, by a handle that it gets no list of."""
+    """The gradient's loop reads the variable's shape by a handle, for which there is no tensor
+    list.
+    """
 
     class Model(tf.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -25,7 +25,7 @@ LABELS = np.array([0, 1, 1])
 
 
 class Dense(layers.Dense):  # type: ignore[misc]  # Keras has no types.
-    """A dense layer; the one of the twin computes with an edited kernel."""
+    """A dense layer; in the reference program it has an edited kernel."""
 
     edited = False
 
@@ -46,7 +46,7 @@ def half(value: Any) -> Any:
 
 
 class Encoder(keras.Model):  # type: ignore[misc]
-    """Embeddings, one block of attention and of a perceptron, and a head at the first word."""
+    """Embeddings, a block of attention and a perceptron, and a head on the first token."""
 
     def __init__(self, dense: Any) -> None:
         super().__init__(name="encoder")
@@ -69,7 +69,7 @@ class Encoder(keras.Model):  # type: ignore[misc]
 
 
 def trained(function: bool, tools: list[amanda.Tool], dense: Any = Dense) -> list[Any]:
-    """Losses of two steps, and the variables after them."""
+    """Return the losses of two steps, and the variables after them."""
     keras.utils.set_random_seed(0)
     model, optimizer = Encoder(dense), keras.optimizers.SGD(0.5, momentum=0.9)
     model(WORDS)

@@ -1,4 +1,4 @@
-"""Ops that TensorFlow follows no gradient through, and gradients that an op's own does not read."""
+"""Ops through which TensorFlow propagates no gradient, and gradients that nothing reads."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nobody_differentiates() -> None:
 
 
 def padding(o: Ops, x: Any) -> Any:
-    """A value to pad with, which TensorFlow has no gradient for."""
+    """Return a padding value, for which TensorFlow has no gradient."""
     padded = tf.pad(x, [[1, 0]], constant_values=tf.reduce_sum(x))
     return tf.reduce_sum(tf.sin(padded))
 
@@ -163,7 +163,7 @@ def test_gradients_of_inputs_without_any(differentiate: Any, function: bool) -> 
 
 
 def test_backward_ops_that_run_no_more_are_listed() -> None:
-    """One tensor, of which the op has seen two versions: its gradient is computed anew."""
+    """The op ran on two versions of one tensor, so its gradient is computed again."""
 
     def twofold(context: amanda.OpContext) -> None:
         if context.forward is not None and context.forward.op_type == "Mul":

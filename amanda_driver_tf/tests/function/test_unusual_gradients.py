@@ -82,7 +82,7 @@ def test_edited_slices(form: str, dense: bool) -> None:
 def test_slices_of_other_rows_are_refused(
     form: str, rows: str, replaced: bool, staged: bool
 ) -> None:
-    """What adds slices up reads the rows that the graph was built with."""
+    """The ops that add slices up read the row indices that the graph was built with."""
     table = tf.Variable(W)
     chosen = {"same": IDS, "others": tf.reverse(IDS, [0]), "fewer": IDS[:1]}[rows]
 
@@ -115,7 +115,7 @@ def test_slices_of_other_rows_are_refused(
 
 @pytest.mark.parametrize("form", ["outside", "inside"])
 def test_the_gradient_of_a_replaced_op_is_no_slices(form: str) -> None:
-    """Its rows would be added up as those that the op took."""
+    """Its rows would be taken for those that the op reads."""
     take = tf.constant([1, 1, 0])
 
     def lookup(x: Any) -> Any:
@@ -360,7 +360,7 @@ def test_unconnected_gradients_stay_unconnected() -> None:
 
 
 def test_there_is_no_gradient_to_be_edited_where_none_arrives() -> None:
-    """Of three outputs one is used: two have no gradient, and no op that would read one."""
+    """Only one of three outputs is used, so two have no gradient."""
     program = tf.function(lambda x: tf.unstack(x, axis=0)[1] * 2)
 
     def gradient() -> Any:

@@ -24,7 +24,7 @@ Program = Callable[..., Any]
 def gradients_outside(
     program: Program, ops: Ops, values: Sequence[Any], function: bool
 ) -> list[Any]:
-    """The program's result and its gradients, by a tape around the function."""
+    """Return the program's result and gradients, by a tape around the function."""
     run: Any = lambda *given: program(ops, *given)  # noqa: E731
     if function:
         run = tf.function(run, autograph=False)
@@ -37,7 +37,7 @@ def gradients_outside(
 def gradients_inside(
     program: Program, ops: Ops, values: Sequence[Any], function: bool
 ) -> list[Any]:
-    """The program's result and its gradients, by a tape inside the function."""
+    """Return the program's result and gradients, by a tape inside the function."""
 
     def run(*given: Any) -> list[Any]:
         with tf.GradientTape() as tape:
@@ -51,7 +51,7 @@ def gradients_inside(
 def gradients_symbolic(
     program: Program, ops: Ops, values: Sequence[Any], function: bool
 ) -> list[Any]:
-    """The program's result and its gradients, by `tf.gradients` inside the function."""
+    """Return the program's result and gradients, by `tf.gradients` inside the function."""
     if not function:
         return gradients_inside(program, ops, values, False)
 
@@ -63,7 +63,7 @@ def gradients_symbolic(
 
 
 def gradients_twice(program: Program, ops: Ops, values: Sequence[Any], function: bool) -> list[Any]:
-    """Second derivatives: the inner tape in the function, the outer around it."""
+    """Return second derivatives, with one tape inside the function and one around it."""
 
     def run(*given: Any) -> list[Any]:
         with tf.GradientTape() as tape:
@@ -82,7 +82,7 @@ def gradients_twice(program: Program, ops: Ops, values: Sequence[Any], function:
 def gradients_twice_inside(
     program: Program, ops: Ops, values: Sequence[Any], function: bool
 ) -> list[Any]:
-    """Second derivatives, both tapes in the function."""
+    """Return second derivatives, with both tapes inside the function."""
 
     def run(*given: Any) -> Any:
         return gradients_twice(program, ops, given, False)
@@ -93,7 +93,7 @@ def gradients_twice_inside(
 def gradients_twice_outside(
     program: Program, ops: Ops, values: Sequence[Any], function: bool
 ) -> list[Any]:
-    """Second derivatives, both tapes around the function."""
+    """Return second derivatives, with both tapes around the function."""
     run: Any = lambda *given: program(ops, *given)  # noqa: E731
     if function:
         run = tf.function(run, autograph=False)
@@ -149,13 +149,13 @@ EAGER = {
 
 
 class Unchanged(Exception):
-    """The edits change nothing, so that a test of them would be one of nothing."""
+    """Raised if edits change nothing, so that a comparison would test nothing."""
 
 
 def check(program: Program, values: Sequence[Any], edits: Sequence[Edit], way: str) -> list[Any]:
-    """Compare a program under a tool with the twin that has the edits written in.
+    """Compare a program under a tool with the reference program that has the edits written in.
 
-    Also that the edits make a difference, and that nothing stays once the tools are left.
+    Also check that the edits change the result, and that nothing stays after the tools are removed.
     """
     tensors = [tf.convert_to_tensor(value) for value in values]
     differentiate = {**EAGER, **WAYS, **IN_SESSIONS, **TWICE}[way]

@@ -40,6 +40,6 @@ def _same_start_and_nothing_left() -> Iterator[None]:
 
 @pytest.fixture
 def old_control_flow() -> Iterator[None]:
-    """Loops and branches of switches and merges, as in TensorFlow 1."""
+    """Use the loops and branches of TensorFlow 1, made of switches and merges."""
     with control_flow(False):
         yield

@@ -20,7 +20,7 @@ _CAPTURED = tf.constant(_MASK)
 
 @contextmanager
 def control_flow(new: bool) -> Iterator[None]:
-    """Build graphs with new or old control flow."""
+    """Build graphs with control flow of TensorFlow 1 or 2."""
     was = v1.control_flow_v2_enabled()
     (v1.enable_control_flow_v2 if new else v1.disable_control_flow_v2)()
     try:
@@ -30,27 +30,27 @@ def control_flow(new: bool) -> Iterator[None]:
 
 
 def shifted(value: Any) -> Any:
-    """An edit."""
+    """Edit a value."""
     return value * 0.5 + 0.25
 
 
 def masked(value: Any) -> Any:
-    """An edit by a mask, which a tool's routine captures."""
+    """Edit a value by a mask, which a tool's routine captures."""
     return value * (_CAPTURED if tf.executing_eagerly() else _MASK)
 
 
 def captured(value: Any) -> Any:
-    """The same, for staged routines."""
+    """Edit a value by a captured mask, in a staged routine."""
     return value * _CAPTURED
 
 
 def named(edit: Edit) -> str:
-    """The name of an edit in those of tests."""
+    """Return the name of an edit for test ids."""
     return f"{edit.name}-{edit.kind}-{edit.position}{'-autodiff' if edit.autodiff else ''}"
 
 
 def loop(ops: Ops, times: Any, step: Callable[[Any, Any], Any], h: Any, **how: Any) -> Any:
-    """``times: h = step(turn, h)``; Python's loop in the twin."""
+    """Repeat ``h = step(i, h)``; in the reference program, by a Python loop."""
     if ops.edits is not None:
         for turn in range(times):
             h = step(turn, h)
@@ -61,7 +61,7 @@ def loop(ops: Ops, times: Any, step: Callable[[Any, Any], Any], h: Any, **how: A
 
 
 def recurrent(times: int = 3, **how: Any) -> Callable[..., Any]:
-    """A loop in which every op's gradient reads what the op read or made; `h` has many readers."""
+    """Run a loop in which every op's gradient reads values of the op; `h` has many readers."""
 
     def program(ops: Ops, x: Any, w: Any) -> Any:
         def step(turn: Any, h: Any) -> Any:

@@ -26,7 +26,7 @@ Program = Callable[..., Any]
 
 
 def counting(op: str | None = None) -> tuple[list[str], Tool]:
-    """The names of the forward ops that run, once for each time, and the tool."""
+    """Return a tool and its list of the forward ops that run, one entry per execution."""
     seen: list[str] = []
 
     def analyse(context: OpContext) -> None:
@@ -37,7 +37,7 @@ def counting(op: str | None = None) -> tuple[list[str], Tool]:
 
 
 def analysing(visit: Callable[[OpContext], Any]) -> Tool:
-    """A tool that analyses forward and backward ops alike."""
+    """Return a tool that analyses forward and backward ops alike."""
     made = Tool()
     made.add_inst_for_op(visit)
     made.add_inst_for_op(visit, backward=True)
@@ -45,12 +45,12 @@ def analysing(visit: Callable[[OpContext], Any]) -> Tool:
 
 
 def double(value: Any) -> Any:
-    """An edit."""
+    """Edit a value."""
     return value * 2.0
 
 
 def staged(routine: Routine) -> Routine:
-    """`routine` staged; itself it stays a host routine, which `amanda.staged` would mark."""
+    """Return a staged copy of `routine`, which `amanda.staged` would mark in place."""
 
     @amanda.staged
     def run(*values: Any) -> Any:
@@ -60,7 +60,7 @@ def staged(routine: Routine) -> Routine:
 
 
 def straight(value: Any, routine: Routine) -> Any:
-    """`routine(value)`, with the gradient of `value`."""
+    """Return `routine(value)` with the gradient of `value`."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(tensor: Any) -> Any:
@@ -72,7 +72,7 @@ def straight(value: Any, routine: Routine) -> Any:
 
 
 def at_gradient(value: Any, routine: Routine) -> Any:
-    """`value`, whose gradient is changed by `routine`."""
+    """Return `value` with a gradient changed by `routine`."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(tensor: Any) -> Any:
@@ -86,7 +86,7 @@ def at_gradient(value: Any, routine: Routine) -> Any:
 
 
 class Ops:
-    """Makes operators; for the twin, with `edits` done to them where they stand."""
+    """Makes operators; in the reference program, with `edits` written in."""
 
     def __init__(self, edits: Iterable[Edit] | None = None) -> None:
         self.edits = None if edits is None else list(edits)
@@ -194,9 +194,9 @@ def build(
     """Build a program and its gradients.
 
     Args:
-        program: Gets `Ops` and tensors (or variables); what it returns is differentiated.
+        program: Takes `Ops` and tensors (or variables); its result is differentiated.
         values: Its inputs.
-        edits: What is written in; None leaves the ops to tools.
+        edits: The edits to write in; None leaves the ops to tools.
         kind: Whether its inputs are ``placeholder``, ``resource`` or ``reference``.
         **how: Passed to `tf.compat.v1.gradients`.
     """
@@ -219,7 +219,7 @@ def build(
 
 
 def new_session(graph: Any, optimised: bool = True, **how: Any) -> Any:
-    """A session with few threads, and with or without TensorFlow's optimiser of graphs."""
+    """Return a session with few threads, with or without TensorFlow's graph optimizer."""
     config = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimised
     return v1.Session(graph=graph, config=config, **how)
@@ -233,7 +233,7 @@ def run(built: Built) -> list[Any]:
 
 
 def results(session: Any, built: Built) -> list[Any]:
-    """What a program gives in a session; None for gradients that there are not."""
+    """Return a program's results in a session, with None for missing gradients."""
     there = [fetch for fetch in built.fetches if fetch is not None]
     found = iter(session.run(there, built.feeds))
     return [None if fetch is None else next(found) for fetch in built.fetches]
@@ -247,10 +247,10 @@ def check(
     tools: Sequence[Tool] | None = None,
     **how: Any,
 ) -> list[Any]:
-    """Compare a program under tools with the twin that has the edits written in.
+    """Compare a program under tools with the reference program that has the edits written in.
 
-    Also that the edits make a difference, that a second run gives the same, and that nothing of
-    them is seen in the graph and stays in the session once the tools are left.
+    Also check that the edits change the result, that a second run gives the same, and that nothing
+    is visible in the graph or stays in the session after the tools are removed.
     """
     wanted = run(build(program, values, edits, kind, **how))
     built = build(program, values, None, kind, **how)
@@ -273,9 +273,9 @@ def check(
 def check_refused(
     program: Program, values: Sequence[Any], edit: Edit, match: str, staging: bool = False
 ) -> None:
-    """Look for the refusal of an edit, which names it and leaves the program as it was.
+    """Check that an edit is refused by name, and that the program is unchanged.
 
-    A routine in its place that only looks runs, and the program goes on as without it.
+    A routine that only observes at the same place runs, and the program continues.
     """
     built = build(program, values, None)
     shown = serialised(built.graph)
@@ -297,7 +297,7 @@ def check_refused(
 
 
 def serialised(graph: Any) -> bytes:
-    """The graph as its owner sees it, byte for byte."""
+    """Return the graph as its owner sees it, in bytes."""
     return bytes(graph.as_graph_def(add_shapes=True).SerializeToString(deterministic=True))
 
 
@@ -308,7 +308,7 @@ def assert_same_graph(found: bytes, shown: bytes) -> None:
 
 
 def all_ops(graph: Any) -> int:
-    """How many ops a graph has, hidden ones too."""
+    """Return the number of ops in a graph, including hidden ones."""
     return len(tf.Graph.get_operations(graph))
 
 
@@ -320,7 +320,7 @@ def _differ(these: Sequence[Any], those: Sequence[Any]) -> bool:
 
 
 def dense(value: Any) -> Any:
-    """An array; of slices, what they add up to."""
+    """Convert to an array; for slices, to their sum."""
     if isinstance(value, IndexedSlicesValue):
         rows = int(max(value.indices)) + 1 if value.dense_shape is None else value.dense_shape[0]
         full = np.zeros((int(rows), *value.values.shape[1:]), value.values.dtype)
@@ -364,6 +364,6 @@ def _compare(actual: Any, expected: Any, compare: Callable[[Any, Any], Any]) -> 
 
 
 def arrays(*shapes: Sequence[int], seed: int = 0) -> list[Any]:
-    """Random arrays, the same for the same shapes."""
+    """Return random arrays, the same for the same shapes."""
     random = np.random.default_rng(seed)
     return [random.normal(size=shape).astype(np.float32) for shape in shapes]

@@ -39,7 +39,7 @@ def new(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 def looping(times: int = 3) -> Callable[..., Any]:
-    """``h = first(x); times: h = tanh(h @ w); last(h)``; Python's loop in the twin."""
+    """Repeat ``h = tanh(h @ w)``; in the reference program, by a Python loop."""
 
     def program(ops: Ops, x: Any, w: Any) -> Any:
         h = ops("Exp", "first", x)
@@ -186,7 +186,7 @@ def test_edits_in_a_loop_that_is_not_differentiated(new: bool, edit: Edit) -> No
 
 @pytest.mark.parametrize("compare", [tf.less, tf.greater], ids=["less", "greater"])
 def test_the_condition_of_a_loop_is_watched(new: bool, compare: Any) -> None:
-    """Also where TensorFlow's optimiser of loops looks at it, which crashes on second outputs."""
+    """TensorFlow's loop optimizer reads it, and crashes on outputs other than the first."""
     graph = tf.Graph()
     with graph.as_default():
         sign = 1 if compare is tf.less else -1

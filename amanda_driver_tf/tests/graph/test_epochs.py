@@ -278,7 +278,7 @@ def test_a_graph_and_its_sessions_can_be_freed() -> None:
 @pytest.mark.parametrize("kind", ["nothing", "before", "grad_in", "grad_out"])
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_a_graph_is_freed_while_its_tools_stay(differentiated: bool, kind: str) -> None:
-    """With ops that are run and not fetched, among them those that no tool looks at."""
+    """It has ops that are run and not fetched, some of which no tool observes."""
 
     def freed() -> Any:
         graph = tf.Graph()
@@ -299,7 +299,7 @@ def test_a_graph_is_freed_while_its_tools_stay(differentiated: bool, kind: str) 
 
 @pytest.mark.parametrize("traced", ["routine", "gradient"])
 def test_a_graph_is_freed_though_functions_were_traced_in_it(traced: str) -> None:
-    """A staged routine is, and the gradient of an op that reads one tensor in two versions."""
+    """These are a staged routine, and the gradient of an op that reads a tensor in two versions."""
 
     def freed() -> Any:
         with tf.Graph().as_default() as graph, new_session(graph) as session:

@@ -24,7 +24,7 @@ from .making import close, counting, double, equal, new_session, v1
 
 
 class OwnError(Exception):
-    """The user's."""
+    """An error of the user."""
 
 
 class Small:
@@ -308,7 +308,7 @@ def test_an_exception_in_a_step_listener(small: Small, session: Any) -> None:
 
 
 def test_the_same_tool_applied_again_raises_again(small: Small, session: Any) -> None:
-    """The clones are used again."""
+    """The clones are reused."""
     plain = session.run(small.act)
     tool = before("act", failing([True]))
     for _ in range(3):

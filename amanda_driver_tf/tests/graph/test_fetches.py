@@ -227,7 +227,7 @@ def test_options_and_metadata(small: Small, session: Any) -> None:
 
 
 def test_partial_runs(small: Small, session: Any) -> None:
-    """The second op is edited in the second part, and reads what the first part made."""
+    """The second op is edited in the second part, and reads results of the first part."""
     with amanda.apply(doubled()):
         handle = session.partial_run_setup([small.mm, small.act], [small.x])
         close(session.partial_run(handle, small.mm, {small.x: GIVEN}), 2 * GIVEN)
@@ -294,7 +294,7 @@ def test_partial_run_that_was_set_up_without_what_would_be_inserted(
 
 
 def test_partial_run_that_was_set_up_before_observers(small: Small, session: Any) -> None:
-    """They see nothing of it, which the coverage says, and the program runs."""
+    """Observers do not see it, as the coverage says, and the program runs."""
     handle = session.partial_run_setup([small.mm, small.act], [small.x])
     seen: list[Any] = []
     observer = amanda.Tool()

@@ -20,7 +20,7 @@ GIVEN = np.array([[0.1, 0.2], [0.3, 0.4]], np.float32)
 
 
 class Model:
-    """One layer that is trained."""
+    """One trained layer."""
 
     def __init__(self) -> None:
         self.graph = tf.Graph()

@@ -39,7 +39,7 @@ class Small:
             v1.summary.scalar("sum", self.total)
 
     def grow(self) -> list[str]:
-        """Add to the graph; the names of what was added."""
+        """Add ops to the graph and return their names."""
         with self.graph.as_default():
             added = [
                 tf.matmul(self.x, self.w, name="mm"),

@@ -16,7 +16,7 @@ v1 = tf.compat.v1
 
 
 def drawn() -> list[bytes]:
-    """What two kinds of runs give, each twice: an op that draws numbers is in both."""
+    """Return the results of two kinds of runs, each made twice, that share a random op."""
     found: list[Any] = []
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, (2, 3))

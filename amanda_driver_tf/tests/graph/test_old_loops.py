@@ -73,7 +73,7 @@ def test_staged_ones_are_refused(edit: Edit) -> None:
 
 
 def test_what_is_refused_in_a_loop_leaves_edits_beside_it() -> None:
-    """A routine at every op, which returns something outside of the loop alone."""
+    """A routine at every op returns a value only outside of the loop."""
 
     def analyse(context: OpContext) -> None:
         inside = context.name.startswith("while")
@@ -143,7 +143,7 @@ def test_no_turn_at_all() -> None:
     ],
 )
 def test_a_routine_runs_once_a_turn(name: str, kind: str, position: int) -> None:
-    """Also where it reads nothing but what is the same in all turns."""
+    """This also holds if it reads only loop invariants."""
     calls: list[int] = []
 
     def counted(value: Any) -> Any:
@@ -243,7 +243,7 @@ def test_a_loop_that_is_not_to_be_differentiated() -> None:
 
 
 def test_the_condition_is_edited() -> None:
-    """It runs once more than the body, also where it reads an invariant."""
+    """It runs once more than the body, even if it reads a loop invariant."""
     calls: list[int] = []
 
     def one_more(limit: Any) -> Any:

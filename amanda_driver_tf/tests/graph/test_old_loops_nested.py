@@ -163,7 +163,7 @@ def test_other_edits_are_refused(edit: Edit, program: Callable[..., Any]) -> Non
 
 
 def around(program: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient of a part of the program in each turn of a loop."""
+    """Compute the gradient of a part of the program in each iteration of a loop."""
 
     def differentiating(ops: Ops, x: Any, w: Any) -> Any:
         def step(turn: Any, h: Any) -> Any:
@@ -176,7 +176,7 @@ def around(program: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inside(program: Callable[..., Any], branch: bool) -> Callable[..., Any]:
-    """The gradient of what was computed outside, in each turn of a loop or in a branch."""
+    """Compute the gradient of values from outside in each iteration of a loop, or in a branch."""
 
     def differentiating(ops: Ops, x: Any, w: Any) -> Any:
         y = program(ops, x, w)

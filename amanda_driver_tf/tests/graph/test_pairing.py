@@ -1,4 +1,4 @@
-"""Graphs whose gradients were built before the driver listened, or read from a file."""
+"""Graphs whose gradients were built before the recorder was installed, or read from a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def program(ops: Ops, x: Any, w: Any) -> Any:
 
 
 class Imported:
-    """The program, by way of a GraphDef or MetaGraphDef."""
+    """The program, imported from a GraphDef or MetaGraphDef."""
 
     def __init__(self, prefix: str = "", meta: bool = False) -> None:
         built = build(program, VALUES)

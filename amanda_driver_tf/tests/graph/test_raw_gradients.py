@@ -31,7 +31,7 @@ VALUES = arrays((3, 3), (3, 3))
 
 
 def raw(name: str, **routines: Any) -> amanda.Tool:
-    """A tool that inserts at one backward op."""
+    """Return a tool that inserts at one backward op."""
 
     def analyse(context: OpContext) -> None:
         assert context.is_backward()

@@ -17,7 +17,7 @@ from .making import all_ops, close, counting, double, equal, new_session, serial
 
 
 class Trained:
-    """Ten numbers that go to zero."""
+    """Ten numbers that are trained towards zero."""
 
     def __init__(self, resource: bool = True) -> None:
         self.graph = tf.Graph()
@@ -36,7 +36,7 @@ class Trained:
 
 
 def reached(steps: int) -> Any:
-    """The weight after so many steps with ``w`` doubled at ``mm``, by hand."""
+    """Compute by hand the weight after so many steps with ``w`` doubled at ``mm``."""
     w = np.ones((2, 2))
     for _ in range(steps):
         w = w - 0.001 * np.ones((2, 2)).T @ (2 * np.ones((2, 2)) @ (2 * w))

@@ -166,7 +166,7 @@ def test_a_value_that_has_no_gradient_may_change_its_shape() -> None:
 
 
 def test_handles_are_given_back_as_copies() -> None:
-    """A handle of its own has no shape, one in a graph has."""
+    """An eager handle has no shape, one in a graph has."""
     graph = tf.Graph()
     with graph.as_default():
         stack = tf.raw_ops.StackV2(max_size=3, elem_type=tf.float32, stack_name="", name="stack")
@@ -191,7 +191,7 @@ HANDED_ON = [Edit("mm", "replace", halved), Edit("act", "replace", doubled)]
 
 
 def handed_on() -> list[Any]:
-    """A loss and its gradients where `HANDED_ON` is written in."""
+    """Return a loss and its gradients with `HANDED_ON` written in."""
     x, w = tf.constant(X), tf.constant(W)
     with tf.GradientTape() as tape:
         tape.watch([x, w])
@@ -223,7 +223,7 @@ def test_what_is_differentiated_itself_has_one_shape(with_loss: bool) -> None:
 
 
 def test_a_gradient_given_for_another_shape_is_refused() -> None:
-    """That of what was handed on, built for the shape that the reader's input had."""
+    """The gradient of the passed value was built for the shape of its reader's input."""
     graph, fetches, feed = program([4, 3])
     gradient = Edit("act", "backward", lambda g: tf.ones([4, 2]))
     with (

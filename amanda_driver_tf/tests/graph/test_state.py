@@ -357,7 +357,7 @@ def test_a_routine_before_an_op_runs_after_what_the_op_waits_for(op: str) -> Non
 
 @pytest.mark.parametrize("kind", ["before", "after"])
 def test_ops_from_which_attributes_were_cleared(kind: str) -> None:
-    """Only attributes with a default may be, `tf.compat.v1.graph_util` among who does so."""
+    """Attributes with a default may be cleared, for instance by `tf.compat.v1.graph_util`."""
     graph = tf.Graph()
     with graph.as_default():
         x = v1.get_variable("x", initializer=[2.0, 1.0], use_resource=True)

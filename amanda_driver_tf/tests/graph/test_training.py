@@ -28,7 +28,9 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 class Model:
-    """Two layers, a loss and a train op; for the twin, the first weight is masked in place."""
+    """Two layers, a loss and a train op; in the reference program, the first weight is masked in
+    place.
+    """
 
     def __init__(
         self, optimizer: str, resource: bool, gate: int, masked: bool, scaled: float = 1.0

@@ -316,7 +316,7 @@ def test_a_second_random_sequence_is_named() -> None:
 
 
 class Behind:
-    """A queue that is made behind an assignment of what may be edited."""
+    """A queue that is made after an assignment of a value that may be edited."""
 
     def __init__(self, shared_name: str) -> None:
         self.graph = tf.Graph()
@@ -354,7 +354,7 @@ def test_shared_resources_may_stand_behind_edits() -> None:
 
 
 def test_observers_ahead_of_a_resource_that_stays_are_called() -> None:
-    """The queue is the session's own, so what it is made behind is not cloned with it."""
+    """The queue is the session's own, so the ops before it are not cloned with it."""
     behind = Behind("")
     seen: list[Any] = []
     observer = amanda.Tool()
