@@ -24,7 +24,7 @@ from amanda_core.errors import (
     RoutineResultError,
 )
 from amanda_core.testing.tools import after, at_inputs, at_outputs, before, replacing, tool
-from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 
 from .making import equal, grad_of, leaf
 

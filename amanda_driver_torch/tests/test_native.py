@@ -16,7 +16,7 @@ from torch import nn
 
 import amanda
 from amanda_core import OpContext
-from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._torch import extension
 from amanda_driver_torch._torch.versions import VARIABLE
 

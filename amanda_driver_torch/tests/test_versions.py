@@ -10,7 +10,7 @@ import torch
 
 from amanda_core.errors import DriverError
 from amanda_driver_torch import plugin
-from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._torch.versions import VERSIONS
 
 

@@ -22,18 +22,18 @@ from amanda_core.sites import Sites
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._entry.checkpoint import is_foreign_rerun
-from amanda_driver_torch._entry.choice import INTERCEPTORS
 from amanda_driver_torch._entry.function_mode import FunctionModeInterceptor
 from amanda_driver_torch._entry.interceptor import Interceptor
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._entry.patches import PATCHES
-from amanda_driver_torch._entry.tracing import reason_to_look_away
+from amanda_driver_torch._entry.tracing import reason_to_ignore
 from amanda_driver_torch._execution.execute import Execution
 from amanda_driver_torch._identity.frames import user_stacklevel
 from amanda_driver_torch._identity.leaves import Leaves
 from amanda_driver_torch._identity.rules import BOUNDARY, RULES, new_labels, new_scopes
 from amanda_driver_torch._operators.bindings import unknown_bindings
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.modes import in_users_modes, laid_aside
+from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.facts import FACTS
 from amanda_driver_torch._torch.internals import TENSOR_METHODS, TRACING_MACHINERY
@@ -157,18 +157,18 @@ class TorchAttachment:
         self, operator: Operator, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """Execute one call of an operator."""
-        if self._looks_away(args, kwargs):
+        if self._is_ignored(args, kwargs):
             return call(*args, **kwargs)
         try:
             record = self._interceptor.locate(operator.op_type, args, kwargs)
         except Exception as error:
-            self._look_away_after(error, operator.op_type)
+            self._report_failure(error, operator.op_type)
             record = None
         if record is None:
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
 
-    def _look_away_after(self, error: Exception, op_type: str) -> None:
+    def _report_failure(self, error: Exception, op_type: str) -> None:
         """Raise an error of the driver at an operator, or report it so that the operator can run
         plainly.
         """
@@ -186,7 +186,7 @@ class TorchAttachment:
         kwargs: dict[str, Any],
     ) -> Any:
         """Execute one call of an operator whose record the native interceptor has found."""
-        if self._looks_away(args, kwargs):
+        if self._is_ignored(args, kwargs):
             return call(*args, **kwargs)
         return self._run(record, operator, call, args, kwargs)
 
@@ -194,16 +194,16 @@ class TorchAttachment:
         """Return the record of an op that the native interceptor does not know; None to ignore the
         op.
         """
-        if self._looks_away(call[0], call[1]):
+        if self._is_ignored(call[0], call[1]):
             return None
         try:
             return self._sites.resolve(op_type, scope or OUTSIDE, frames, *call)
         except Exception as error:
-            self._look_away_after(error, op_type)
+            self._report_failure(error, op_type)
             return None
 
-    def _looks_away(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        reason = reason_to_look_away(args, kwargs)
+    def _is_ignored(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        reason = reason_to_ignore(args, kwargs)
         if reason:
             self.session.warn_once(reason, user_stacklevel())
         return reason is not None
@@ -242,7 +242,7 @@ class TorchAttachment:
     ) -> Any:
         """Execute one call of an operator written in Python or as a script."""
         # A module called in its body ends this: the operator is then treated as a container.
-        with opaquely(), laid_aside():
+        with opaquely(), suspended_modes():
             return self.execute(Operator(raw, raw, name), in_users_modes(call), args, kwargs)
 
     def watch_second_order(self) -> None:

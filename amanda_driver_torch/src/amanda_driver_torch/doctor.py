@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from amanda_core import Blind
 from amanda_core.interceptors import NATIVE
-from amanda_driver_torch._entry.choice import INTERCEPTORS
-from amanda_driver_torch._entry.limits import LIMITS
+from amanda_driver_torch._entry.coverage_limits import LIMITS
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._torch import extension
 
 __all__ = ["Diagnosis", "diagnose"]

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from amanda_core import Attachment, DriverInfo, DriverStatus, Finding, OpContext, hookimpl
-from amanda_driver_torch._entry.choice import INTERCEPTORS
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch.vocabulary import BACKWARD_TYPES, OP_TYPES, describe
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def amanda_preflight() -> Sequence[Finding]:
     findings = INTERCEPTORS.findings()
     if "torch.nn.modules.module" not in sys.modules:
         return findings
-    from amanda_driver_torch._entry.foreign import foreign
+    from amanda_driver_torch._entry.other_libraries import other_libraries
 
-    return [*findings, *foreign()]
+    return [*findings, *other_libraries()]
 
 
 @hookimpl

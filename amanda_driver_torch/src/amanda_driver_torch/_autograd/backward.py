@@ -93,7 +93,7 @@ class Backward:
         return False
 
     def epoch(self) -> int:
-        """Return the current epoch, and remember its tools for `miss`."""
+        """Return the current epoch, and remember its tools for `warn_if_left`."""
         epoch = self.session.epoch
         if epoch not in self._tools:
             if len(self._tools) > 64:
@@ -101,7 +101,7 @@ class Backward:
             self._tools[epoch] = tuple(weakref.ref(tool) for tool in self.session.tools)
         return epoch
 
-    def miss(self, epoch: int) -> None:
+    def warn_if_left(self, epoch: int) -> None:
         """Warn once if tools of `epoch` that analyse backward ops are no longer applied."""
         if epoch == self.session.epoch:
             return
@@ -275,7 +275,7 @@ class Backward:
             backward = held()
             if not lifetime.active() or backward is None:
                 return None
-            backward.miss(token.epoch)
+            backward.warn_if_left(token.epoch)
             return backward._records[token].before(grads, done)
 
         def after(

@@ -12,7 +12,7 @@ import torch
 
 from amanda_core import Step
 from amanda_core.errors import EditError, UnsupportedError
-from amanda_driver_torch._autograd.own_nodes import pass_straight
+from amanda_driver_torch._autograd.driver_nodes import pass_straight
 from amanda_driver_torch._torch.reading import is_nested_strided, requires_grad, shape_of
 
 __all__ = [

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from amanda_driver_torch._autograd.meetings import Result
-from amanda_driver_torch._autograd.windows import Window
-from amanda_driver_torch._thread.modes import unheard
+from amanda_driver_torch._autograd.gradient_nodes import Result
+from amanda_driver_torch._autograd.view_regions import ViewRegion
+from amanda_driver_torch._thread.modes import hidden_from_modes
 from amanda_driver_torch._thread.state import STATE
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "posthook",
     "summing_hooks",
     "tensor_hook",
-    "window_prehook",
+    "view_prehook",
     "with_shapes",
 ]
 
@@ -39,8 +39,8 @@ def tensor_hook(function: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
     return hook
 
 
-def window_prehook(
-    function: Callable[[Sequence[Any]], Sequence[Any]], window: Window
+def view_prehook(
+    function: Callable[[Sequence[Any]], Sequence[Any]], region: ViewRegion
 ) -> Callable[[Sequence[Any]], Any]:
     """Return a prehook of a base's node that edits the gradient of a view."""
 
@@ -48,11 +48,11 @@ def window_prehook(
         if grads[0] is None:
             return None
         try:
-            part = window.read(grads[0])
+            part = region.read(grads[0])
             (new,) = function((part,))
         except Exception as error:
             return _unchanged_after(error)
-        return None if new is part else (window.write(grads[0], new), *grads[1:])
+        return None if new is part else (region.write(grads[0], new), *grads[1:])
 
     return hook
 
@@ -81,7 +81,7 @@ def outputs_prehook(
 def posthook(
     function: Callable[..., Sequence[Any]],
     places: Sequence[Result],
-    windows: Sequence[Window | None],
+    regions: Sequence[ViewRegion | None],
     dtypes: Sequence[torch.dtype],
 ) -> Callable[..., Any]:
     """Return a posthook of a node, some of whose results are gradients of an op's inputs.
@@ -92,7 +92,7 @@ def posthook(
     Args:
         function: Maps the gradients of the inputs.
         places: For each input, the result that is its gradient.
-        windows: For each input, its region in the result if it is a view that was written.
+        regions: For each input, its region in the result if it is a view that was written.
         dtypes: The dtypes of the inputs.
     """
 
@@ -102,12 +102,12 @@ def posthook(
         shapes: Sequence[torch.Size],
         done: tuple[Any, ...] = (),
     ) -> Any:
-        with unheard(results):
+        with hidden_from_modes(results):
             grads = [
                 place.given(results[place.number], shape, dtype)
-                if window is None or results[place.number] is None
-                else window.read(results[place.number])
-                for place, shape, window, dtype in zip(places, shapes, windows, dtypes, strict=True)
+                if region is None or results[place.number] is None
+                else region.read(results[place.number])
+                for place, shape, region, dtype in zip(places, shapes, regions, dtypes, strict=True)
             ]
         try:
             new = function(grads, done)
@@ -116,12 +116,12 @@ def posthook(
         if all(after is before for before, after in zip(grads, new, strict=True)):
             return None
         changed = list(results)
-        with unheard([*results, *new]):
-            for place, window, before, after in zip(places, windows, grads, new, strict=True):
+        with hidden_from_modes([*results, *new]):
+            for place, region, before, after in zip(places, regions, grads, new, strict=True):
                 if after is not before:
                     old = results[place.number]
                     changed[place.number] = (
-                        place.back(after, old) if window is None else window.write(old, after)
+                        place.back(after, old) if region is None else region.write(old, after)
                     )
         return tuple(changed)
 
@@ -159,7 +159,10 @@ def summing_hooks(
                 return
             made = dict(arrived)
             arrived.clear()
-            with unheard([value for given in made.values() for value in given]), torch.no_grad():
+            with (
+                hidden_from_modes([value for given in made.values() for value in given]),
+                torch.no_grad(),
+            ):
                 sums = [
                     _sum(
                         result.given(made[number][result.number], shape, dtype)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from amanda_driver_torch._autograd.own_nodes import OWN_NODES
+from amanda_driver_torch._autograd.driver_nodes import DRIVER_NODES
 from amanda_driver_torch._operators.signature import BoundCall
-from amanda_driver_torch._thread.modes import unheard
+from amanda_driver_torch._thread.modes import hidden_from_modes
 from amanda_driver_torch._torch.internals import AccumulateGrad, current_node, sequence_number
 from amanda_driver_torch._torch.reading import (
     base_of,
@@ -106,7 +106,7 @@ def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def _leaves_behind(node: Any) -> Iterator[Any]:
     for following, _ in node.next_functions:
-        if isinstance(following, OWN_NODES):
+        if isinstance(following, DRIVER_NODES):
             yield from _leaves_behind(following)
         elif isinstance(following, AccumulateGrad):
             yield following
@@ -139,7 +139,7 @@ def new_nodes_behind(nodes: Sequence[Any], start: int) -> tuple[list[Any], list[
         if node is None or node in seen:
             continue
         seen.add(node)
-        if isinstance(node, OWN_NODES):
+        if isinstance(node, DRIVER_NODES):
             # An edited or tapped value: the op ends here, but a leaf may follow.
             leaves.update((leaf, None) for leaf in _leaves_behind(node))
             continue
@@ -166,7 +166,7 @@ def edge_of(tensor: torch.Tensor, *, edited: bool = False) -> Edge:
         return node, output_number(tensor)
     if not edited:
         return _LEAF, id(tensor)
-    with torch.enable_grad(), unheard([tensor]):
+    with torch.enable_grad(), hidden_from_modes([tensor]):
         view: Any = tensor.view_as(tensor).grad_fn
     return _LEAF, id(view.next_functions[0][0].variable)
 
@@ -195,7 +195,7 @@ def route(output: torch.Tensor, node: Any, start: int) -> tuple[Any, ...] | None
     for _ in range(_FAR):
         further = []
         for at, edges, kinds in ways:
-            if at is None or isinstance(at, OWN_NODES):
+            if at is None or isinstance(at, DRIVER_NODES):
                 continue
             if at is node:
                 return edges, (*kinds, type(at)), sequence_number(at) - start

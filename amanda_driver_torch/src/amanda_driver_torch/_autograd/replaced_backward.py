@@ -1,7 +1,7 @@
 """Replaces an op's whole backward (the aligned view).
 
 Owns how the op runs detached from the graph, and what a replacement's gradients mean. The node
-itself is in `own_nodes`.
+itself is in `driver_nodes`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from amanda_core import Plan, Step
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_driver_torch._autograd.backward import Backward
-from amanda_driver_torch._autograd.call import Call
+from amanda_driver_torch._autograd.driver_nodes import run_replaced
 from amanda_driver_torch._autograd.edits import check_gradient_shape, refuse_nested
 from amanda_driver_torch._autograd.nodes import differentiable, placed
-from amanda_driver_torch._autograd.own_nodes import run_replaced
+from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._operators.signature import outputs_of, restructure
 from amanda_driver_torch._thread.modes import call_routine
 

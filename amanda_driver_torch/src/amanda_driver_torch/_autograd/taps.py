@@ -16,18 +16,25 @@ import torch
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_core.errors import UnsupportedError
 from amanda_driver_torch._autograd.backward import Backward
-from amanda_driver_torch._autograd.call import Call
+from amanda_driver_torch._autograd.driver_nodes import tap
+from amanda_driver_torch._autograd.dry_run import readable
 from amanda_driver_torch._autograd.edits import edited_gradient
 from amanda_driver_torch._autograd.gradient_hooks import (
     outputs_prehook,
     posthook,
     summing_hooks,
     tensor_hook,
-    window_prehook,
+    view_prehook,
     with_shapes,
 )
+from amanda_driver_torch._autograd.gradient_nodes import (
+    GradientNode,
+    Result,
+    contributors,
+    find_gradient_node,
+    group_nodes,
+)
 from amanda_driver_torch._autograd.lifetime import Token
-from amanda_driver_torch._autograd.meetings import Meeting, Result, contributors, meeting, readings
 from amanda_driver_torch._autograd.nodes import (
     Edge,
     Slot,
@@ -38,9 +45,8 @@ from amanda_driver_torch._autograd.nodes import (
     route,
     tensors_in,
 )
-from amanda_driver_torch._autograd.own_nodes import tap
-from amanda_driver_torch._autograd.rehearsal import readable
-from amanda_driver_torch._autograd.windows import Window
+from amanda_driver_torch._autograd.operator_call import Call
+from amanda_driver_torch._autograd.view_regions import ViewRegion
 from amanda_driver_torch._thread.modes import changes_of
 from amanda_driver_torch._torch.internals import next_sequence
 from amanda_driver_torch._torch.reading import (
@@ -54,15 +60,15 @@ from amanda_driver_torch._torch.reading import (
     without_overrides,
 )
 
-__all__ = ["Taps", "asked"]
+__all__ = ["Taps", "has_gradient_plan"]
 
 
-def asked(context: OpContext) -> bool:
+def has_gradient_plan(context: OpContext) -> bool:
     """Return True if any routine is planned for the op's gradients as a whole."""
     return bool(context.plan(IPoint.BEFORE_BACKWARD) or context.plan(IPoint.AFTER_BACKWARD))
 
 
-class Met(NamedTuple):
+class NodeGradients(NamedTuple):
     """A node that computes the gradients of several inputs.
 
     Attributes:
@@ -97,7 +103,7 @@ class Taps:
         #: Groups of inputs that go through identities, and the functions of their gradients.
         self._fronts: list[tuple[list[Slot], Callable[..., Sequence[Any]]]] = []
         #: Groups of inputs whose gradients are read at a node instead, and the node.
-        self._read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting]] = []
+        self._read: list[tuple[list[Slot], Callable[..., Sequence[Any]], GradientNode]] = []
         #: Whether observers see sums over several nodes, which are found in each execution.
         self._summed = False
         #: The groups with identities; the plan that they run, and its token.
@@ -191,7 +197,7 @@ class Taps:
         self.begin = next_sequence()
         return values
 
-    def meetings(self, returned: Any) -> list[Met] | None:
+    def gradient_nodes(self, returned: Any) -> list[NodeGradients] | None:
         """Return the nodes that compute gradients of inputs requested together; None if any has no
         such node.
 
@@ -201,16 +207,22 @@ class Taps:
         if self._summed:
             return None
         nodes, _ = new_nodes([returned], self.begin)
-        read: list[tuple[list[Slot], Callable[..., Sequence[Any]], Meeting | None]] = [*self._read]
+        read: list[tuple[list[Slot], Callable[..., Sequence[Any]], GradientNode | None]] = [
+            *self._read
+        ]
         for chosen, function in self._fronts:
             edges = {slot: self._edges[slot] for slot in chosen}
-            read.append((chosen, function, meeting(nodes, edges)))
+            read.append((chosen, function, find_gradient_node(nodes, edges)))
         found = []
-        for chosen, function, met in read:
-            way = route(returned, met.node, self.begin) if met is not None else None
-            if met is None or way is None:
+        for chosen, function, gradient_node in read:
+            way = (
+                route(returned, gradient_node.node, self.begin)
+                if gradient_node is not None
+                else None
+            )
+            if gradient_node is None or way is None:
                 return None
-            results = [met.results[slot] for slot in chosen]
+            results = [gradient_node.results[slot] for slot in chosen]
             plan = self._context.plan(IPoint.AFTER_BACKWARD)
             count = len(self._call.values)
             steps = [
@@ -218,10 +230,14 @@ class Taps:
             ]
             dtypes = [self._dtypes[slot] for slot in chosen]
             hook = posthook(function, results, [None] * len(results), dtypes)
-            found.append(Met(hook, steps, way, [position for position, _ in chosen], results))
+            found.append(
+                NodeGradients(hook, steps, way, [position for position, _ in chosen], results)
+            )
         return found
 
-    def given(self) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[int]]] | None:
+    def reusable_functions(
+        self,
+    ) -> list[tuple[Callable[[Sequence[Any]], Sequence[Any]], list[int]]] | None:
         """Return functions of gradients, each with its inputs, that further executions can reuse.
 
         Returns None if an execution needs more than identities of single inputs.
@@ -240,7 +256,7 @@ class Taps:
             found.append((function, [position for position, _ in chosen]))
         return found
 
-    def arriving(self) -> list[tuple[Callable[..., Any], list[Step]]]:
+    def reusable_output_hooks(self) -> list[tuple[Callable[..., Any], list[Step]]]:
         """Return hooks of a single output that further executions can reuse, with the steps of
         each.
 
@@ -284,27 +300,27 @@ class Taps:
         self._read_inputs()
         token, count = self._backward.keep(plan), len(self._call.values)
         nodes, _ = new_nodes(self._call.made(outputs), start)
-        window = self._window()
-        base = nodes[-1] if window is not None and nodes and (0, None) in self._edges else None
+        region = self._region()
+        base = nodes[-1] if region is not None and nodes and (0, None) in self._edges else None
         groups = _groups(plan, {position for position, _ in self._edges})
-        for group, chosen, met in readings(nodes, self._edges, groups, base):
-            if met is None and not plan.edits:
+        for group, chosen, gradient_node in group_nodes(nodes, self._edges, groups, base):
+            if gradient_node is None and not plan.edits:
                 self._observe_parts(plan, token, group, chosen, nodes)
                 continue
-            if met is None:
+            if gradient_node is None:
                 raise UnsupportedError(
                     "The gradients of these inputs come from several backward ops of this op",
                     where=f"insert_after_backward_op, {self._context.where}",
                     fix="Insert before the op runs (require_outputs=False), for one input at a "
                     "time. If the outputs are views of an input, use the raw backward ops",
                 )
-            results = [met.results[slot] for slot in chosen]
-            windows = [window if slot == (0, None) else None for slot in chosen]
+            results = [gradient_node.results[slot] for slot in chosen]
+            regions = [region if slot == (0, None) else None for slot in chosen]
             shapes = [self._shapes[slot] for slot in chosen]
             function = self._function(token, group, chosen, count, self._call.values)
-            hook = posthook(function, results, windows, [self._dtypes[slot] for slot in chosen])
-            met.node.register_hook(with_shapes(hook, shapes))
-            self._read.append((chosen, function, met))
+            hook = posthook(function, results, regions, [self._dtypes[slot] for slot in chosen])
+            gradient_node.node.register_hook(with_shapes(hook, shapes))
+            self._read.append((chosen, function, gradient_node))
 
     def _observe_parts(
         self,
@@ -332,7 +348,7 @@ class Taps:
         ):
             node.register_hook(hook)
 
-    def _window(self) -> Window | None:
+    def _region(self) -> ViewRegion | None:
         """Return the region in the base, if the op wrote a view in place."""
         view = self._call.values[0] if self._call.bound.signature.in_place else None
         if not (isinstance(view, torch.Tensor) and is_strided(view)):
@@ -341,7 +357,7 @@ class Taps:
         if base is None or not is_strided(base):
             return None
         # A base without a node has no recorded gradient.
-        return Window(view) if node_of(base) is not None else None
+        return ViewRegion(view) if node_of(base) is not None else None
 
     # Gradients of outputs.
 
@@ -365,13 +381,13 @@ class Taps:
         token = self._backward.keep(plan)
         inputs = {id(t) for t in tensors_in([*self._call.bound.values, *self._call.values])}
         in_place = self._call.bound.signature.in_place
-        window = self._window()
-        if window is not None:
+        region = self._region()
+        if region is not None:
             function = self._function(token, frozenset({0}), [(0, None)], len(outputs), outputs)
             # The view's own node does not exist yet. Its gradient arrives through the base.
             base = base_of(self._call.values[0])
             assert base is not None
-            node_of(base).register_prehook(window_prehook(function, window))
+            node_of(base).register_prehook(view_prehook(function, region))
             return outputs
         roots = {_root(t) for t in tensors_in(self._call.values)}
         slots = {

@@ -17,9 +17,13 @@ from amanda_core import Blind
 from amanda_core.scopes import Activation, Scope
 from amanda_core.sites import Sites
 from amanda_driver_torch._autograd.records import OpRecord
-from amanda_driver_torch._entry.limits import LIMITS
+from amanda_driver_torch._entry.coverage_limits import LIMITS
 from amanda_driver_torch._entry.patches import PATCHES
-from amanda_driver_torch._entry.wrappers import has_override, make_transparent, transparent
+from amanda_driver_torch._entry.transparent_wrappers import (
+    has_override,
+    make_transparent,
+    transparent,
+)
 from amanda_driver_torch._operators.bindings import (
     is_operator,
     is_operator_name,
@@ -27,7 +31,7 @@ from amanda_driver_torch._operators.bindings import (
     type_name,
 )
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.modes import in_users_modes, laid_aside
+from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
 from amanda_driver_torch._thread.state import STATE, Watcher
 from amanda_driver_torch._torch.internals import (
     LOOKED_AWAY,
@@ -147,7 +151,7 @@ class _Mode(TorchFunctionMode):
         if not function_mode_count():
             return self._attachment.execute(operator, func, args, kwargs)
         # Modes entered before ours must see the operator, but not the driver's own work.
-        with laid_aside():
+        with suspended_modes():
             return self._attachment.execute(operator, in_users_modes(func), args, kwargs)
 
     def _call_wrapper(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -20,16 +20,16 @@ from amanda_core.errors import annotate
 from amanda_core.scopes import Activation, Scope
 from amanda_core.sites import Sites
 from amanda_core.threads import THREAD
-from amanda_driver_torch._autograd.own_nodes import tap
+from amanda_driver_torch._autograd.driver_nodes import tap
 from amanda_driver_torch._autograd.records import OpRecord
+from amanda_driver_torch._entry.coverage_limits import LIMITS
 from amanda_driver_torch._entry.interceptor import Handler
-from amanda_driver_torch._entry.limits import LIMITS
 from amanda_driver_torch._entry.patches import PATCHES
-from amanda_driver_torch._entry.tracing import STAND_INS
+from amanda_driver_torch._entry.tracing import FAKE_TENSOR_CHECKS
 from amanda_driver_torch._execution.execute import Execution
 from amanda_driver_torch._operators.bindings import is_operator, operators, type_name
 from amanda_driver_torch._operators.operator import Operator
-from amanda_driver_torch._thread.modes import in_users_modes, laid_aside, overheard
+from amanda_driver_torch._thread.modes import in_users_modes, is_observed, suspended_modes
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import (
@@ -59,20 +59,20 @@ class NativeInterceptor:
         self.watch = native.Watch(
             session=attachment.session,
             get_control=_control,
-            execute=_unheard(attachment.execute_known),
-            settle=_aside(execution.settle),
+            execute=_hide_except_original(attachment.execute_known),
+            settle=_hide_from_modes(execution.settle),
             call_module=attachment.call_module,
             enter_module=attachment.trace_module,
             module_failed=attachment.module_failed,
             scopes=attachment.scopes,
-            resume=_unheard(execution.resume),
+            resume=_hide_except_original(execution.resume),
             edit=execution.edit,
             raise_pending=attachment.session.raise_pending,
             pending=attachment.session.pending,
             annotate=_annotate,
             tap=tap,
-            resolve=_aside(attachment.resolve),
-            is_weight=_aside(is_weight),
+            resolve=_hide_from_modes(attachment.resolve),
+            is_weight=_hide_from_modes(is_weight),
             classify=sites.classify,
             look_up=sites.labels.look_up,
             record_type=OpRecord,
@@ -120,23 +120,23 @@ class NativeInterceptor:
         ]
 
 
-def _unheard(function: Callable[..., Any]) -> Callable[..., Any]:
+def _hide_except_original(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `function` so that user's function modes see only the original, its third argument."""
 
     def run(record: Any, operator: Any, call: Callable[..., Any], *rest: Any) -> Any:
         if not function_mode_count():
             return function(record, operator, call, *rest)
-        with laid_aside():
+        with suspended_modes():
             return function(record, operator, in_users_modes(call), *rest)
 
     return run
 
 
-def _aside(function: Callable[..., R]) -> Callable[..., R]:
+def _hide_from_modes(function: Callable[..., R]) -> Callable[..., R]:
     """Wrap `function` so that the user's function modes do not see it."""
 
     def run(*arguments: Any) -> R:
-        with laid_aside():
+        with suspended_modes():
             return function(*arguments)
 
     return run
@@ -178,8 +178,8 @@ def _set_up(binding: Any) -> None:
         torch.is_grad_enabled,
         next_sequence,
         function_mode_count,
-        overheard,
-        STAND_INS,
+        is_observed,
+        FAKE_TENSOR_CHECKS,
     )
 
 
@@ -220,7 +220,7 @@ def _dispatcher_call(original: Callable[..., Any]) -> Callable[..., Any]:
     def hand_over(attachment: Any, operator: Any, run: Any, args: Any, kwargs: Any) -> Any:
         return attachment.execute(operator, run, args, kwargs)
 
-    execute = _unheard(hand_over)
+    execute = _hide_except_original(hand_over)
 
     @functools.wraps(original)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from amanda_core.imports import ImportWatcher
 from amanda_core.patching import Patches
 from amanda_driver_torch import extensions
 from amanda_driver_torch._autograd import function_apply
-from amanda_driver_torch._entry import swapping
+from amanda_driver_torch._entry import swap_tensors
 from amanda_driver_torch._entry.checkpoint import Rerun, watch_first_run
 from amanda_driver_torch._execution.pending_hooks import hook_at_once
 from amanda_driver_torch._identity.frames import user_stacklevel
@@ -65,7 +65,7 @@ class _Patches(Patches):
     def install(self) -> None:
         self.replace(nn.Module, "__call__", _module_call(nn.Module.__call__))
         self.afterwards(function_apply.replace())
-        self.afterwards(swapping.replace())
+        self.afterwards(swap_tensors.replace())
         self._patch_engine()
         self.replace(*GRADIENT_SEEDS, _quiet(getattr(*GRADIENT_SEEDS)))
         self._patch_optimizers()

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from amanda_driver_torch._torch.internals import (
-    STAND_IN_MODES,
-    STAND_IN_TENSORS,
+    FAKE_TENSOR_CLASSES,
+    FAKE_TENSOR_MODES,
     dispatch_mode_at,
     dispatch_mode_count,
     functorch_active,
     tracing_state,
 )
 
-__all__ = ["STAND_INS", "reason_to_look_away"]
+__all__ = ["FAKE_TENSOR_CHECKS", "reason_to_ignore"]
 
 _FUNCTORCH = (
     "Operators inside torch.func transforms (vmap, grad, jvp, ...) run uninstrumented: their "
@@ -28,8 +28,8 @@ _FUNCTORCH = (
 
 
 #: If all of these return something false, only an argument's type can be a reason for
-#: `reason_to_look_away`.
-STAND_INS = (
+#: `reason_to_ignore`.
+FAKE_TENSOR_CHECKS = (
     tracing_state,
     functorch_active,
     dispatch_mode_count,
@@ -38,7 +38,7 @@ STAND_INS = (
 _fake: dict[type, bool] = {torch.Tensor: False, torch.nn.Parameter: False, int: False}
 
 
-def reason_to_look_away(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+def reason_to_ignore(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Return why an operator that is about to run must not be instrumented.
 
     Args:
@@ -54,27 +54,29 @@ def reason_to_look_away(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str |
     if functorch_active():
         return _FUNCTORCH
     for index in range(dispatch_mode_count()):
-        if type(dispatch_mode_at(index)).__name__ in STAND_IN_MODES:
+        if type(dispatch_mode_at(index)).__name__ in FAKE_TENSOR_MODES:
             return ""
-    if _hold_stand_in(args) or (kwargs and _hold_stand_in(kwargs.values())):
+    if _hold_fake_tensor(args) or (kwargs and _hold_fake_tensor(kwargs.values())):
         return ""
     return None
 
 
-def _hold_stand_in(values: Iterable[Any]) -> bool:
+def _hold_fake_tensor(values: Iterable[Any]) -> bool:
     """Return True if any value is a fake tensor, or contains one at any depth."""
     for value in values:
         kind = type(value)
         fake = _fake.get(kind)
         if fake is None:
             if isinstance(value, (list, tuple)):
-                fake = _hold_stand_in(value)
+                fake = _hold_fake_tensor(value)
             elif isinstance(value, dict):
-                fake = _hold_stand_in(value.values())
+                fake = _hold_fake_tensor(value.values())
             elif isinstance(value, slice):
-                fake = _hold_stand_in((value.start, value.stop, value.step))
+                fake = _hold_fake_tensor((value.start, value.stop, value.step))
             else:
-                fake = _fake[kind] = any(base.__name__ in STAND_IN_TENSORS for base in kind.__mro__)
+                fake = _fake[kind] = any(
+                    base.__name__ in FAKE_TENSOR_CLASSES for base in kind.__mro__
+                )
         if fake:
             return True
     return False

@@ -17,18 +17,18 @@ from amanda_core.driver_failures import OriginalCall
 from amanda_core.errors import EditError, RoutineResultError, UnsupportedError
 from amanda_core.threads import standing_for
 from amanda_driver_torch._autograd.backward import Backward
+from amanda_driver_torch._autograd.driver_nodes import keep_saved
 from amanda_driver_torch._autograd.edits import OfAliasing, check_tensor, edited
 from amanda_driver_torch._autograd.nodes import made, tensors_in
-from amanda_driver_torch._autograd.own_nodes import keep_saved
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._autograd.replaced_backward import run_with_replaced_backward
-from amanda_driver_torch._autograd.taps import Taps, asked
+from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
 from amanda_driver_torch._execution.native_plans import compiled
 from amanda_driver_torch._execution.pending_hooks import LaterHooks, later_hooks
 from amanda_driver_torch._operators.bindings import IN_PLACE_METADATA
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of, restructure
-from amanda_driver_torch._thread.modes import back, call_routine, changes_of
+from amanda_driver_torch._thread.modes import call_routine, changes_of, resumed_modes
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import next_sequence, version_of
 from amanda_driver_torch._torch.reading import is_weight, memory_of, requires_grad
@@ -277,7 +277,7 @@ class Run:
         made = self.made_count = next_sequence() - self.start
         # After-forward analysis may have requested gradients, too. They count even if there are
         # none now, since the op may run with gradients later.
-        settled = not (before or after or asked(context))
+        settled = not (before or after or has_gradient_plan(context))
         tracked = True
         results = outputs
         if taps is not None:
@@ -383,7 +383,7 @@ class Run:
             # The routine's argument must stay intact when the result is written over the original.
             values[0] = given = written.clone()
             version = None if given.is_inference() else version_of(given)
-            with back(), standing_for(self.call_original):
+            with resumed_modes(), standing_for(self.call_original):
                 result = step.replace(values)
             # The routine may have written its argument in place.
             if result is not given or version is None or version_of(given) != version:
@@ -391,7 +391,7 @@ class Run:
                 written.copy_(result)
             # `x[i] = v` returns nothing; every other in-place op returns its input.
             return None if self.operator.op_type == "__setitem__" else written
-        with back(), standing_for(self.call_original):
+        with resumed_modes(), standing_for(self.call_original):
             result = step.replace(values)
         self._check_result(result, step)
         if self.bound.out is not None:

@@ -14,11 +14,11 @@ import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
 from amanda_driver_torch._autograd.backward import Backward
-from amanda_driver_torch._autograd.call import Call
 from amanda_driver_torch._autograd.edits import OfAliasing
 from amanda_driver_torch._autograd.nodes import BackwardOp, new_nodes, route, tensors_in
+from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._autograd.records import OpRecord
-from amanda_driver_torch._autograd.taps import Taps, asked
+from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
@@ -83,7 +83,7 @@ def compiled(
             for of_point in (steps, steps_after)
         )
     args, kwargs = bound.given
-    if asked(context) and not all(
+    if has_gradient_plan(context) and not all(
         type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
     ):
         # A subclass may override attributes that C would read.
@@ -92,10 +92,10 @@ def compiled(
     sources = tuple(_argument(source, len(args), names) for source in layout.sources)
     operands = (*args, *kwargs.values())
     tapped: list[Any] = []
-    met: Any = None
+    node_hooks: Any = None
     required: tuple[int, ...] = ()
     if context.plan(IPoint.AFTER_BACKWARD):
-        given = taps.given() if taps is not None else []
+        given = taps.reusable_functions() if taps is not None else []
         if given is None:
             return None
         required = tuple(
@@ -107,10 +107,10 @@ def compiled(
             if -1 in arguments:
                 return None
             tapped.append((function, arguments))
-        met = _meetings(call, sources, operands, taps, returned)
-        if taps is not None and taps.readable and met is None:
+        node_hooks = _node_hooks(call, sources, operands, taps, returned)
+        if taps is not None and taps.readable and node_hooks is None:
             return None
-        if met is not None:
+        if node_hooks is not None:
             assert taps is not None
             # Without identities, there are fewer nodes.
             tapped, nodes = [], nodes - (taps.begin - call.start) if nodes >= 0 else nodes
@@ -118,7 +118,7 @@ def compiled(
     if context.plan(IPoint.BEFORE_BACKWARD) and taps is not None:
         if not isinstance(returned, torch.Tensor):
             return None
-        for hook, hooked in taps.arriving():
+        for hook, hooked in taps.reusable_output_hooks():
             parts = [_parts(step, 1) for step in hooked]
             if None in parts:
                 return None
@@ -136,16 +136,16 @@ def compiled(
         tapped,
         required,
         # Without gradients in this execution, nothing is known about them.
-        taps is not None or not asked(context),
+        taps is not None or not has_gradient_plan(context),
         watch,
         arrivals,
-        met,
+        node_hooks,
         context.remember,
         not bound.signature.mutated,
     )
 
 
-def _meetings(
+def _node_hooks(
     call: Call,
     sources: tuple[int, ...],
     operands: tuple[Any, ...],
@@ -164,11 +164,11 @@ def _meetings(
     if any(t.requires_grad and t.dtype != output.dtype for t in tensors):
         # The engine may convert the op's gradients.
         return None
-    met = taps.meetings(output)
-    if not met:
+    gradient_nodes = taps.gradient_nodes(output)
+    if not gradient_nodes:
         return None
     hooks = []
-    for one in met:
+    for one in gradient_nodes:
         steps = [_parts(step, len(sources)) for step in one.steps]
         if None in steps:
             return None

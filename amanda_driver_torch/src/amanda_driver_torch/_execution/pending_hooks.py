@@ -20,7 +20,7 @@ from amanda_driver_torch._autograd.backward import Backward, unchanged
 from amanda_driver_torch._autograd.lifetime import Token
 from amanda_driver_torch._autograd.nodes import route
 from amanda_driver_torch._autograd.records import NodeRecord, OpRecord
-from amanda_driver_torch._autograd.taps import asked
+from amanda_driver_torch._autograd.taps import has_gradient_plan
 from amanda_driver_torch._execution.native_plans import node_plans
 from amanda_driver_torch._operators.signature import BoundCall
 from amanda_driver_torch._torch.extension import native
@@ -126,7 +126,7 @@ def later_hooks(
     if opened or bound.signature.mutated or len(outputs) != 1:
         return None
     # If some nodes are analysed but others never run, they are hooked as before.
-    if asked(context) or any(one.analysed(session) for one in record.nodes.values()):
+    if has_gradient_plan(context) or any(one.analysed(session) for one in record.nodes.values()):
         return None
     output = outputs[0]
     node = node_of(output) if type(output) is torch.Tensor else None

@@ -28,11 +28,11 @@ from amanda_driver_torch._torch.internals import (
 )
 
 # Keywords that tell how a result is made, not from which values: attributes, not inputs.
-RIDERS = frozenset({"device", "dtype", "generator", "layout", "memory_format", "names"}) | {
+ATTRIBUTES = frozenset({"device", "dtype", "generator", "layout", "memory_format", "names"}) | {
     "pin_memory",
     "requires_grad",
 }
-_RIDER_TYPES = ("Device", "Generator", "Layout", "MemoryFormat", "ScalarType")
+_ATTRIBUTE_TYPES = ("Device", "Generator", "Layout", "MemoryFormat", "ScalarType")
 
 # torch's parser accepts NumPy's names, and `input` for the `self` of schemas.
 _KEYWORD_ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -208,19 +208,19 @@ class _Overload(NamedTuple):
     signature: Signature
     parameters: tuple[_Parameter, ...]  # in the order of positions
     order: tuple[int, ...]  # the positions that positional arguments fill, in the call's order
-    riders: Mapping[str, _Slot]
+    attributes: Mapping[str, _Slot]
     outs: frozenset[str]
     cost: int
 
 
-def _rides(argument: Argument) -> bool:
+def _is_attribute(argument: Argument) -> bool:
     described = str(argument.real_type).removeprefix("Optional[").removesuffix("]")
-    return argument.kwarg_only and (argument.name in RIDERS or described in _RIDER_TYPES)
+    return argument.kwarg_only and (argument.name in ATTRIBUTES or described in _ATTRIBUTE_TYPES)
 
 
 def _overloads_of(schema: FunctionSchema, is_method: bool) -> Iterator[_Overload]:
     inputs = [a for a in schema.arguments if not a.is_out]
-    shown = [a for a in inputs if not _rides(a)]
+    shown = [a for a in inputs if not _is_attribute(a)]
     names = [a.name for a in shown]
     hidden = _STATISTICS if schema.name.removeprefix("aten::") in _UPDATES_STATISTICS else ()
     mutated = frozenset(j for j, a in enumerate(shown) if a.is_write or a.name in hidden)
@@ -239,13 +239,13 @@ def _overloads_of(schema: FunctionSchema, is_method: bool) -> Iterator[_Overload
         )
         for a in shown
     )
-    riders = {a.name: _slot(a) for a in inputs if _rides(a)}
+    attributes = {a.name: _slot(a) for a in inputs if _is_attribute(a)}
     outs = frozenset(a.name for a in schema.arguments if a.is_out)
     order = [names.index(a.name) for a in shown if not a.kwarg_only]
     if is_method and "self" in names:  # `x.where(condition, y)`: self is not always first
         order.sort(key=lambda j: names[j] != "self")
     for cost, variant in ((0, order), *_deprecated(names, order, is_method)):
-        yield _Overload(signature, parameters, tuple(variant), riders, outs, cost)
+        yield _Overload(signature, parameters, tuple(variant), attributes, outs, cost)
 
 
 def _makes_one_node(schema: FunctionSchema) -> bool:
@@ -338,11 +338,11 @@ def _match(
         elif name in overload.outs or name == "out":
             outs.append(name)
             price = 0
-        elif name in overload.riders or name in RIDERS:
+        elif name in overload.attributes or name in ATTRIBUTES:
             attrs.append(name)
             price = 1
-            if name in overload.riders:
-                price = 0 if kind == "None" else _price(overload.riders[name], kind)
+            if name in overload.attributes:
+                price = 0 if kind == "None" else _price(overload.attributes[name], kind)
         else:
             price = None
         if price is None:
@@ -399,7 +399,7 @@ def plan_call(func: object, count: int, named: tuple[str, ...]) -> Plan:
         code = func.__code__
         known = code.co_varnames[isinstance(func, types.MethodType) : code.co_argcount]
     names = [*known[:count], *(f"arg{k}" for k in range(min(len(known), count), count))]
-    shown = [name for name in named if name not in RIDERS and name != "out"]
+    shown = [name for name in named if name not in ATTRIBUTES and name != "out"]
     name = type_name(func)
     in_place = is_binding(func) and name.endswith("_") and not name.endswith("__") and count > 0
     return Plan(
@@ -409,7 +409,7 @@ def plan_call(func: object, count: int, named: tuple[str, ...]) -> Plan:
         fresh=(),
         spread=None,
         keywords=(),
-        attrs=tuple(name for name in named if name in RIDERS),
+        attrs=tuple(name for name in named if name in ATTRIBUTES),
         outs=("out",) if "out" in named else (),
         bound=False,
     )

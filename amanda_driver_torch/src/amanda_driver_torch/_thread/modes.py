@@ -28,13 +28,13 @@ from amanda_driver_torch._torch.internals import (
 from amanda_driver_torch._torch.reading import PLAIN
 
 __all__ = [
-    "back",
     "call_routine",
     "changes_of",
+    "hidden_from_modes",
     "in_users_modes",
-    "laid_aside",
-    "overheard",
-    "unheard",
+    "is_observed",
+    "resumed_modes",
+    "suspended_modes",
 ]
 
 T = TypeVar("T")
@@ -42,34 +42,34 @@ R = TypeVar("R")
 
 
 @contextmanager
-def laid_aside() -> Iterator[None]:
+def suspended_modes() -> Iterator[None]:
     """Suspend the function modes of this thread during this context."""
-    before, STATE.aside = STATE.aside, _pop()
+    before, STATE.suspended = STATE.suspended, _pop()
     try:
         yield
     finally:
-        _push(STATE.aside)
-        STATE.aside = before
+        _push(STATE.suspended)
+        STATE.suspended = before
 
 
 @contextmanager
-def back() -> Iterator[None]:
+def resumed_modes() -> Iterator[None]:
     """Resume suspended function modes during this context, as in the user's program."""
-    modes, STATE.aside = STATE.aside, []
+    modes, STATE.suspended = STATE.suspended, []
     _push(modes)
     try:
         yield
     finally:
-        STATE.aside = _pop() if modes else []
+        STATE.suspended = _pop() if modes else []
 
 
-def overheard() -> bool:
+def is_observed() -> bool:
     """Return True if dispatch modes or the profiler are active in this thread."""
     return profiler_enabled() or bool(dispatch_mode_count())
 
 
 @contextmanager
-def unheard(values: Iterable[Any]) -> Iterator[None]:
+def hidden_from_modes(values: Iterable[Any]) -> Iterator[None]:
     """Hide the driver's own work from dispatch modes and the profiler during this context.
 
     Args:
@@ -77,7 +77,7 @@ def unheard(values: Iterable[Any]) -> Iterator[None]:
             not hidden.
     """
     profiled = profiler_enabled()
-    if not overheard() or any(
+    if not is_observed() or any(
         isinstance(value, torch.Tensor) and type(value) not in PLAIN for value in values
     ):
         yield
@@ -96,7 +96,7 @@ def in_users_modes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `function` so that it runs with the suspended modes resumed."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with back():
+        with resumed_modes():
             return function(*args, **kwargs)
 
     return call
@@ -111,12 +111,12 @@ def call_routine(function: Callable[[T], R], argument: T, autodiff: bool = False
         autodiff: Whether to keep recording gradients.
     """
     switch = torch.is_grad_enabled() and not autodiff
-    if not (switch or STATE.aside):
+    if not (switch or STATE.suspended):
         return function(argument)
     if switch:
         _switch_gradients(False)
     try:
-        with back():
+        with resumed_modes():
             return function(argument)
     finally:
         if switch:

@@ -78,7 +78,7 @@ class _State(threading.local):
         #: called there resets it, since the operator is then only a container.
         self.opaque = 0
         #: The user's function modes while they are suspended, outermost last.
-        self.aside: list[Any] = []
+        self.suspended: list[Any] = []
         #: The mode of the function-mode interceptor, while it intercepts this thread.
         self.mode: object = None
         #: Python functions of torch that are being run for the operators inside them.

@@ -42,13 +42,13 @@ __all__ = [
     "COMPILED_FRAMES",
     "DETACHED_VIEWS",
     "ENGINE",
+    "FAKE_TENSOR_CLASSES",
+    "FAKE_TENSOR_MODES",
     "FUNCTIONS",
     "GLOBAL_MODULE_HOOKS",
     "GRADIENT_SEEDS",
     "LOOKED_AWAY",
     "SCRIPT_TRACING",
-    "STAND_IN_MODES",
-    "STAND_IN_TENSORS",
     "SYMBOLIC_TRACING",
     "TENSOR_METHODS",
     "TENSOR_PRINTING",
@@ -162,7 +162,7 @@ functorch_active: Callable[[], bool] = _C._are_functorch_transforms_active
 
 #: Classes of modes under which values are fake tensors. By name, since importing them would load
 #: half of Inductor.
-STAND_IN_MODES = frozenset(
+FAKE_TENSOR_MODES = frozenset(
     {
         "FakeTensorMode",
         "ProxyTorchDispatchMode",
@@ -171,7 +171,7 @@ STAND_IN_MODES = frozenset(
     }
 )
 #: Classes of fake tensors.
-STAND_IN_TENSORS = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
+FAKE_TENSOR_CLASSES = frozenset({"FakeTensor", "FunctionalTensor", "ProxyTensor", "Proxy"})
 
 #: Modules whose own calls of operators are bookkeeping, such as making fake parameters.
 TRACING_MACHINERY = (

@@ -3,7 +3,7 @@
 #include "class_method.h"
 
 #include "identity.h"
-#include "memory.h"
+#include "memory_map.h"
 #include "thread.h"
 
 namespace amanda {
@@ -38,7 +38,7 @@ PyObject* take_keywords(PyObject* cls, PyObject* args, PyObject* kwargs) {
 
 PyObject* take(PyObject* cls, PyObject* args) { return take_keywords(cls, args, nullptr); }
 
-PyCFunction stand_in() {
+PyCFunction replacement_method() {
     return with_keywords ? reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(take_keywords))
                          : take;
 }
@@ -59,7 +59,7 @@ PyObject* redirect_class_method(PyObject*, PyObject* args) {
         return PyUnicode_FromString("another class method is redirected");
     }
     Py_XSETREF(replacement, Py_NewRef(function));
-    if (found->ml_meth == stand_in()) Py_RETURN_NONE;
+    if (found->ml_meth == replacement_method()) Py_RETURN_NONE;
     if (!lies_in(reinterpret_cast<const void*>(found->ml_meth), folder)) {
         return PyUnicode_FromString("its code is not torch's");
     }
@@ -69,13 +69,13 @@ PyObject* redirect_class_method(PyObject*, PyObject* args) {
     method = found;
     original = found->ml_meth;
     with_keywords = convention != METH_VARARGS;
-    found->ml_meth = stand_in();
+    found->ml_meth = replacement_method();
     Py_RETURN_NONE;
 }
 
 PyObject* restore_class_method(PyObject*, PyObject*) {
     // A later redirection on top of ours calls ours, so it stays.
-    if (method != nullptr && method->ml_meth == stand_in()) method->ml_meth = original;
+    if (method != nullptr && method->ml_meth == replacement_method()) method->ml_meth = original;
     Py_RETURN_NONE;
 }
 

@@ -155,7 +155,7 @@ PyObject* hook_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (watch == nullptr || many != (steps->seen != Seen::ARRIVING) ||
         PyTuple_GET_ITEM(args, 0) == Py_None ||
         // Modes and the profiler must not see the driver's own operations.
-        (steps->seen == Seen::GIVEN && overheard())) {
+        (steps->seen == Seen::GIVEN && is_observed())) {
         return hand_over(hook, args, results(0, nullptr));
     }
     Owned kept = Owned::share(self), owner = Owned::share(steps->owner), sums;

@@ -169,7 +169,7 @@ bool fits(const Program* program, const Watch* watch, PyObject* record, const Ca
         PyObject* values[MOST_OPERANDS];
         flatten(operands, values);
         if (!requires_the_same(parts, values)) return false;
-        if (!parts.meetings.empty() && !laid_the_same(parts, values)) return false;
+        if (!parts.gradient_nodes.empty() && !laid_the_same(parts, values)) return false;
     }
     return !in_stand_ins();
 }
@@ -229,7 +229,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     PyObject* unhooked = nullptr;  // the record, if nodes of this execution need hooks
     if (gradients) {
         // Python does the rest: everything, or everything except the gradients of inputs.
-        int met = parts->meetings.empty()
+        int met = parts->gradient_nodes.empty()
                       ? 1
                       : hook_meetings(*parts, call, returned.get(), start);
         if (met < 0) return nullptr;

@@ -112,8 +112,8 @@ int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returne
         returned = PyTuple_GET_ITEM(returned, 0);
     }
     std::vector<Owned> nodes;
-    for (const Hooking& meeting : parts.meetings) {
-        nodes.push_back(meeting.route.follow(returned, start));
+    for (const Hooking& gradient_node : parts.gradient_nodes) {
+        nodes.push_back(gradient_node.route.follow(returned, start));
         if (!nodes.back()) return PyErr_Occurred() ? -1 : 0;
     }
     PyObject* values[MOST_OPERANDS];
@@ -127,7 +127,7 @@ int hook_meetings(const ProgramParts& parts, const Call& call, PyObject* returne
             if (shape == nullptr) return -1;
             PyTuple_SET_ITEM(shapes.get(), Py_ssize_t(k), shape);
         }
-        Owned hook = parts.meetings[i].make(shapes.get());
+        Owned hook = parts.gradient_nodes[i].make(shapes.get());
         if (!hook || !hook_node(nodes[i].get(), hook.get(), Seen::GIVEN)) return -1;
     }
     return 1;

@@ -13,7 +13,7 @@ struct ProgramParts {
 
     // Returns true if the gradients of the op as a whole need hooks.
     bool hooks_gradients() const {
-        return !(taps.empty() && arrivals.empty() && meetings.empty());
+        return !(taps.empty() && arrivals.empty() && gradient_nodes.empty());
     }
 
     Owned epoch;
@@ -35,7 +35,7 @@ struct ProgramParts {
     std::vector<Tap> taps;
     std::vector<Hooking> arrivals;  // gradients of the output, in the order of their hooks
     // Gradients of inputs at the nodes that compute them, instead of identities.
-    std::vector<Hooking> meetings;
+    std::vector<Hooking> gradient_nodes;
     std::vector<std::vector<int>> shaped;  // per node: the arguments whose shapes it needs
     long long made = 0;                    // number of nodes of an execution without identities
     // By argument, what the nodes depend on: number of dimensions, whether contiguous.

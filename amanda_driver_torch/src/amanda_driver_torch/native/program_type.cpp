@@ -8,7 +8,7 @@ namespace {
 PyTypeObject* program_type = nullptr;
 
 // (made, autocast, laid, hooks), each hook with the arguments whose shapes it needs.
-bool read_meetings(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
+bool read_gradient_nodes(PyObject* given, PyObject* program, PyObject* epoch, PyObject* watch) {
     ProgramParts* parts = reinterpret_cast<Program*>(program)->parts;
     PyObject *autocast, *laid, *hooks;
     if (!PyArg_ParseTuple(given, "LOO!O!", &parts->made, &autocast, &PyList_Type, &laid,
@@ -40,7 +40,7 @@ bool read_meetings(PyObject* given, PyObject* program, PyObject* epoch, PyObject
             shaped.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(arguments, k))));
         }
         if (PyErr_Occurred()) return false;
-        parts->meetings.push_back(std::move(hooking));
+        parts->gradient_nodes.push_back(std::move(hooking));
         parts->shaped.push_back(std::move(shaped));
     }
     return true;
@@ -48,7 +48,7 @@ bool read_meetings(PyObject* given, PyObject* program, PyObject* epoch, PyObject
 
 PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
     PyObject *epoch, *types, *keywords, *sources, *defaults, *before, *after, *execution,
-        *taps, *required, *watch, *arrivals, *meetings, *remember;
+        *taps, *required, *watch, *arrivals, *gradient_nodes, *remember;
     long nodes;
     int with_gradients, editable;
     if (!PyArg_ParseTuple(args, "OO!O!O!O!O!O!O!lO!O!pOO!OOp", &epoch, &PyTuple_Type, &types,
@@ -56,7 +56,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
                           &defaults, &PyList_Type, &before, &PyList_Type, &after, &PyDict_Type,
                           &execution, &nodes, &PyList_Type, &taps,
                           &PyTuple_Type, &required, &with_gradients, &watch, &PyList_Type,
-                          &arrivals, &meetings, &remember, &editable)) {
+                          &arrivals, &gradient_nodes, &remember, &editable)) {
         return nullptr;
     }
     Owned self(type->tp_alloc(type, 0));
@@ -104,7 +104,7 @@ PyObject* program_new(PyTypeObject* type, PyObject* args, PyObject*) {
         }
         parts->arrivals.push_back(std::move(arrival));
     }
-    if (meetings != Py_None && !read_meetings(meetings, self.get(), epoch, watch)) return nullptr;
+    if (gradient_nodes != Py_None && !read_gradient_nodes(gradient_nodes, self.get(), epoch, watch)) return nullptr;
     if (parts->types.size() > MOST_OPERANDS) {
         PyErr_SetString(PyExc_OverflowError, "too many operands");
         return nullptr;
@@ -130,7 +130,7 @@ int program_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(parts->execution.get());
     Py_VISIT(parts->remember.get());
     for (const ProgramParts::Tap& tap : parts->taps) Py_VISIT(tap.function.get());
-    for (const auto* hooks : {&parts->arrivals, &parts->meetings}) {
+    for (const auto* hooks : {&parts->arrivals, &parts->gradient_nodes}) {
         for (const Hooking& hooking : *hooks) {
             if (int stop = hooking.steps->traverse(visit, arg)) return stop;
         }
@@ -161,7 +161,7 @@ PyType_Spec program_spec = {"amanda_driver_torch._native.Program", sizeof(Progra
 }  // namespace
 
 ProgramParts::~ProgramParts() {
-    for (auto* hooks : {&arrivals, &meetings}) {
+    for (auto* hooks : {&arrivals, &gradient_nodes}) {
         for (Hooking& hooking : *hooks) hooking.steps->forget();
     }
 }

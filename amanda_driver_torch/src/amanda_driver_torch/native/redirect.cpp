@@ -7,7 +7,7 @@
 
 #include <cstring>
 
-#include "memory.h"
+#include "memory_map.h"
 #include "thread.h"
 #include "thunks.h"
 #include "torch_symbols.h"
@@ -214,8 +214,8 @@ PyObject* set_up(PyObject*, PyObject* args) {
     Bindings bindings;
     if (!PyArg_ParseTuple(args, "OOOOOOO!", &factory, &known, &bindings.is_grad_enabled,
                           &bindings.sequence_number, &bindings.function_modes,
-                          &bindings.overheard, &PyTuple_Type,
-                          &bindings.stand_ins)) {
+                          &bindings.is_observed, &PyTuple_Type,
+                          &bindings.fake_tensor_checks)) {
         return nullptr;
     }
     if (known != Py_None && !PyCFunction_Check(known)) {
@@ -235,7 +235,7 @@ PyObject* set_up(PyObject*, PyObject* args) {
 PyMethodDef functions[] = {
     {"set_up", set_up, METH_VARARGS,
      "set_up(make_operator, some_binding, is_grad_enabled, sequence_number, function_modes, "
-     "overheard, stand_ins, /)\n--\n\n"
+     "is_observed, fake_tensor_checks, /)\n--\n\n"
      "Say how operators are made, and who is asked for torch's state: the library of a binding, or "
      "the functions where it does not say (or for None)."},
     {"define", define, METH_VARARGS,

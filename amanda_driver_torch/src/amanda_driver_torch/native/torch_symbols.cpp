@@ -38,8 +38,8 @@ void find_symbols(const void* address, const Bindings& bindings) {
     Py_XSETREF(in_python.is_grad_enabled, Py_NewRef(bindings.is_grad_enabled));
     Py_XSETREF(in_python.sequence_number, Py_NewRef(bindings.sequence_number));
     Py_XSETREF(in_python.function_modes, Py_NewRef(bindings.function_modes));
-    Py_XSETREF(in_python.overheard, Py_NewRef(bindings.overheard));
-    Py_XSETREF(in_python.stand_ins, Py_NewRef(bindings.stand_ins));
+    Py_XSETREF(in_python.is_observed, Py_NewRef(bindings.is_observed));
+    Py_XSETREF(in_python.fake_tensor_checks, Py_NewRef(bindings.fake_tensor_checks));
 #if !defined(_WIN32)
     Dl_info info;
     void* library = nullptr;
@@ -100,11 +100,11 @@ bool in_function_modes() {
     return function_modes != nullptr ? function_modes() != 0 : answers(in_python.function_modes);
 }
 
-bool overheard() {
+bool is_observed() {
     if (profiling != nullptr && dispatch_modes != nullptr) {
         return dispatch_modes() != 0 || profiling();
     }
-    return answers(in_python.overheard);
+    return answers(in_python.is_observed);
 }
 
 bool in_stand_ins() {
@@ -115,8 +115,8 @@ bool in_stand_ins() {
         void* const* layers = transforms();
         return layers[0] != layers[1];
     }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(in_python.stand_ins); ++i) {
-        if (answers(PyTuple_GET_ITEM(in_python.stand_ins, i))) return true;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(in_python.fake_tensor_checks); ++i) {
+        if (answers(PyTuple_GET_ITEM(in_python.fake_tensor_checks, i))) return true;
     }
     return false;
 }

@@ -24,8 +24,8 @@ struct Bindings {
     PyObject* is_grad_enabled;
     PyObject* sequence_number;
     PyObject* function_modes;  // () -> number of active function modes
-    PyObject* overheard;       // () -> whether dispatch modes or the profiler see operators
-    PyObject* stand_ins;       // tuple of () -> something true while values may be fake tensors
+    PyObject* is_observed;       // () -> whether dispatch modes or the profiler see operators
+    PyObject* fake_tensor_checks;       // tuple of () -> something true while values may be fake tensors
 };
 
 // Looks the symbols up in the library that contains `address`; null to use none of them.
@@ -39,7 +39,7 @@ uint64_t next_sequence_number();
 // Returns true if the user's function modes are active, which see operations on tensors.
 bool in_function_modes();
 // Returns true if dispatch modes or the profiler see them, too.
-bool overheard();
+bool is_observed();
 // Returns true if values may be fake tensors now, so that Python has to decide.
 bool in_stand_ins();
 

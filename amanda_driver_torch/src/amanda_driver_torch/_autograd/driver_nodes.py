@@ -36,7 +36,7 @@ from amanda_driver_torch._torch.reading import (
     requires_grad,
 )
 
-__all__ = ["OWN_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
+__all__ = ["DRIVER_NODES", "keep_saved", "pass_straight", "run_replaced", "tap"]
 
 # The engine runs ready nodes in descending order of sequence numbers. Only AccumulateGrad has a
 # higher one (2**64 - 1); those of operators count up from 0.
@@ -106,10 +106,10 @@ class AmandaReplaced(Function):
 
 
 #: The types of these nodes in a graph.
-OWN_NODES = tuple(map(backward_class, (AmandaEdit, AmandaTap, AmandaReplaced)))
+DRIVER_NODES = tuple(map(backward_class, (AmandaEdit, AmandaTap, AmandaReplaced)))
 
 
-def _stand_in(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def _replace_in_graph(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the values of `new` at the place of `old` in the graph.
 
     When torch unpacks a saved tensor, it takes the values from hooks and the place in the graph
@@ -166,7 +166,7 @@ def pass_straight(old: torch.Tensor, new: torch.Tensor, *, node: bool = True) ->
         return new.detach() if new.requires_grad else new
     plain = type(old) in PLAIN and type(new) in PLAIN
     if not (node or differentiated or make_saved_tensor is None) and plain and differentiable:
-        return _stand_in(old, new)
+        return _replace_in_graph(old, new)
     edited: torch.Tensor = apply_unseen(AmandaEdit, old, new)
     _prioritise(edited)
     return edited

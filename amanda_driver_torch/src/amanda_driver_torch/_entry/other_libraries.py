@@ -14,13 +14,13 @@ from typing import Any
 
 from amanda_core import Finding
 
-__all__ = ["foreign"]
+__all__ = ["other_libraries"]
 
 #: Packages whose functions are expected in torch's modules: torch, Python and this driver.
 _KNOWN = frozenset({"torch", "amanda_driver_torch", "typing_extensions", *sys.stdlib_module_names})
 
 
-def foreign() -> list[Finding]:
+def other_libraries() -> list[Finding]:
     """Return what was found, named by where it was defined."""
     return [*_of_hooks(), *_of_modes(), *_of_functions()]
 

@@ -63,7 +63,7 @@ _original: dict[str, Callable[[Any, Any], None]] = {}
 
 def _carrier(t1: Any, t2: Any) -> Any:
     # Only its code is used. It runs with the globals of torch.utils.
-    from amanda_driver_torch._entry.swapping import swap_tensors
+    from amanda_driver_torch._entry.swap_tensors import swap_tensors
 
     return swap_tensors(t1, t2)
 

@@ -15,7 +15,7 @@ import torch
 from amanda_driver_torch._autograd.nodes import Edge, Slot, edges_from, name_of
 from amanda_driver_torch._torch.internals import input_metadata, saved_sizes
 
-__all__ = ["Meeting", "Result", "contributors", "meeting", "readings"]
+__all__ = ["GradientNode", "Result", "contributors", "find_gradient_node", "group_nodes"]
 
 #: Nodes that only change the shape of a gradient -> how to change the result of the node before
 #: them in the same way; empty if it need not be changed.
@@ -66,7 +66,7 @@ class Result(NamedTuple):
         return gradient.t() if self.way == "t" else gradient.reshape(value.shape)
 
 
-class Meeting(NamedTuple):
+class GradientNode(NamedTuple):
     """A node that computes the gradients of several inputs.
 
     Attributes:
@@ -78,7 +78,7 @@ class Meeting(NamedTuple):
     results: dict[Slot, Result]
 
 
-def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
+def find_gradient_node(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> GradientNode | None:
     """Return the node that computes the gradients of all `edges`; None if there is none.
 
     Args:
@@ -89,7 +89,7 @@ def meeting(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> Meeting | None:
     found = {slot: _origins(leading, edge) for slot, edge in edges.items()}
     for node in nodes:
         if all(node in results for results in found.values()):
-            return Meeting(node, {slot: results[node] for slot, results in found.items()})
+            return GradientNode(node, {slot: results[node] for slot, results in found.items()})
     return None
 
 
@@ -120,12 +120,12 @@ def _change(node: Any) -> str | None:
     return _RESHAPING.get(name)
 
 
-def readings(
+def group_nodes(
     nodes: Sequence[Any],
     edges: Mapping[Slot, Edge],
     groups: Iterable[frozenset[int]],
     base: Any = None,
-) -> Iterator[tuple[frozenset[int], list[Slot], Meeting | None]]:
+) -> Iterator[tuple[frozenset[int], list[Slot], GradientNode | None]]:
     """Find where to read the gradients of inputs that are requested together.
 
     Args:
@@ -158,9 +158,9 @@ def readings(
         node = places[chosen[0]][0][0]
         if all(len(places[slot]) == 1 and places[slot][0][0] is node for slot in chosen):
             results = {slot: Result(places[slot][0][1], "") for slot in chosen}
-            yield group, chosen, Meeting(node, results)
+            yield group, chosen, GradientNode(node, results)
         else:
-            yield group, chosen, meeting(nodes, {slot: edges[slot] for slot in chosen})
+            yield group, chosen, find_gradient_node(nodes, {slot: edges[slot] for slot in chosen})
 
 
 def contributors(nodes: Sequence[Any], edges: Mapping[Slot, Edge]) -> dict[Slot, list[Any]] | None:

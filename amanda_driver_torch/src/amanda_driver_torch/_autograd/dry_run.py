@@ -14,11 +14,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from amanda_core import IPoint, OpContext
-from amanda_driver_torch._autograd.call import Call
-from amanda_driver_torch._autograd.meetings import readings
+from amanda_driver_torch._autograd.gradient_nodes import group_nodes
 from amanda_driver_torch._autograd.nodes import differentiable, edge_of, new_nodes, tensors_in
+from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._operators.signature import outputs_of
-from amanda_driver_torch._thread.modes import unheard
+from amanda_driver_torch._thread.modes import hidden_from_modes
 from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence, tree_map_only
 from amanda_driver_torch._torch.reading import is_strided, requires_grad
 
@@ -70,7 +70,7 @@ def readable(call: Call, context: OpContext, groups: Sequence[frozenset[int]]) -
     if found is None:
         if len(_found) >= _MANY:
             _found.clear()
-        found = _found[key] = _rehearse(call, groups)
+        found = _found[key] = _dry_run(call, groups)
     return found
 
 
@@ -98,7 +98,7 @@ def _key(call: Call, groups: Sequence[frozenset[int]]) -> Any:
     return key
 
 
-def _rehearse(call: Call, groups: Sequence[frozenset[int]]) -> bool:
+def _dry_run(call: Call, groups: Sequence[frozenset[int]]) -> bool:
     made: dict[int, torch.Tensor] = {}
 
     def without_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ def _rehearse(call: Call, groups: Sequence[frozenset[int]]) -> bool:
             made[id(tensor)] = meta.requires_grad_(tensor.requires_grad)
         return made[id(tensor)]
 
-    with unheard(()), saved_tensors_hooks(_as_it_is, _as_it_is):
+    with hidden_from_modes(()), saved_tensors_hooks(_as_it_is, _as_it_is):
         values = tree_map_only(torch.Tensor, without_memory, call.values)
         args, kwargs = call.bound.call_args(values)
         start = next_sequence()
@@ -119,7 +119,9 @@ def _rehearse(call: Call, groups: Sequence[frozenset[int]]) -> bool:
             return False  # If the call is wrong, the op itself will raise.
         nodes, _ = new_nodes(tensors_in(outputs), start)
         edges = {slot: edge_of(tensor) for slot, tensor in differentiable(values).items()}
-        return all(met is not None for _, _, met in readings(nodes, edges, groups))
+        return all(
+            gradient_node is not None for _, _, gradient_node in group_nodes(nodes, edges, groups)
+        )
 
 
 def _as_it_is(saved: torch.Tensor) -> torch.Tensor:

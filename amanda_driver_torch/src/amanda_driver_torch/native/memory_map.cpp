@@ -1,5 +1,5 @@
 // Checks whether code belongs to torch, and whether a table is writable.
-#include "memory.h"
+#include "memory_map.h"
 
 #if !defined(_WIN32)
 #include <dlfcn.h>

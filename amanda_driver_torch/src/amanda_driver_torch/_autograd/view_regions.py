@@ -12,10 +12,10 @@ import torch
 
 from amanda_driver_torch._torch.reading import base_of
 
-__all__ = ["Window"]
+__all__ = ["ViewRegion"]
 
 
-class Window:
+class ViewRegion:
     """The region of a view in its base; references neither of them.
 
     Args:
