@@ -1,6 +1,7 @@
-"""Edits pass straight through: values change, the graph does not; the oracle is an edited twin.
+"""Edits pass straight through: values change, the graph does not. The oracle has the edits built
+in.
 
-Long, since it is a list of cases.
+The module is long because it is a list of cases.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators

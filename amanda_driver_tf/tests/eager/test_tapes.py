@@ -356,12 +356,12 @@ def test_recomputed_function_sees_the_same_edits() -> None:
     def program(x: Any, w: Any) -> Any:
         return tf.reduce_sum(block(x) * 2.0)
 
-    def twin(x: Any, w: Any) -> Any:
+    def reference(x: Any, w: Any) -> Any:
         return tf.reduce_sum(tf.tanh(tf.matmul(tf.exp(x), w)) * 2.0)
 
     tools = (before("Exp", double), before("MatMul", double, [1]), at_inputs("Tanh", double))
     with apply(*tools):
-        expected = gradient(twin, x, w)
+        expected = gradient(reference, x, w)
         results = [gradient(program, x, w) for _ in range(3)]
     for value, grads in results:
         close(value, expected[0])

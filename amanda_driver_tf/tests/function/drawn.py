@@ -256,7 +256,7 @@ def _branch(o: Ops, line: Line, scope: Scope) -> Values:
 def _switch(o: Ops, line: Line, scope: Scope) -> Values:
     functions = [_function(o, block, scope) for block in line.blocks]
     index = tf.cast(tf.reduce_sum(scope[line.read[0]]) * 5, tf.int32) % 3
-    if o.is_twin:
+    if o.is_reference:
         return _last(o, line, functions[int(index)]())
     return _last(o, line, tf.switch_case(index, functions))
 
@@ -269,7 +269,7 @@ def _map(o: Ops, line: Line, scope: Scope) -> Values:
         (result,) = function(row + tf.zeros_like(rows))
         return tf.reduce_mean(result, 0)
 
-    mapped = tf.stack([of_row(row) for row in rows]) if o.is_twin else tf.map_fn(of_row, rows)
+    mapped = tf.stack([of_row(row) for row in rows]) if o.is_reference else tf.map_fn(of_row, rows)
     return _last(o, line, [mapped])
 
 

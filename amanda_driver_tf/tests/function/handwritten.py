@@ -1,4 +1,4 @@
-"""Small programs against twins with the edits written in by hand, and edits for both."""
+"""Small programs, reference programs with the edits written in by hand, and edits for both."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
 def compare(
     tools: amanda.Tool | list[amanda.Tool],
     program: Callable[..., Any],
-    twin: Callable[..., Any],
+    reference: Callable[..., Any],
     *given: Any,
 ) -> None:
     """Compare the program as a function, differentiated outside and inside, with its reference."""
     given = given or (X, W)
-    wanted = outside(twin, *given)
+    wanted = outside(reference, *given)
     with amanda.apply(*(tools if isinstance(tools, list) else [tools])):
         close(outside(tf.function(program), *given), wanted)
         close(tf.function(lambda *v: outside(program, *v))(*given), wanted)

@@ -1,8 +1,8 @@
-"""Programs that are run twice: in functions with tools, and eagerly with the edits written in.
+"""Programs that run twice: in functions with tools, and eagerly with the edits written in.
 
-`Ops` runs operators by their names. Its twin, which no tool watches, does at each of them what the
-tools were asked to do there: an edited value takes the place of the original and its gradient is
-passed straight through, by `tf.custom_gradient`, at every order of differentiation.
+`Ops` runs operators by their names. In the reference program, without tools, it applies to each op
+what the tools were requested to do there. An edited value replaces the original, and its gradient
+passes straight through, by `tf.custom_gradient`, at every order of differentiation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Ops:
         self._functions: dict[Callable[..., Any], Any] = {}
 
     @property
-    def is_twin(self) -> bool:
+    def is_reference(self) -> bool:
         """Whether edits are written in, and functions, loops and branches are Python's."""
         return self.edits is not None
 
@@ -104,7 +104,7 @@ class Ops:
 
     def call(self, function: Callable[..., Any], *values: Any) -> Any:
         """Call a function of the program, as a separate `tf.function`."""
-        if self.is_twin:
+        if self.is_reference:
             return function(*values)
         if function not in self._functions:
             self._functions[function] = tf.function(function, autograph=False)
@@ -112,7 +112,7 @@ class Ops:
 
     def loop(self, times: int, body: Callable[..., Any], *state: Any, **kwargs: Any) -> list[Any]:
         """Repeat `state = body(*state)` so many times."""
-        if self.is_twin:
+        if self.is_reference:
             for _ in range(times):
                 state = tuple(body(*state))
             return list(state)
@@ -127,7 +127,7 @@ class Ops:
 
     def choose(self, which: Any, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
         """Run one of two branches."""
-        if self.is_twin:
+        if self.is_reference:
             return then() if bool(which) else other()
         return tf.cond(which, then, other)
 

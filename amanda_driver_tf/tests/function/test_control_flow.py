@@ -38,8 +38,8 @@ def outside(program: Callable[..., Any], *given: Any) -> list[Any]:
     return [result, *tape.gradient(result, given)]
 
 
-def compare(program: Callable[..., Any], twin: Callable[..., Any], *given: Any) -> None:
-    wanted = outside(twin, *given)
+def compare(program: Callable[..., Any], reference: Callable[..., Any], *given: Any) -> None:
+    wanted = outside(reference, *given)
     for chosen in (EDITED, STAGED):
         with amanda.apply(chosen):
             close(outside(tf.function(program), *given), wanted)
@@ -88,7 +88,7 @@ def test_branches_that_do_not_look_alike(other: str) -> None:
                 lambda: branch(x),
             )
 
-        def twin(x: Any, w: Any, bound: float = bound) -> Any:
+        def reference(x: Any, w: Any, bound: float = bound) -> Any:
             if bound > 0:
                 return tf.reduce_sum(tf.tanh(tf.matmul(x, edited(w))) ** 2)
             if other == "another shape":
@@ -101,11 +101,11 @@ def test_branches_that_do_not_look_alike(other: str) -> None:
             total = tf.reduce_sum(tf.matmul(tf.cast(x, tf.float32), ones))
             return tf.cast(total, x.dtype) + 0 * tf.reduce_sum(w)
 
-        compare(program, twin, X, W)
+        compare(program, reference, X, W)
 
 
 def test_scan() -> None:
-    def twin(xs: Any, w: Any) -> Any:
+    def reference(xs: Any, w: Any) -> Any:
         state, states = xs[0], [xs[0]]
         for x in tf.unstack(xs)[1:]:
             state = tf.tanh(tf.matmul(state, edited(w)) + x)
@@ -114,7 +114,7 @@ def test_scan() -> None:
 
     compare(
         lambda xs, w: tf.reduce_sum(tf.scan(lambda a, x: tf.tanh(tf.matmul(a, w) + x), xs) ** 2),
-        twin,
+        reference,
         XS,
         W,
     )
@@ -155,7 +155,7 @@ def test_loops_that_autograph_makes() -> None:
             total += tf.reduce_sum(tf.abs(tf.matmul(x, w)))
         return total
 
-    def twin(x: Any, w: Any) -> Any:
+    def reference(x: Any, w: Any) -> Any:
         for _ in range(3):
             if tf.reduce_sum(x) > 0:
                 x = tf.tanh(tf.matmul(x, edited(w)))
@@ -166,7 +166,7 @@ def test_loops_that_autograph_makes() -> None:
             total += tf.reduce_sum(tf.abs(tf.matmul(x, edited(w))))
         return total
 
-    compare(program, twin, X, W)
+    compare(program, reference, X, W)
 
 
 @pytest.mark.parametrize("times", [0, 1, 3])
@@ -182,12 +182,12 @@ def test_loops_of_any_length(times: int) -> None:
             )[1]
         )
 
-    def twin(x: Any, w: Any) -> Any:
+    def reference(x: Any, w: Any) -> Any:
         for _ in range(times):
             x = tf.tanh(tf.matmul(x, edited(w)))
         return tf.reduce_sum(x) + 0 * tf.reduce_sum(w)
 
-    compare(program, twin, X, W)
+    compare(program, reference, X, W)
 
 
 def test_an_op_of_the_condition() -> None:
@@ -209,14 +209,14 @@ def test_tensor_arrays() -> None:
             array = array.write(i, x)
         return tf.reduce_sum(array.stack() ** 2)
 
-    def twin(x: Any, w: Any) -> Any:
+    def reference(x: Any, w: Any) -> Any:
         total = tf.zeros((), x.dtype)
         for _ in range(3):
             x = tf.tanh(tf.matmul(x, edited(w)))
             total += tf.reduce_sum(x**2)
         return total
 
-    compare(program, twin, X, W)
+    compare(program, reference, X, W)
 
 
 def test_a_tape_in_the_body_of_a_loop() -> None:
@@ -230,15 +230,15 @@ def test_a_tape_in_the_body_of_a_loop() -> None:
         body = lambda i, x: (i + 1, step(x, w, lambda x, w: tf.tanh(tf.matmul(x, w))))  # noqa: E731
         return tf.reduce_sum(tf.while_loop(lambda i, _: i < 3, body, (0, x))[1])
 
-    def twin(x: Any, w: Any) -> Any:
+    def reference(x: Any, w: Any) -> Any:
         for _ in range(3):
             x = step(x, w, lambda x, w: tf.tanh(tf.matmul(x, edited(w))))
         return tf.reduce_sum(x)
 
-    wanted = twin(X, W)
+    wanted = reference(X, W)
     with amanda.apply(EDITED):
         close(tf.function(program)(X, W), wanted)
-    compare(program, twin, X, W)
+    compare(program, reference, X, W)
 
 
 # Recurrent layers: each gate's weights are edited where the layer's loop reads them.
@@ -267,7 +267,7 @@ def test_recurrent_layers(kind: str) -> None:
     layer(sequence)
     function = tf.function(lambda xs: tf.reduce_sum(layer(xs) ** 2))
 
-    def twin() -> list[Any]:
+    def reference() -> list[Any]:
         weights = [tf.convert_to_tensor(w) for w in layer.trainable_variables]
         with tf.GradientTape() as tape:
             tape.watch(weights)
@@ -278,7 +278,7 @@ def test_recurrent_layers(kind: str) -> None:
             y = tf.reduce_sum(h**2)
         return [y, *tape.gradient(y, weights)]
 
-    wanted = twin()
+    wanted = reference()
     with amanda.apply(EDITED), tf.GradientTape() as tape:
         y = function(sequence)
     close([y, *tape.gradient(y, layer.trainable_variables)], wanted)

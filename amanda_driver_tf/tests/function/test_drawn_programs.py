@@ -1,4 +1,4 @@
-"""Random programs under random edits, differentiated in every way, against twins.
+"""Random programs under random edits, differentiated in every way, against reference programs.
 
 As in `test_programs`, but that the programs are drawn, too. More of them: AMANDA_TEST_ROUNDS.
 """
@@ -26,7 +26,7 @@ from .ways import IN_SESSIONS, TWICE, WAYS, Unchanged, check
 PROGRAMS = 6 * int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))
 VALUES = [value * 0.5 for value in values((3, 3), (3, 3), (3, 3))]
 
-#: At gradients, where loops and branches have zeros and Python's, in the twin, have none.
+#: At gradients, where loops and branches have zeros and Python's, in the reference, have none.
 AT_GRADIENTS = [
     lambda t: t * 0.5,
     tf.sin,

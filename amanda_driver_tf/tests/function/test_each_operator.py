@@ -1,6 +1,6 @@
-"""Every differentiable operator under random edits, differentiated in every way, against twins.
+"""Every differentiable operator under random edits, differentiated in every way.
 
-More edits: AMANDA_TEST_ROUNDS.
+Compared with reference programs. More edits: AMANDA_TEST_ROUNDS.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Program:
 
     def _guessed(self, *gradients: Any) -> Any:
         """Return some gradient of each input, made of the gradients of outputs."""
-        # Where none arrives, the twin is given zeros.
+        # Where none arrives, the reference is given zeros.
         there = zip(gradients, self.outputs, strict=True)
         whole = total([tf.zeros_like(y) if grad is None else grad for grad, y in there])
         found: list[Any] = [None] * len(self.sample.inputs)

@@ -23,7 +23,7 @@ def test_gradients_pass_through_sums_and_identities_to_the_right_one() -> None:
         h = tf.matmul(x, w)
         return tf.reduce_sum(tf.sin(tf.raw_ops.AddV2(x=h, y=tf.identity(x), name="a1") + h))
 
-    def twin(position: int) -> Callable[..., Any]:
+    def reference(position: int) -> Callable[..., Any]:
         def run(x: Any, w: Any) -> Any:
             h = tf.matmul(x, w)
             given = [h, tf.identity(x)]
@@ -33,7 +33,7 @@ def test_gradients_pass_through_sums_and_identities_to_the_right_one() -> None:
         return run
 
     for position in (0, 1):
-        compare(at_inputs("a1", triple, position), program, twin(position))
+        compare(at_inputs("a1", triple, position), program, reference(position))
 
 
 def test_the_same_tensor_twice() -> None:
@@ -59,7 +59,7 @@ def test_the_same_tensor_twice() -> None:
 
 @pytest.mark.parametrize("position", [0, 1])
 def test_one_of_two_equal_inputs_edited(position: int) -> None:
-    def twin(x: Any) -> Any:
+    def reference(x: Any) -> Any:
         pair = [x, x]
         pair[position] = straight(x, half)
         return tf.reduce_sum(tf.sin(pair[0] * pair[1]))
@@ -67,7 +67,7 @@ def test_one_of_two_equal_inputs_edited(position: int) -> None:
     compare(
         before("Mul", half, position),
         lambda x: tf.reduce_sum(tf.sin(tf.raw_ops.Mul(x=x, y=x))),
-        twin,
+        reference,
         X,
     )
 

@@ -110,14 +110,14 @@ def test_watching_changes_no_bit_in_mixed_precision(
 
 @pytest.mark.slow
 def test_a_model_that_ran_before() -> None:
-    made, twin = model(keras.layers.Dense), model(Edited)
+    made, reference = model(keras.layers.Dense), model(Edited)
     made.fit(INPUTS, TARGETS, verbose=0)
     made.predict(INPUTS, verbose=0)
-    twin.set_weights(made.get_weights())
-    twin.optimizer.build(twin.trainable_variables)
-    for mine, other in zip(twin.optimizer.variables, made.optimizer.variables, strict=True):
+    reference.set_weights(made.get_weights())
+    reference.optimizer.build(reference.trainable_variables)
+    for mine, other in zip(reference.optimizer.variables, made.optimizer.variables, strict=True):
         mine.assign(other)
-    wanted = numbers(twin)
+    wanted = numbers(reference)
     with amanda.apply(before("MatMul", half, 1)):
         found = numbers(made)
     close(found, wanted)

@@ -74,8 +74,8 @@ EDITS: dict[str, tuple[Any, Joined]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", EDITS)
 def test_lists_are_edited(name: str, form: str, mark: Any) -> None:
-    make, twin = EDITS[name]
-    wanted = gradients(twin, "eager")
+    make, reference = EDITS[name]
+    wanted = gradients(reference, "eager")
     with amanda.apply(make(mark)):
         close(gradients(join, form), wanted)
 

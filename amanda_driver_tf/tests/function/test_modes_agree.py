@@ -1,7 +1,7 @@
 """Edited gradients of gradients, in Python's loop and TensorFlow's: the modes agree.
 
 Where the op's own gradient reads its output, the whole gradient that arrives there has a part that
-no twin with `tf.custom_gradient` sees; so the eager mode is what the others are compared with.
+no reference with `tf.custom_gradient` sees; so the eager mode is what the others are compared with.
 """
 
 from __future__ import annotations

@@ -171,13 +171,13 @@ def test_a_differentiation_begun_with_the_result_of_another(scale: int) -> None:
         (first,) = tf.gradients(tf.reduce_sum(y * y), k)
         return tf.gradients(h, x, first * scale if scale > 1 else first)[0]
 
-    def twin(x: Any, w: Any) -> Any:
+    def reference(x: Any, w: Any) -> Any:
         y = tf.tanh(x) + tf.sin(w)
         return wave(2 * y) * scale * (1 - tf.tanh(x) ** 2)
 
     function = tf.function(program, autograph=False)
     with amanda.apply(editing(Edit("a1", "grad_in", wave, 1))):
-        close(function(X, W), twin(X, W))
+        close(function(X, W), reference(X, W))
 
 
 def custom_in_recomputed(o: Ops, x: Any, w: Any) -> Any:

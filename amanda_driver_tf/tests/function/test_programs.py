@@ -1,6 +1,7 @@
-"""Programs under random edits, differentiated in every way, against twins with the edits built in.
+"""Programs under random edits, differentiated in every way, against reference programs.
 
-The twins run eagerly, unwatched, with `tf.custom_gradient` in the place of the driver's work.
+These have the edits built in, and run eagerly without tools, with `tf.custom_gradient` in place of
+the driver's work.
 """
 
 from __future__ import annotations

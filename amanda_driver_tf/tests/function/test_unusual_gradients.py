@@ -169,11 +169,11 @@ def test_an_edit_inside_a_custom_gradient() -> None:
         return y, lambda g: tf.clip_by_value(g, -0.1, 0.1) * y
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def twin(x: Any) -> Any:
+    def reference(x: Any) -> Any:
         y = tf.exp(half(x))
         return y, lambda g: tf.clip_by_value(g, -0.1, 0.1) * y
 
-    compare(before("Exp", half), lambda x: clipped(x) * 2, lambda x: twin(x) * 2, X)
+    compare(before("Exp", half), lambda x: clipped(x) * 2, lambda x: reference(x) * 2, X)
 
 
 @pytest.mark.parametrize("variable", [False, True])
@@ -189,7 +189,7 @@ def test_recomputed_ops_are_edited_again(variable: bool, form: str) -> None:
         block = tf.recompute_grad(lambda x: tf.tanh(tf.matmul(x, weight)))
         return tf.reduce_sum(block(x) * x)
 
-    def twin(x: Any) -> Any:
+    def reference(x: Any) -> Any:
         edited = straight(tf.convert_to_tensor(weight), half)
         return tf.reduce_sum(tf.tanh(tf.matmul(x, edited)) * x)
 
@@ -204,7 +204,7 @@ def test_recomputed_ops_are_edited_again(variable: bool, form: str) -> None:
         called = tf.function(program) if function and not inside else program
         return list((tf.function(differentiate) if function and inside else differentiate)(X))
 
-    wanted = run(twin, False)
+    wanted = run(reference, False)
     with amanda.apply(EDITED, tool(note, "MatMul")):
         close(run(program, True), wanted)
     assert sorted(flags) == [False, True]
@@ -339,10 +339,10 @@ def test_several_targets_and_given_gradients() -> None:
         h = tf.matmul(x, w)
         return tf.tanh(h), h * h
 
-    def twin(x: Any, w: Any) -> Any:
+    def reference(x: Any, w: Any) -> Any:
         return program(x, straight(w, half))
 
-    wanted = run(twin)
+    wanted = run(reference)
     with amanda.apply(EDITED):
         close(run(tf.function(program)), wanted)
 

@@ -1,4 +1,4 @@
-"""Ways to differentiate a program, and the comparison of it with its twin.
+"""Ways to differentiate a program, and the comparison of it with its reference.
 
 A way takes the program, its `Ops`, tensors, and whether to make functions of it.
 """
@@ -170,7 +170,7 @@ def check(program: Program, values: Sequence[Any], edits: Sequence[Edit], way: s
 
 
 def _zeros(wanted: Any, found: Any) -> Any:
-    # Loops and branches give zeros where Python's, in the twin, have no gradient.
+    # Loops and branches give zeros where Python's, in the reference, have no gradient.
     return None if wanted is None and found is not None and not dense(found).any() else found
 
 

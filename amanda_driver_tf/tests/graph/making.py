@@ -1,8 +1,8 @@
 """Programs that are built twice: as a graph that tools instrument, and with the edits written in.
 
-`Ops` makes operators by their names. Its twin does at each of them what the tools were asked to do
-there: an edited value takes the place of the original and its gradient is passed straight through,
-by `tf.custom_gradient`. The twin runs without tools.
+`Ops` makes operators by their names. In the reference program, which runs without tools, it applies
+to each op what the tools were requested to do there. An edited value replaces the original, and its
+gradient passes straight through, by `tf.custom_gradient`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forward edits pass straight through; the oracle is a twin graph that has them written in."""
+"""Forward edits pass straight through; the oracle is a reference graph that has them written in."""
 
 from __future__ import annotations
 

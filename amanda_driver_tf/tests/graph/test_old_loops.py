@@ -1,4 +1,4 @@
-"""Loops of TensorFlow 1 and their gradients under tools; the twin is the loop unrolled.
+"""Loops of TensorFlow 1 and their gradients under tools; the reference is the loop unrolled.
 
 Edits of gradients act there, and edits in loops that are not differentiated. Other edits are
 refused.

@@ -1,4 +1,4 @@
-"""Training loops of sessions: the oracle is a twin whose weights are edited in place."""
+"""Training loops of sessions: the oracle is a reference whose weights are edited in place."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def masking(mask: Any = MASK) -> amanda.Tool:
 )
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_masked_weight(optimizer: str, resource: bool, gate: int) -> None:
-    twin = Model(optimizer, resource, gate, masked=True, scaled=2.0)
-    with new_session(twin.graph) as session:
-        session.run(twin.init)
-        wanted = loop(twin, session)
+    reference = Model(optimizer, resource, gate, masked=True, scaled=2.0)
+    with new_session(reference.graph) as session:
+        session.run(reference.init)
+        wanted = loop(reference, session)
     model = Model(optimizer, resource, gate, masked=False)
     shown = serialised(model.graph)
 
@@ -99,12 +99,12 @@ def test_a_masked_weight(optimizer: str, resource: bool, gate: int) -> None:
 
 
 def test_only_the_train_op_is_run() -> None:
-    twin = Model("momentum", True, 1, masked=True)
-    with new_session(twin.graph) as session:
-        session.run(twin.init)
+    reference = Model("momentum", True, 1, masked=True)
+    with new_session(reference.graph) as session:
+        session.run(reference.init)
         for index in range(4):
-            session.run(twin.train, {twin.x: batch(index)})
-        wanted = session.run(twin.variables)
+            session.run(reference.train, {reference.x: batch(index)})
+        wanted = session.run(reference.variables)
     model = Model("momentum", True, 1, masked=False)
     with new_session(model.graph) as session:
         session.run(model.init)
@@ -149,7 +149,7 @@ def test_variables_are_updated_once_for_each_run() -> None:
 
 def test_several_train_ops_and_fetches_share_variables() -> None:
     model = Model("momentum", True, 1, masked=False)
-    twin = Model("momentum", True, 1, masked=True)
+    reference = Model("momentum", True, 1, masked=True)
 
     def visit(model: Model, session: Any) -> list[Any]:
         feed = {model.x: batch(0)}
@@ -161,9 +161,9 @@ def test_several_train_ops_and_fetches_share_variables() -> None:
         found.append(session.run(model.w))
         return found
 
-    with new_session(twin.graph) as session:
-        session.run(twin.init)
-        wanted = visit(twin, session)
+    with new_session(reference.graph) as session:
+        session.run(reference.init)
+        wanted = visit(reference, session)
     with new_session(model.graph) as session:
         session.run(model.init)
         with amanda.apply(masking()):
