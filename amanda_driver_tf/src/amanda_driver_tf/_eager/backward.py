@@ -1,8 +1,8 @@
-"""Backward passes: gradient functions as TensorFlow calls them, and what runs between them.
+"""Backward passes: gradient functions called by TensorFlow, and the ops between them.
 
-Owns what stands for `imperative_grad`, for the gradient function of ops that are settled, for the
-functions of `tf.custom_gradient`, and for forward-mode differentiation. Ops that have something to
-do in a gradient are on the tapes as `taped.Taped`.
+Owns the replacements of `imperative_grad`, of the gradient function of ops without actions, of the
+functions of `tf.custom_gradient`, and of forward-mode differentiation. Ops with actions at
+gradients are on the tapes as `taped.Taped`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["CustomGradient", "differentiating", "gradient_function", "jvp", "rec
 
 
 def differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands for `imperative_grad`: one backward pass of a tape."""
+    """Wrap `imperative_grad`, which runs one backward pass of a tape."""
 
-    # As for layers, next to nothing stands in front of the call: see `keras_calls`.
+    # Only little code before the call, as for layers: see `keras_calls`.
     def imperative_grad(*args: Any, **kwargs: Any) -> Any:
         place = _begin_pass()
         try:
@@ -51,7 +51,7 @@ def differentiating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _begin_pass() -> Place | None:
-    """Leave the forward program, where tools are applied to it; gives the place to come back to."""
+    """Leave the forward program if it is instrumented, and return the place to return to."""
     place: Place | None = STATE.eager
     if place is None or STATE.quiet or not place.session.enabled or not executes_eagerly():
         return None
@@ -60,11 +60,11 @@ def _begin_pass() -> Place | None:
 
 
 def gradient_function(*call: Any) -> Any:
-    """The gradient of an op that is on a tape by itself: it has nothing to do, or is unknown.
+    """Compute the gradient of an op that is on a tape by itself: it has no actions, or is unknown.
 
     Args:
         call: Name of the op, attributes, number of inputs, inputs, outputs, gradients of outputs,
-            indices of inputs that no tape asks about, and a scope of names.
+            indices of inputs that no tape tracks, and a name scope.
     """
     place: Place | None = STATE.eager
     record = _partner(call[1]) if place is not None else None
@@ -83,7 +83,7 @@ def gradient_function(*call: Any) -> Any:
 
 
 def _is_settled(record: Record, skip: tuple[int, ...] | None, place: Place) -> bool:
-    """Return True if nothing is to be done in the gradient of an op, and no tape sees it."""
+    """Return True if the gradient of an op has no actions, and no tape records it."""
     return (
         record.settled == place.session.epoch
         and record.skip == skip
@@ -99,7 +99,7 @@ def _partner(attrs: Any) -> Record | None:
     if attrs is None:
         return None
     for index in range(0, len(attrs), 2):
-        # By identity: values of attributes are costly to compare.
+        # By identity, since comparing values of attributes is expensive.
         if attrs[index] is PAIR:
             return attrs[index + 1]  # type: ignore[no-any-return]
     return None
@@ -108,13 +108,13 @@ def _partner(attrs: Any) -> Record | None:
 def jvp(
     op_name: str, attr_tuple: Any, inputs: Any, outputs: Any, tangents: Any, use_batch: bool = False
 ) -> Any:
-    """Forward-mode differentiation of an op that is on a tape by itself."""
+    """Differentiate an op that is on a tape by itself in forward mode."""
     place, STATE.eager = STATE.eager, None
     try:
         if attr_tuple is not None:
             for index in range(0, len(attr_tuple), 2):
                 if attr_tuple[index] is PAIR:
-                    # What it traces is cached by its attributes.
+                    # TensorFlow caches the traced function by the op's attributes.
                     attr_tuple = attr_tuple[:index] + attr_tuple[index + 2 :]
                     break
         return ORIGINALS.jvp(op_name, attr_tuple, inputs, outputs, tangents, use_batch)
@@ -125,7 +125,7 @@ def jvp(
 class CustomGradient:
     """The gradient function of a call of a `tf.custom_gradient` function.
 
-    Its ops are backward ops of the Identity that ends such a function in TensorFlow.
+    Its ops are backward ops of the Identity with which TensorFlow ends such a function.
     """
 
     __slots__ = ("_function", "_plans", "_program", "_record")
@@ -137,7 +137,7 @@ class CustomGradient:
         self._plans = [_plan_of(record) for record in records]
 
     def __call__(self, *grads: Any) -> Any:
-        """Gradients of the function's inputs, given those of its outputs."""
+        """Compute the gradients of the function's inputs, given those of its outputs."""
         session = self._program.session
         if session.closed or not session.enabled:
             if session.closed:
@@ -178,7 +178,7 @@ def record_operation(
     backward_function: Any,
     forward_function: Any = None,
 ) -> None:
-    """Put on tapes what has a gradient of its own; calls of functions are of interest."""
+    """Record an op with its own gradient function on the tapes."""
     place = STATE.eager
     first = first_run_of(op_type)
     if first is not None:

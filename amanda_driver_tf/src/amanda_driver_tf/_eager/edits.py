@@ -1,7 +1,7 @@
-"""Edits: what may stand where a value or gradient stood, and what it means for tapes.
+"""Edits: which values and gradients a routine may return, and how tapes see them.
 
-Owns the checks that name tool, routine and op, and the straight-through form: an identity on the
-tapes that gives the gradient to the value that was there before.
+Owns the checks, whose errors name tool, routine and op, and the straight-through form: an identity
+on the tapes that passes the gradient to the original value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# What gradients flow through, by the numbers that tensors know their types by.
+# The types that gradients flow through, by their enum values.
 _TRAINABLE = frozenset(
     kind.as_datatype_enum
     for kind in (
@@ -58,7 +58,7 @@ def is_trainable(tensor: Any) -> bool:
 
 @contextmanager
 def isolated(autodiff: bool = False) -> Iterator[None]:
-    """Extent in which no tape records, unless `autodiff`."""
+    """Stop all tapes from recording during this context, unless `autodiff`."""
     if autodiff:
         yield
         return
@@ -67,13 +67,13 @@ def isolated(autodiff: bool = False) -> Iterator[None]:
 
 
 def call_step(step: Step, values: Sequence[Any]) -> list[tuple[int, Any]]:
-    """Return what a step changes, its routine run on the tapes or off them, as it asked for."""
+    """Return the changes of a step, whose routine runs on the tapes if it requested autodiff."""
     with isolated(step.action.autodiff):
         return step(values)
 
 
 def records(value: Any) -> bool:
-    """Return True if some tape of this thread records what is done with a tensor."""
+    """Return True if a tape of this thread records operations on a tensor."""
     return bool(not no_tape() and is_recorded([value]))
 
 
@@ -82,10 +82,10 @@ def _straight(*grads: Any) -> list[Any]:
 
 
 def pass_straight(old: Any, new: Any) -> Any:
-    """`new`, with the gradient going to `old` as if nothing had happened between them."""
+    """Return `new`, with its gradient passed to `old` as if nothing had happened between them."""
     if no_tape() or old.dtype == dtypes.resource:
         return new
-    # A tensor of its own: `new` may be known to the tapes already.
+    # A new tensor, since the tapes may track `new` already.
     with quietly(), record.stop_recording():
         fresh = gen_array_ops.identity(new)
     record.record_operation("AmandaEdit", [fresh], [old], _straight, _straight)
@@ -93,15 +93,15 @@ def pass_straight(old: Any, new: Any) -> Any:
 
 
 def tensor_of(old: Any, new: Any, step: Step) -> Any:
-    """`new` as a tensor of the type that `old` has.
+    """Convert `new` to a tensor of the type of `old`.
 
     Raises:
-        EditError: It cannot be one.
+        EditError: It cannot be converted.
     """
     if isinstance(new, ops.EagerTensor):
         if new.dtype != old.dtype:
             raise EditError(
-                f"A value of {new.dtype.name} cannot stand for one of {old.dtype.name}",
+                f"A value of {new.dtype.name} cannot replace one of {old.dtype.name}",
                 where=step.where,
                 fix="Keep the dtype",
             )
@@ -111,22 +111,24 @@ def tensor_of(old: Any, new: Any, step: Step) -> Any:
             new = ops.convert_to_tensor(new, dtype=old.dtype)
     except (TypeError, ValueError) as error:
         raise EditError(
-            f"A {type(new).__name__} cannot stand for a tensor of {old.dtype.name}: {error}",
+            f"A {type(new).__name__} cannot replace a tensor of {old.dtype.name}: {error}",
             where=step.where,
             fix="Return a tensor",
         ) from None
     if not isinstance(new, ops.EagerTensor):
-        raise EditError("A symbolic tensor cannot stand for a value", where=step.where)
+        raise EditError("A symbolic tensor cannot replace a value", where=step.where)
     return new
 
 
 def edited(old: Any, new: Any, step: Step) -> Any:
-    """Return what stands for `old` from now on: `new`, straight-through unless asked otherwise."""
+    """Return the replacement of `old`: `new`, passed straight through unless autodiff was
+    requested.
+    """
     if isinstance(old, list):
         if not isinstance(new, (list, tuple)) or len(new) != len(old):
             raise EditError(
                 f"{'A list of ' + str(len(new)) if isinstance(new, (list, tuple)) else 'One'} "
-                f"cannot stand for a list of {len(old)} tensors",
+                f"cannot replace a list of {len(old)} tensors",
                 where=step.where,
             )
         return [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
@@ -135,9 +137,9 @@ def edited(old: Any, new: Any, step: Step) -> Any:
         return new
     if new.shape != old.shape and records(old):
         raise EditError(
-            f"A value of shape {tuple(new.shape)} cannot stand for one of {tuple(old.shape)}",
+            f"A value of shape {tuple(new.shape)} cannot replace one of {tuple(old.shape)}",
             where=step.where,
-            fix="Keep the shape; replace_op or an insertion under amanda.autodiff_enabled() may "
+            fix="Keep the shape. replace_op, or an insertion under amanda.autodiff_enabled(), may "
             "change it",
         )
     return pass_straight(old, new)
@@ -152,29 +154,29 @@ def check_gradient(new: Any, shape: Any, where: str) -> None:
         return
     if not isinstance(new, ops.EagerTensor):
         raise EditError(
-            f"A {type(new).__name__} cannot stand for a gradient",
+            f"A {type(new).__name__} cannot replace a gradient",
             where=where,
             fix="Return a tensor",
         )
     if shape is not None and not new.shape.is_compatible_with(shape):
         raise EditError(
-            f"A gradient of shape {tuple(new.shape)} cannot stand for one of {tuple(shape)}",
+            f"A gradient of shape {tuple(new.shape)} cannot replace one of {tuple(shape)}",
             where=where,
             fix="Return a gradient of the same shape",
         )
 
 
 def edited_gradient(old: Any, new: Any, step: Step) -> Any:
-    """Return what stands for the gradient `old` from now on.
+    """Return the replacement of the gradient `old`.
 
-    Where the backward pass is itself recorded, gradients of gradients pass straight through.
+    If the backward pass is itself recorded, gradients of gradients pass straight through.
 
     Raises:
-        EditError: `new` cannot stand there.
+        EditError: `new` cannot replace it.
     """
     if old is None and new is not None:
         raise EditError(
-            "There is no gradient here to be changed", where=step.where, fix="Return None"
+            "There is no gradient here that could be edited", where=step.where, fix="Return None"
         )
     if isinstance(old, list):
         if not isinstance(new, (list, tuple)) or len(new) != len(old):
@@ -214,8 +216,7 @@ def _edited_slices(old: Any, new: Any, step: Step) -> Any:
 def _refuse_if_recorded(old: Any, step: Step) -> None:
     if records(old):
         raise UnsupportedError(
-            "A sparse gradient was edited into one of another form while it is itself "
-            "differentiated",
+            "A sparse gradient was replaced by one of another form, and is itself differentiated",
             where=step.where,
             fix="Return slices of the same form, or insert under amanda.autodiff_enabled()",
         )

@@ -1,8 +1,8 @@
 """One execution of one op: analysis, edits before, the op or its replacement, edits after.
 
-Owns the order of these, for forward ops and backward ops alike, and what the tapes are told: the
-op as it ran, with the inputs that stood there before straight-through edits. Which op this is,
-`places` says; the aligned gradients are `taped`'s.
+Owns the order of these, for forward and backward ops alike, and what is recorded on tapes: the op
+as it ran, with its inputs before straight-through edits. `places` identifies the op; `taped`
+handles the aligned gradients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Call", "aligned_plans", "constant", "is_plain", "run", "tag"]
 
 
 class Call:
-    """What `execute.execute` was called with; `run` gives the original's result on other inputs."""
+    """The arguments of `execute.execute`; `run` calls the original with other inputs."""
 
     __slots__ = ("attrs", "ctx", "inputs", "name", "number", "op_type")
 
@@ -51,8 +51,8 @@ class Call:
         self.attrs, self.ctx, self.name = attrs, ctx, name
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Execute the op on flat inputs, unseen by the tapes."""
-        # An op that calls the user's Python is one op.
+        """Execute the op on flat inputs, without recording it on tapes."""
+        # An op that calls the user's Python counts as one op.
         place, STATE.eager = STATE.eager, None
         try:
             outputs = ORIGINALS.execute(
@@ -66,13 +66,13 @@ class Call:
 def run(
     place: Place, record: Record, call: Call, plain: Sequence[bool], records: bool
 ) -> list[Any]:
-    """Execute an op as the applied tools ask for, and tell the tapes.
+    """Execute an op as the applied tools request, and record it on the tapes.
 
     Args:
         place: Where it runs.
         record: Its record.
         call: The call.
-        plain: Which arguments were written as constants, by position, where known.
+        plain: Which arguments were written as constants, by position, if known.
         records: Whether its caller wants it on the tapes.
 
     Returns:
@@ -86,7 +86,7 @@ def run(
         if isinstance(error, Exception) and failures.is_drivers(error, original):
             return _without_instrumentation(error, failures, record, call, records, original)
         if isinstance(error, AmandaError) or is_annotated(error):
-            # Or Keras would replace it by one that it makes of the message.
+            # Otherwise Keras would replace it by an exception made from the message.
             keep_from_keras(error)
             if record.swallows and isinstance(error, (TypeError, ValueError)):
                 place.program.session.defer(error)
@@ -103,7 +103,7 @@ def _without_instrumentation(
     records: bool,
     original: OriginalCall,
 ) -> list[Any]:
-    """Return the outputs of an op at which the driver failed, if that is wanted; else raise."""
+    """Return the plain outputs of an op at which the driver failed, if allowed; else raise."""
     site = record.site
     outputs: list[Any] = failures.recover(
         error, site.namespace, site.name, original, (call.inputs,)
@@ -114,7 +114,7 @@ def _without_instrumentation(
 
 
 class _Run:
-    """The instrumented execution of one call; made anew for each."""
+    """The instrumented execution of one call."""
 
     def __init__(
         self,
@@ -138,10 +138,10 @@ class _Run:
             else (None,) * len(call.inputs)
         )
         self.recording = records and not no_tape()
-        #: What stood there before straight-through edits; the tapes are told of these.
+        #: The inputs before straight-through edits, which are recorded on the tapes.
         self.origins = grouped(call.inputs, self.lengths)
         _mark_constants(plain, self.origins)
-        #: What the op runs on.
+        #: The inputs that the op runs on.
         self.values = list(self.origins)
         self.op = EagerOp(call.op_type, record.site.name, self.attributes, call.inputs)
 
@@ -236,7 +236,7 @@ class _Run:
     # The op.
 
     def _replace(self, step: Step, context: OpContext) -> list[Any]:
-        """The outputs of a replacement, differentiated as written."""
+        """Return the outputs of a replacement, which is differentiated as written."""
         aligned = (_NONE, _NONE) if self.record.backward else aligned_plans(context)
         self.program.edits += 1
         own_backward = self.recording and aligned[0].replacement is not None
@@ -264,7 +264,7 @@ class _Run:
         return outputs
 
     def _original(self, values: Sequence[Any]) -> Any:
-        """Return what the op gives for these inputs, told to the tapes."""
+        """Run the original op on these inputs, recorded on the tapes."""
         call, inputs = self.call, flattened(list(values), self.lengths)
         outputs = call.run(inputs)
         record_gradient(call.op_type, tuple(inputs), call.attrs, outputs)
@@ -281,7 +281,7 @@ class _Run:
     ) -> None:
         record, session, call = self.record, self.session, self.call
         if session.caching and not any(is_trainable(output) for output in outputs):
-            record.settled = session.epoch  # No gradient will ever arrive.
+            record.settled = session.epoch  # It never gets a gradient.
         if not outputs:
             return
         origins = flattened(self.origins, self.lengths)
@@ -320,22 +320,22 @@ class _Run:
 
 
 _NONE = Plan()
-# What a program writes where it means a constant.
+# Types of arguments that programs write for constants.
 _PLAIN_TYPES = (bool, int, float, complex, str, bytes, np.ndarray, np.generic)
 
 
 def aligned_plans(context: OpContext) -> tuple[Plan, Plan]:
-    """Return what is asked for the gradients of a forward op as a whole."""
+    """Return the plans for the gradients of a forward op as a whole."""
     return context.plan(IPoint.BEFORE_BACKWARD), context.plan(IPoint.AFTER_BACKWARD)
 
 
 def tag(record: Record, value: Any, output: Any) -> None:
-    """Note on an output that it stands for a variable, or whose own gradient it has.
+    """Mark an output with the variable that it stands for, or with the op whose gradient it is.
 
     Args:
         record: The op.
         value: Its first input, or None.
-        output: Its only output, all of several, or None where it has none.
+        output: Its only output, all of several, or None if it has none.
     """
     kind = record.op_type.kind
     if isinstance(output, (list, tuple)):
@@ -351,7 +351,7 @@ def tag(record: Record, value: Any, output: Any) -> None:
 
 
 def constant(value: Any) -> Any:
-    """Maps an input to itself if it is a variable's value or no tensor of the program's."""
+    """Return an input if it is a variable's value or was not computed by the program, else None."""
     if isinstance(value, list):
         return None if any(constant(item) is None for item in value) else value
     if not isinstance(value, ops.EagerTensor):

@@ -1,6 +1,6 @@
-"""Calls of the gradient functions of ops: what runs in them are backward ops of the op.
+"""Calls of ops' gradient functions, in which all ops are backward ops of that op.
 
-Owns the extent of such a call, and what it says of the op: that nothing is to be done there.
+Owns the context of such a call, and the conclusion that an op's gradient has no actions.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["in_gradient", "unsupported_in_graph"]
 def in_gradient(
     program: EagerProgram, record: Record, skip: Any, compute: Callable[[], Any]
 ) -> Any:
-    """Run a gradient function of an op; its ops are backward ops of that op.
+    """Run a gradient function of an op, whose ops are backward ops of that op.
 
     Args:
         program: The program that the op ran in.
         record: Record of the op.
-        skip: Indices of inputs whose gradients nobody asks for.
+        skip: Indices of inputs whose gradients are not requested.
         compute: Runs the function.
     """
     session = program.session
@@ -61,7 +61,7 @@ def _check_in_graph(program: EagerProgram, record: Record) -> None:
 
 
 def unsupported_in_graph(where: str) -> UnsupportedError:
-    """The error for a gradient routine that would have to be part of a graph."""
+    """Return the error for a gradient routine that would have to be part of a graph."""
     error = UnsupportedError(
         "A gradient routine of an op that ran eagerly cannot run while TensorFlow builds a graph "
         "of the gradient (jacobian, batch_jacobian, a function around the tape)",

@@ -1,6 +1,6 @@
 """`EagerMode`: the eager mode of one attachment.
 
-Owns its start and its end. Who calls it is `intercept`; what is known of the program, `program`.
+Owns its start and its end. `intercept` calls it, and `program` has the facts about the program.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class EagerMode:
         """Start intercepting in this thread.
 
         Raises:
-            UnsupportedError: TensorFlow is not what this mode was written for.
+            UnsupportedError: TensorFlow is not as this mode expects.
         """
         PATCHES.acquire()
         self._started = True
         STATE.eager = Forward(self._program)
 
     def stop(self) -> None:
-        """Stop intercepting and restore what was found."""
+        """Stop intercepting and restore the original functions."""
         if not self._started:
             return
         self._started = False
@@ -48,17 +48,17 @@ class EagerMode:
         PATCHES.release()
 
     def coverage(self) -> Sequence[Blind]:
-        """Return what is not seen, and why."""
+        """Return what is not instrumented, and why."""
         return [
-            Blind("tf.data pipelines, checkpoints, SavedModels", "they are none of the model"),
+            Blind("tf.data pipelines, checkpoints, SavedModels", "they do not belong to the model"),
             Blind("the Python body of tf.py_function", "it is one op"),
             Blind(
                 "gradients of ops that ran outside `apply`",
-                "their gradient functions run as without tools",
+                "their gradient functions run without tools",
             ),
             Blind(
                 "ops that a gradient function calls for some shapes only",
-                "a gradient function that was found to need nothing is not looked into again",
+                "a gradient function without actions is not analysed again",
             ),
             *(Blind(what, why) for what, why in self._program.unseen.items()),
         ]

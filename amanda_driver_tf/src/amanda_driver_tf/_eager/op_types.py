@@ -1,6 +1,6 @@
-"""What is the same in every call of one op type: how its arguments lie, what its result stands for.
+"""Facts that are the same in every call of one op type: its arguments, and what its result means.
 
-Owns the op types that are treated in a way of their own.
+Owns the op types that need special treatment.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from amanda_driver_tf._tensorflow_internals.modules import dtypes, op_def_regist
 
 __all__ = ["OPAQUE", "PASS", "PLAIN", "READ", "OpType", "op_type_of"]
 
-#: READ: gives a variable's value. PASS: its result stands for the same variable as its input.
-#: OPAQUE: calls the user's Python, which is not looked into.
+#: READ: returns a variable's value. PASS: its result represents the same variable as its input.
+#: OPAQUE: calls the user's Python, whose operators are not seen.
 PLAIN, READ, PASS, OPAQUE = range(4)
 
 _KINDS = {
     "ReadVariableOp": READ,
     "Identity": PASS,
-    # A parameter in another precision.
+    # A weight in another precision.
     "Cast": PASS,
     "EagerPyFunc": OPAQUE,
     "PyFunc": OPAQUE,
@@ -31,7 +31,7 @@ class OpType:
 
     Attributes:
         name: TensorFlow's name of it.
-        count: Number of its inputs by position; they lead the arguments of a call.
+        count: Number of its inputs by position; they are the first arguments of a call.
         handles: Positions of resource handles.
         kind: PLAIN, READ, PASS or OPAQUE.
     """
@@ -48,7 +48,7 @@ class OpType:
 
 @functools.cache
 def op_type_of(name: str) -> OpType:
-    """The op type of a name."""
+    """Return the op type of a name."""
     op_def = op_def_registry.get(name)
     if op_def is None:
         return OpType(name, ())

@@ -1,7 +1,7 @@
 """`EagerOp`: the raw operator of an eager context, which looks like a `tf.Operation`.
 
-Owns its attributes in the form that `tf.Operation.get_attr` gives them. It holds no tensor once the
-execution that it stands for is over.
+Owns its attributes in the form that `tf.Operation.get_attr` returns. It holds no tensor after its
+execution.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["Attributes", "EagerOp"]
 
 
 class Attributes(Mapping[str, Any]):
-    """Attributes of an op by name, converted when they are looked at.
+    """Attributes of an op by name, converted when they are read.
 
     Args:
         op_type: Type of the op.
-        flat: Names and values in turn, as TensorFlow passes them around, or None.
+        flat: Names and values in alternation, as TensorFlow passes them, or None.
     """
 
     __slots__ = ("_op_type", "_raw")
@@ -42,7 +42,7 @@ class Attributes(Mapping[str, Any]):
         return len(self._raw)
 
     def raw(self, name: str) -> Any:
-        """The value as TensorFlow passes it around."""
+        """Return a value in the form in which TensorFlow passes it."""
         return self._raw[name]
 
 
@@ -71,17 +71,17 @@ class EagerOp:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Its input tensors in one sequence, those of lists among them."""
+        """Its input tensors in one sequence, including those of lists."""
         return self._valid()
 
     @property
     def outputs(self) -> tuple[Any, ...]:
-        """Its output tensors, as computed; empty before it has run."""
+        """Its output tensors; empty before it has run."""
         self._valid()
         return self._outputs
 
     def get_attr(self, name: str) -> Any:
-        """The value of an attribute, in the form that `tf.Operation.get_attr` gives it.
+        """Return an attribute in the form that `tf.Operation.get_attr` returns.
 
         Raises:
             ValueError: The op has no such attribute.
@@ -92,11 +92,11 @@ class EagerOp:
             raise ValueError(f"{self.type} has no attribute {name!r}") from None
 
     def ran(self, outputs: Sequence[Any]) -> None:
-        """For the driver: note the outputs."""
+        """Set the outputs; called by the driver."""
         self._outputs = tuple(outputs)
 
     def release(self) -> None:
-        """For the driver: let go of the tensors."""
+        """Drop the tensors; called by the driver."""
         self._inputs, self._outputs = None, ()
 
     def _valid(self) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""What stands behind the replacements of the eager mode, installed or not.
+"""The original functions behind the replacements of the eager mode, installed or not.
 
-Owns the references; `intercept` sets them, everybody calls through them.
+Owns the references. `intercept` sets them, and everybody calls through them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from amanda_driver_tf._tensorflow_internals.modules import (
 
 __all__ = ["ORIGINALS", "PAIR", "record_gradient"]
 
-#: Name of the attribute by which an op on a tape tells its gradient function which op it is.
-#: TensorFlow hands attributes on that it does not know.
+#: Name of the attribute that passes an op's record from the tape to its gradient function.
+#: TensorFlow passes unknown attributes on.
 PAIR = "_amanda_eager"
 
 
 class _Originals:
-    """The originals, as they were found last."""
+    """The originals, as they were last found."""
 
     def __init__(self) -> None:
         self.find()
 
     def find(self) -> None:
-        """Take what stands there now; to be called while nothing is replaced."""
+        """Read the current functions; must be called while nothing is replaced."""
         self.fast_path: Any = FAST_PATH.current
         self.execute: Any = EXECUTE.current
         self.gradient_function: Any = GRADIENT_FUNCTION.current
@@ -46,5 +46,5 @@ ORIGINALS = _Originals()
 
 
 def record_gradient(name: str, inputs: Any, attrs: Any, outputs: Any) -> None:
-    """Tell the tapes of an execution, in TensorFlow's own way."""
+    """Record an execution on the tapes, in TensorFlow's own way."""
     execute.record_gradient(name, inputs, attrs, outputs)

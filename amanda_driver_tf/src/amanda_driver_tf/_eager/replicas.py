@@ -1,7 +1,7 @@
 """Threads of distribution strategies: replicas that run eagerly, and functions sent to workers.
 
-Owns what of a session the thread of a replica gets, and what is refused. A strategy runs its
-replicas one after the other, each for a stretch, so that nothing is watched by two threads at once.
+Owns how a replica's thread takes part in a session, and what is refused. A strategy runs its
+replicas one after the other, so that no two threads are instrumented at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _ATTRIBUTE = "_amanda_lender"
 
 
 def install() -> Sequence[Callable[[], None]]:
-    """Replace what starts replicas and sends functions; gives what undoes it."""
+    """Replace the functions that start replicas and send functions; return functions that undo
+    this.
+    """
     return [
         Patch(*entry_point, make(vars(entry_point.owner)[entry_point.name])).undo
         for entry_point, make in (
@@ -43,10 +45,10 @@ def install() -> Sequence[Callable[[], None]]:
 
 
 class Replica(Forward):
-    """The forward program of one replica, in the thread that its strategy runs it on.
+    """The forward program of one replica, in the thread in which its strategy runs it.
 
     Attributes:
-        is_last: Whether it is the replica that each stretch ends with.
+        is_last: Whether it is the last of the replicas, which run in turns.
     """
 
     __slots__ = ("is_last",)
@@ -57,10 +59,12 @@ class Replica(Forward):
 
 
 def refuse_in_replica() -> None:
-    """Refuse that more tools are applied in the thread of a replica, where they would be alone."""
+    """Refuse to apply more tools in the thread of a replica, where only that replica would see
+    them.
+    """
     if isinstance(STATE.eager, Replica):
         raise UnsupportedError(
-            "Tools are applied inside a replica that runs eagerly while others are applied",
+            "Tools cannot be applied inside a replica that runs eagerly under other tools",
             fix="Apply them around strategy.run",
         )
 
@@ -91,9 +95,9 @@ def _running(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _watched(functions: Any, graphs: Any, place: Replica) -> Iterator[None]:
-    """Extent in which the calling thread stands for the one that entered `apply`."""
+    """Let the calling thread act as the one that entered `apply` during this context."""
     before = THREAD.control, THREAD.session
-    # Switches are those of the thread that waits meanwhile; it may be switched off there.
+    # The switches are those of the waiting thread, which may disable instrumentation.
     THREAD.control, THREAD.session = place.control, place.session
     STATE.functions, STATE.graphs, STATE.eager = functions, graphs, place
     try:
@@ -113,7 +117,7 @@ def _merging(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _within(replica: Replica, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, which the thread of `apply` calls for all replicas, as a part of what they run."""
+    """Wrap `fn`, which the thread of `apply` calls for all replicas, as a part of their program."""
     activations = list(replica.activations)
 
     @functools.wraps(fn)
@@ -136,8 +140,8 @@ def _sending(original: Callable[..., Any]) -> Callable[..., Any]:
         watching = STATE.functions
         if watching is not None and not STATE.quiet and watching.session.enabled:
             raise UnsupportedError(
-                f"The function {getattr(fn, '__name__', fn)!r} is sent to a worker by a "
-                "ClusterCoordinator while tools are applied, which reach no worker",
+                f"A ClusterCoordinator sends the function {getattr(fn, '__name__', fn)!r} to a "
+                "worker, which the applied tools cannot instrument",
                 fix="Call the function itself, or schedule it inside amanda.disabled()",
             )
         return original(self, fn, *args, **kwargs)

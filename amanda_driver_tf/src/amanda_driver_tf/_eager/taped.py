@@ -1,8 +1,8 @@
 """`Taped`: the gradient function of one execution of one op, on the tapes that recorded it.
 
-Owns the aligned view: the gradients arriving at an op's outputs, what it gives to its inputs, the
-replacement of its whole backward. It outlives `apply`: edits made in the forward program stay
-then, routines do not run. Raw backward ops are seen by `places`.
+Owns the aligned view: the gradients that arrive at an op's outputs, those that it gives to its
+inputs, and the replacement of its whole backward. It outlives `apply`; edits of the forward pass
+are then still valid, but routines no longer run. `places` sees raw backward ops.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ __all__ = [
 
 
 class Taped:
-    """Called by TensorFlow with the gradients of an op's outputs; gives those of its inputs.
+    """Computes the gradients of an op's inputs, given those of its outputs.
 
     Args:
         program: The program that it ran in.
         record: Record of the op.
         context: Its context.
         call: The op's name and attributes.
-        inputs: What the op ran on, flat.
-        outputs: What it computed.
-        lengths: How the inputs lie, by position.
-        skip: Indices of inputs that no tape asks about, or None.
+        inputs: The inputs that the op ran on, flat.
+        outputs: Its outputs.
+        lengths: The layout of the inputs by position.
+        skip: Indices of inputs that no tape tracks, or None.
+        aligned: The plans for the gradients of its outputs and inputs.
     """
 
     __slots__ = (
@@ -81,12 +82,12 @@ class Taped:
         self._name, self._attrs = call
         self._inputs, self._outputs = inputs, outputs
         self._lengths, self._skip = lengths, skip
-        # As asked for when the op ran.
+        # As they were when the op ran.
         self._before, self._after = aligned
         self._applied = program.applied()
 
     def __call__(self, *out_grads: Any) -> list[Any]:
-        """Gradients of the inputs, flat, given those of the outputs."""
+        """Compute the gradients of the inputs, flat, given those of the outputs."""
         session = self._program.session
         if session.closed:
             session.warn_once(LEFT, user_stacklevel())
@@ -97,7 +98,9 @@ class Taped:
         return self._plain(out_grads)
 
     def forward(self, *tangents: Any) -> Any:
-        """The same op in forward mode: tangents of its outputs, given those of its inputs."""
+        """Differentiate the op in forward mode: return tangents of its outputs, given those of its
+        inputs.
+        """
         with quietly():
             return ORIGINALS.jvp(
                 self._name, self._attrs or (), self._inputs, self._outputs, list(tangents)
@@ -119,7 +122,7 @@ class Taped:
         step = self._before.replacement
         assert step is not None
         raise UnsupportedError(
-            "The backward of this op is replaced by a routine of a tool that is not active",
+            "The backward of this op was replaced by a routine of a tool that is no longer active",
             where=step.where,
             fix="Compute the gradient inside `apply`",
         )
@@ -159,7 +162,7 @@ class Taped:
         return values
 
     def _replaced(self, step: Step, grads: Sequence[Any]) -> list[Any]:
-        # Like any replacement it is differentiated as written, where this pass is.
+        # If this pass is differentiated, the replacement is differentiated as written.
         given = step.replace(list(grads))
         lengths, skip = self._lengths, self._skip or ()
         wanted = [
@@ -209,8 +212,8 @@ class Taped:
             fix="Return one gradient for each input up to the last differentiable one",
         )
 
-    # While a graph is built (jacobians are vectorised): routines that may be part of one do run.
-    # Of the others, those that only look see nothing of it, and edits are refused.
+    # While a graph is built (for vectorized Jacobians), only staged routines run. Observers on the
+    # host do not see it, and edits on the host are refused.
 
     def _symbolic(self, out_grads: Sequence[Any]) -> list[Any]:
         steps = [*self._before.steps, *self._after.steps]
@@ -251,7 +254,7 @@ def compute(
     out_grads: Sequence[Any],
     skip: tuple[int, ...] | None,
 ) -> list[Any]:
-    """Return what TensorFlow's own gradient function of an op gives, one for each input."""
+    """Return the results of TensorFlow's own gradient function of an op, one for each input."""
     results = ORIGINALS.gradient_function(
         name, attrs or (), len(inputs), inputs, outputs, tuple(out_grads), skip, None
     )
@@ -260,15 +263,15 @@ def compute(
 
 
 def skipped(inputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """Indices of the inputs that no tape asks about, as TensorFlow tells a gradient function."""
+    """Return the indices of inputs that no tape tracks, in the form for gradient functions."""
     asked = is_recorded
     return tuple(i for i, tensor in enumerate(inputs) if not asked([tensor])) or None
 
 
 def mark(results: Sequence[Any], record: Record) -> None:
-    """Note on gradients whose they are, for the ops that sum them."""
+    """Mark gradients with their op, for the ops that sum them."""
     for result in results:
-        # A gradient may be a tensor that stands for a variable's value.
+        # The gradient may be a tensor marked as the value of a variable.
         if result is not None and getattr(result, "_amanda_source", None).__class__ is not int:
             try:
                 result._amanda_source = record
@@ -277,5 +280,5 @@ def mark(results: Sequence[Any], record: Record) -> None:
 
 
 def record_on_tapes(name: str, outputs: Sequence[Any], inputs: Sequence[Any], taped: Taped) -> None:
-    """Let the tapes of this thread know of an execution."""
+    """Record an execution on the tapes of this thread."""
     ORIGINALS.record_operation(name, list(outputs), list(inputs), taped, taped.forward)

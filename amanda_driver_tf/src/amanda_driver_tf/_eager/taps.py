@@ -1,6 +1,6 @@
-"""Taps: identities on the tapes at which aligned gradient routines meet a replaced op.
+"""Taps: identities on the tapes, which run the aligned gradient routines of a replaced op.
 
-Owns them; the gradients of an op that runs itself are `taped`'s.
+For an op that runs itself, `taped` handles the gradients.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _Slot = tuple[int, int | None]
 
 
 def tap_inputs(program: EagerProgram, plan: Plan, values: Sequence[Any]) -> list[Any]:
-    """Return what a replacement is to run on, so that `plan` meets the gradients of its inputs."""
+    """Return identities of a replacement's inputs, whose gradients `plan` then edits."""
     return _tapped(program, plan, values)
 
 
 def tap_outputs(program: EagerProgram, plan: Plan, outputs: Sequence[Any]) -> list[Any]:
-    """Return what a replacement gives, so that `plan` meets the gradients of its outputs."""
+    """Return identities of a replacement's outputs, whose gradients `plan` then edits."""
     return _tapped(program, plan, outputs)
 
 
@@ -71,7 +71,7 @@ def _function(
     count: int,
     lengths: dict[int, int],
 ) -> Callable[..., list[Any]]:
-    """Maps the gradients at `slots` through the steps of `group`."""
+    """Return a function that maps the gradients at `slots` through the steps of `group`."""
     applied = program.applied()
 
     def function(*grads: Any) -> list[Any]:
@@ -96,7 +96,7 @@ def _function(
 
 
 def _groups(plan: Plan, positions: set[int]) -> list[frozenset[int]]:
-    """Positions that some step wants together, as disjoint sets."""
+    """Group the positions that any step requests together into disjoint sets."""
     groups: list[set[int]] = []
     for step in plan.steps:
         wanted = step.action.positions
