@@ -1,7 +1,7 @@
-"""The optional part of the build: the native interceptor, where there is a compiler.
+"""The optional part of the build: the native interceptor, if there is a compiler.
 
-Everything else is said in pyproject.toml. Without a compiler the installation succeeds, and
-`amanda_driver_torch.interceptor()` says that, and why, the interceptor in pure Python is used.
+Everything else is in pyproject.toml. Without a compiler the installation succeeds, and
+`amanda_driver_torch.interceptor()` tells that the interceptor in pure Python is used, and why.
 """
 
 import os
@@ -14,7 +14,7 @@ NATIVE = Path("src/amanda_driver_torch/native")
 FLAGS = (
     ["/std:c++17"]
     if sys.platform == "win32"
-    # Frames are read through headers of CPython's that are full of C's own idioms.
+    # CPython's internal headers, which define frames, omit field initializers.
     else ["-std=c++17", "-O2", "-g0", "-fvisibility=hidden", "-Wno-missing-field-initializers"]
 )
 # For a wheel that fits every Python and machine.

@@ -1,6 +1,6 @@
-"""Whether this installation has the native interceptor, and why not.
+"""The native extension: whether this installation has it, and why not.
 
-Owns the import of the extension; everything that needs it asks here.
+Owns its import; everything that needs it imports it from here.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ __all__ = ["missing", "native"]
 
 #: The extension module, or None.
 native: Any = None
-#: Why there is none; empty where there is.
+#: Why there is none; empty if there is one.
 missing = ""
 
 
 def _knows_frames(module: Any) -> bool:
-    """Return True if the extension reads the frames of this interpreter as they are."""
+    """Return True if the extension reads this interpreter's frames correctly."""
 
-    # As deep as when an op is located.
+    # At the same depth as when an op is located.
     def locate() -> bool:
         inner, outer = sys._getframe(2), sys._getframe(3)
         here = ((0, inner.f_code, inner.f_lasti), (1, outer.f_code, outer.f_lasti))

@@ -1,1 +1,1 @@
-"""Graphs as TensorFlow made them: their nodes, which op is whose gradient, plans of their ops."""
+"""Graphs as TensorFlow made them: their nodes, the gradients of ops, and the plans of ops."""

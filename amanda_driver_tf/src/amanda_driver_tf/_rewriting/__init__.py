@@ -1,1 +1,1 @@
-"""Graphs rewritten: the plans of the ops of a body, and of the functions it calls, as nodes."""
+"""Rewriting of graphs: inserts the plans of a body's ops, and of the functions that it calls."""

@@ -1,1 +1,1 @@
-"""The graph mode: graphs that a session runs, of which hidden clones run instead."""
+"""The graph mode: graphs that a session runs, instrumented by hidden clones."""

@@ -501,23 +501,23 @@ class Run:
             old.copy_(new)
         elif torch.is_grad_enabled() and requires_grad(old) and memory_of(old) is None:
             raise UnsupportedError(
-                f"The result of {self.operator.op_type} cannot be edited: it is written where the "
-                "operator may have saved it for its backward, and a tensor of this layout or type "
-                "has no memory by which that could be told",
+                f"The result of {self.operator.op_type} cannot be edited: the operator may have "
+                "saved the memory that it writes for its backward, and whether it did is not known "
+                "for tensors of this layout or type",
                 where=step.where,
                 fix="Edit the input of the op that uses it",
             )
         else:
-            # The graph stays as it is: what the op saved is no longer in this storage, and what
-            # others saved of it is outdated since the op wrote it.
+            # The graph stays valid: the op's saved tensors are no longer in this storage, and
+            # others' saved tensors in it are outdated since the op wrote it.
             _overwrite(old, new)
 
 
 def _overwrite(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Write the values of a tensor; autograd does not see it."""
+    """Write values into a tensor without autograd noticing."""
     if memory_of(tensor) is not None:
         tensor.data.copy_(values)
         return
-    # `data` shares nothing that a copy into a sparse tensor would write.
+    # The `data` of a sparse tensor does not share the memory that must be written.
     with torch.no_grad():
         tensor.copy_(values)
