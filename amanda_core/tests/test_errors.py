@@ -39,7 +39,7 @@ def test_each_section_says_what_why_and_how_to_mend_with_an_example(
 ) -> None:
     section = documented()[error.slug]
     assert f"`{error.__name__}`" in section
-    for part in ("**What happened.**", "**Why.**", "**Mend it.**"):
+    for part in ("**What happened.**", "**Why.**", "**What to do.**"):
         assert part in section
     assert "```" in section
 
