@@ -1,7 +1,7 @@
-"""The capabilities that the suite knows, and the marks by which its tests ask for them.
+"""Capabilities of drivers, and the marks with which tests of the suite require them.
 
-Owns the words of `DriverInfo.capabilities` and the rule that a test of what is not declared is
-skipped with a reason. What a capability means in detail is what its tests check.
+Defines the words of `DriverInfo.capabilities`, and skips tests of undeclared capabilities with a
+reason. The tests of a capability define its meaning in detail.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., object])
 
-#: Word -> what a driver that declares it does. ``eager`` and ``graph`` name modes: no tests.
+#: Capability -> meaning. ``eager`` and ``graph`` name modes and have no tests.
 CAPABILITIES: Mapping[str, str] = {
     "eager": "operators are executed one by one",
     "graph": "operators are nodes of a graph that is built before it runs",
     "gradients": "backward ops have contexts, and raw actions on their gradients take effect",
-    "aligned_gradients": "actions on the gradients of a forward op's own inputs and outputs",
-    "late_gradients": "those actions may also be asked for once the forward op has run",
+    "aligned_gradients": "actions on the gradients of a forward op's own inputs and outputs take effect",
+    "late_gradients": "those actions may also be requested after the forward op has run",
     "replace": "replace_op runs a routine instead of an op",
     "replace_backward": "replace_backward_op runs a routine instead of an op's backward program",
     "autodiff": "routines inserted under autodiff_enabled are differentiated",
     "staged": "routines marked as staged may be embedded into a graph",
-    "observers": "a routine that only looks is added as a reader, and nothing else changes for it",
-    "steps": "what ends a training step in the framework is told to tools",
-    "scopes": "an op knows the path of the module of the framework that it runs in",
-    "scope_events": "entering and leaving a module is told to tools",
-    "recomputed_edits": "edits hold where activation checkpointing runs an op again",
+    "observers": "a routine that only looks is added as a reader and changes nothing else",
+    "steps": "tools are notified when a training step of the framework ends",
+    "scopes": "an op knows the path of the framework's module in which it runs",
+    "scope_events": "tools are notified when a module is entered and left",
+    "recomputed_edits": "edits also take effect when activation checkpointing runs an op again",
     "recomputed_flag": "an op that runs again is the same op, and its context says so",
     "ordered": "routines run in program order, at the time of their op",
-    "facts": "tools are told what a tensor is: its dtype, shape, device, layout, memory and values",
+    "facts": "tools can ask about tensors: dtype, shape, device, layout, memory and values",
 }
 
 #: What stands in reports for the tests that every driver has to pass.
