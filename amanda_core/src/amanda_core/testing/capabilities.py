@@ -31,7 +31,7 @@ CAPABILITIES: Mapping[str, str] = {
     "eager": "operators are executed one by one",
     "graph": "operators are nodes of a graph that is built before it runs",
     "gradients": "backward ops have contexts, and raw actions on their gradients take effect",
-    "aligned_gradients": "actions on gradients of a forward op's own inputs and outputs take effect",
+    "aligned_gradients": "actions on gradients of a forward op's inputs and outputs take effect",
     "late_gradients": "those actions may also be requested after the forward op has run",
     "replace": "replace_op runs a routine instead of an op",
     "replace_backward": "replace_backward_op runs a routine instead of an op's backward program",
