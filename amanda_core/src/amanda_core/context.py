@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from amanda_core.facts import Facts
     from amanda_core.session import Session
     from amanda_core.tool import Tool
+    from amanda_core.weights.reads import Reads
 
 __all__ = ["OpContext"]
 
@@ -253,6 +254,21 @@ class OpContext(dict[str, Any]):
             )
         constant = self._of_op("constant")
         return constant(inputs[position]) if constant is not None else inputs[position]
+
+    @property
+    def weights(self) -> Reads:
+        """The parameters that the present execution reads, by input position; also in routines.
+
+        Of a view of a parameter (an index, a slice, a transpose), it is the part that the view
+        shows. Empty where the driver does not tell where tensors lie.
+        """
+        reads: Reads | None = self.execution.get("weights")
+        if reads is None:
+            from amanda_core.weights.reads import reads_of
+
+            reads = reads_of(self, self._store.persistent)
+            self.execution["weights"] = reads
+        return reads
 
     def supports(self, capability: str) -> bool:
         """Return True if the driver has `capability` where this op runs.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from amanda_core.weak import Known
@@ -166,6 +166,16 @@ class Scopes:
                 root.weights.set(each, name)
             known = root.weights.get(weight)
         return known
+
+    def weights(self, root: str) -> Iterator[tuple[str, Any, Any]]:
+        """Yield each weight of a root: its qualified name, the module that holds it, the weight."""
+        held = self._by_label.get(root)
+        module = held.module() if held is not None else None
+        for name, weight in self._weights_of(module) if module is not None else ():
+            owner = module
+            for part in name.split(".")[:-1]:
+                owner = self._children_of(owner)[part]
+            yield name, owner, weight
 
     def roots(self) -> list[Any]:
         """Return the outermost modules that have been called and are alive."""
@@ -338,6 +348,10 @@ class Labels:
             weight = isinstance(tensor, self._weight_types)
         self._known.set(tensor, (token, number, weight))
         return token, number
+
+    def tensor(self, token: int) -> Any:
+        """Return the tensor that `look_up` gave a token for, None if it is gone."""
+        return next((tensor for tensor, (known, *_) in self._known.items() if known == token), None)
 
     def take_dead(self) -> list[tuple[int, bool]]:
         """Return the tokens of tensors that are gone, and whether they were of `weight_types`."""

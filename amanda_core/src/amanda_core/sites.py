@@ -18,6 +18,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from amanda_core.driver import Site
 from amanda_core.identity import call_offsets
 from amanda_core.scopes import OUTSIDE, Activation, Labels, Scope, Scopes
+from amanda_core.weights.parameters import Found, Parameters
+from amanda_core.weights.regions import Regions
 
 __all__ = [
     "FRAMES",
@@ -141,6 +143,9 @@ class Sites(Generic[R]):
     innermost frame of the user's counts, and passings are not numbered: a loop makes one op, unless
     its weights tell its passings apart.
 
+    Attributes:
+        regions: The sites that read parts of parameters.
+
     Args:
         rules: What the driver says of its framework.
         place: Where the calling thread is; None where `locate` is not called.
@@ -150,6 +155,7 @@ class Sites(Generic[R]):
         namespace: The namespace of all sites.
         make: Makes a record of a new site, given it and the name of the calling module.
         drop: Told of a record whose weight is gone: the op by its name is another one now.
+        parameters: Finds the parameter that a value shows a part of; None if no driver can tell.
     """
 
     def __init__(
@@ -162,7 +168,9 @@ class Sites(Generic[R]):
         namespace: str,
         make: Callable[[Site, str], R],
         drop: Callable[[R], None],
+        parameters: Parameters | None = None,
     ) -> None:
+        self.regions = Regions(parameters, rules.tensor_types)
         self._rules, self._place, self._is_weight = rules, place, rules.is_weight
         self._scopes, self.labels, self._names = scopes, labels, names
         self._namespace, self._make, self._drop = namespace, make, drop
@@ -193,7 +201,12 @@ class Sites(Generic[R]):
         activation = self._place.activations[-1] if self._place.activations else _NOWHERE
         scope, inside = activation.scope, bool(activation.scope.root)
         frames = self.walk(sys._getframe(2), FRAMES if inside else 1)
-        operands = self._operands(args, kwargs, inside)
+        operands = self._told_apart(op_type, scope, frames, args, kwargs)
+        if self.regions.possible:
+            group = self._group(op_type, scope, frames, operands)
+            new = min(activation.counts.get(group, 0) if inside else 0, OCCURRENCES)
+            if new not in group.records and self._reads_parts(op_type, scope, frames, args, kwargs):
+                operands = self._told_apart(op_type, scope, frames, args, kwargs)
         return self.passed(op_type, scope, frames, operands, activation.counts)[0]
 
     def passed(
@@ -226,29 +239,34 @@ class Sites(Generic[R]):
         args: Sequence[Any],
         kwargs: dict[str, Any],
         occurrence: int,
-    ) -> R:
+    ) -> R | int:
         """Return the record of an op whose frames and occurrence in its activation are known.
 
         For native interceptors, which do the lookup of `locate` themselves and ask here for
         what they have not seen before.
+
+        Returns:
+            The record; or the number of a site that is found to read parts of parameters:
+            `regions` tells its passings apart from now on, so the lookup starts again.
         """
-        operands = self._operands(args, kwargs, bool(scope.root))
+        operands = self._told_apart(op_type, scope, frames, args, kwargs)
         group = self._group(op_type, scope, frames, operands)
         if occurrence in group.records:
             return group.records[occurrence]
+        if self._reads_parts(op_type, scope, frames, args, kwargs):
+            return self.regions.number(tuple(_site(op_type, scope, frames)))
         return self._add(group, op_type, scope, frames, operands, occurrence)
 
     def _group(self, op_type: str, scope: Scope, frames: Frames, operands: Operands) -> Group[R]:
         # One flat tuple of numbers: this is built and hashed at every operator.
-        numbers: list[Any] = [scope.number, op_type]
-        for code, offset in frames:
-            numbers += (code.number, offset)
+        numbers = _site(op_type, scope, frames)
         for position, token, _ in operands:
             numbers.append((position, token))
         key = tuple(numbers)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(token for _, token, _ in operands)
+            held = (v.token if isinstance(v, Found) else token for _, token, v in operands)
+            group = self._groups[key] = Group(held)
         return group
 
     def _add(
@@ -340,7 +358,26 @@ class Sites(Generic[R]):
                 position += 1
         return found
 
+    def _told_apart(
+        self, op_type: str, scope: Scope, frames: Frames, args: Sequence[Any], kwargs: Any
+    ) -> list[tuple[int, int, Any]]:
+        """Return the same, and the parts of weights if the site is known to read some."""
+        operands = self._operands(args, kwargs, bool(scope.root))
+        if self.regions:
+            site = tuple(_site(op_type, scope, frames))
+            operands += self.regions.operands(site, (*args, *kwargs.values()))
+        return operands
+
+    def _reads_parts(
+        self, op_type: str, scope: Scope, frames: Frames, args: Sequence[Any], kwargs: Any
+    ) -> bool:
+        """Return True if a site is found to read parts of weights, which is noted."""
+        site = tuple(_site(op_type, scope, frames))
+        return self.regions.note(site, scope.root, (*args, *kwargs.values()))
+
     def _operand_label(self, scope: Scope, position: int, tensor: Any) -> Any:
+        if isinstance(tensor, Found):
+            return (position, tensor.label)
         number = self.labels.look_up(tensor)[1]
         name = self._scopes.weight_name(scope, tensor)
         return (position, name if name is not None else number)
@@ -397,3 +434,11 @@ class Sites(Generic[R]):
             if any(dead.get(token) for token in group.tokens):
                 for record in group.records.values():
                     self._drop(record)
+
+
+def _site(op_type: str, scope: Scope, frames: Frames) -> list[Any]:
+    """Return what is the same in all passings of a site, in numbers."""
+    numbers: list[Any] = [scope.number, op_type]
+    for code, offset in frames:
+        numbers += (code.number, offset)
+    return numbers

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numbers
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = ["Known", "Ref", "Witness", "add_holder", "let_go", "only", "strongly", "weakly"]
@@ -114,6 +114,13 @@ class Known(Generic[V]):
             return False
         self._entries[id(value)] = entry
         return True
+
+    def items(self) -> Iterator[tuple[Any, V]]:
+        """Yield the values that are referred to now, and what is known of each."""
+        for entry in tuple(self._entries.values()):
+            value = entry.ref() if entry.ref is not None else None
+            if value is not None:
+                yield value, entry.value
 
     def pop(self, value: Any) -> None:
         """Forget a value."""

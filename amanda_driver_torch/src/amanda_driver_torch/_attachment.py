@@ -30,7 +30,13 @@ from amanda_driver_torch._entry.tracing import reason_to_ignore
 from amanda_driver_torch._execution.execute import Execution
 from amanda_driver_torch._identity.frames import user_stacklevel
 from amanda_driver_torch._identity.leaves import Leaves
-from amanda_driver_torch._identity.rules import BOUNDARY, RULES, new_labels, new_scopes
+from amanda_driver_torch._identity.rules import (
+    BOUNDARY,
+    RULES,
+    new_labels,
+    new_parameters,
+    new_scopes,
+)
 from amanda_driver_torch._operators.bindings import unknown_bindings
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
@@ -76,6 +82,7 @@ class TorchAttachment:
             NAMESPACE,
             OpRecord,
             self._drop,
+            session.persistent("pytorch.parameters", lambda: new_parameters(self.scopes, labels)),
         )
         self.backward = Backward(session, Leaves(self.scopes, labels), NAMESPACE)
         #: What observers did not see -> the reason.

@@ -72,6 +72,7 @@ class NativeInterceptor:
             annotate=_annotate,
             tap=tap,
             resolve=_hide_from_modes(attachment.resolve),
+            region=_hide_from_modes(sites.regions.token),
             is_weight=_hide_from_modes(is_weight),
             classify=sites.classify,
             look_up=sites.labels.look_up,

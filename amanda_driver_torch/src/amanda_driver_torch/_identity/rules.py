@@ -15,11 +15,13 @@ from torch import nn
 
 from amanda_core.scopes import Labels, Scopes
 from amanda_core.sites import FRAMEWORK, OWN, QUIET, STOP, USER, Rules
+from amanda_core.weights.parameters import Layouts, Parameters
 from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
-from amanda_driver_torch._torch.internals import children_of
-from amanda_driver_torch._torch.reading import is_weight
+from amanda_driver_torch._torch.facts import FACTS
+from amanda_driver_torch._torch.internals import children_of, parameter_of
+from amanda_driver_torch._torch.reading import is_weight, layout_of
 
-__all__ = ["BOUNDARY", "RULES", "new_labels", "new_scopes"]
+__all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
 
 #: Codes at which a call site ends: what lies further out may differ between a first run and a
 #: recomputation. Module calls and checkpointed functions add theirs.
@@ -75,6 +77,23 @@ def new_scopes() -> Scopes:
 def new_labels() -> Labels:
     """Return labels for tensors, of which none has one."""
     return Labels(RULES.weight_types)
+
+
+def new_parameters(scopes: Scopes, labels: Labels) -> Parameters:
+    """Return what finds the parameters that tensors show parts of."""
+    return Parameters(scopes, labels, _LAYOUTS)
+
+
+def _is_parameter(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter)
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    shape = FACTS.shape(tensor)
+    return None if shape is None or None in shape else tuple(map(int, tensor.shape))
+
+
+_LAYOUTS = Layouts(layout_of, _shape_of, FACTS.base, _is_parameter, is_weight, parameter_of)
 
 
 def _weights_of(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

@@ -15,10 +15,11 @@ class Operator:
     Attributes:
         raw: The object that `context.get_op()` returns.
         op_type: Its name.
+        views: Whether a schema says that a result may share memory with an input.
         aliases: Whether a result may share memory with an input, as far as is known.
     """
 
-    __slots__ = ("aliases", "counts", "func", "op_type", "raw")
+    __slots__ = ("aliases", "counts", "func", "op_type", "raw", "views")
 
     def __init__(self, func: Any, raw: Any, op_type: str) -> None:
         self.func, self.raw, self.op_type = func, raw, op_type
@@ -30,14 +31,11 @@ class Operator:
             if all(str(value.type) == "Tensor" for kinds in returns for value in kinds)
             else set()
         )
-        # Dropout returns its input in evaluation mode, which its schema does not tell.
-        self.aliases = (
-            not schemas
-            or "dropout" in op_type
-            or any(
-                # A written result is that of an in-place or `out=` op, and not a view.
-                result.alias_info is not None and not result.alias_info.is_write
-                for schema in schemas
-                for result in schema.returns
-            )
+        self.views = any(
+            # A written result is that of an in-place or `out=` op, and not a view.
+            result.alias_info is not None and not result.alias_info.is_write
+            for schema in schemas
+            for result in schema.returns
         )
+        # Dropout returns its input in evaluation mode, which its schema does not tell.
+        self.aliases = not schemas or "dropout" in op_type or self.views

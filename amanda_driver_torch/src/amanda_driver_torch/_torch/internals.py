@@ -95,6 +95,7 @@ __all__ = [
     "nested_bindings",
     "next_sequence",
     "no_override",
+    "parameter_of",
     "parse_schema",
     "pop_function_mode",
     "pop_saved_tensor_hooks",
@@ -326,6 +327,11 @@ def name_of_packet(packet: OpOverloadPacket) -> str:
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """Return a module's submodules by name; some may be None."""
     return module._modules
+
+
+def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
+    """Return the parameter that a module itself holds by a name, None if it holds none."""
+    return module._parameters.get(name)
 
 
 #: Registries in `torch.nn.modules.module` of hooks for every module -> kind of the hooks.

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from amanda_core.weights.geometry import Memory
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import (
     DETACHED_VIEWS,
@@ -30,6 +31,7 @@ __all__ = [
     "is_nested_strided",
     "is_strided",
     "is_weight",
+    "layout_of",
     "memory_of",
     "node_of",
     "output_number",
@@ -124,6 +126,25 @@ def memory_of(tensor: torch.Tensor) -> int | None:
         return storage_address(tensor.untyped_storage())
     except RuntimeError:
         return None  # Sparse and opaque layouts.
+
+
+def layout_of(tensor: torch.Tensor) -> Memory | None:
+    """Return where the elements of a tensor lie; None where strides do not say so."""
+    if not is_strided(tensor):
+        return None
+    address = memory_of(tensor)
+    if address is None:
+        return None
+    try:
+        return Memory(
+            address,
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.dtype.itemsize,
+        )
+    except RuntimeError:
+        return None  # What functorch wraps, and symbolic sizes.
 
 
 def is_strided(tensor: torch.Tensor) -> bool:

@@ -149,10 +149,24 @@ Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
 }
 
 // As `Sites._operands`.
-bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, uint64_t* hash) {
+bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, PyObject* regions,
+                            uint64_t* hash) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
     bool counts = type == parameter;
     if (!counts && type == tensor) {
+        if (regions != nullptr) {
+            Owned place(PyLong_FromSsize_t(position));
+            if (!place) return false;
+            Owned answer(PyObject_CallFunctionObjArgs(region.get(), regions, place.get(), value,
+                                                      nullptr));
+            if (!answer) return false;
+            uint64_t token = uint64_t(PyLong_AsLong(answer.get()));
+            // Of a region, told apart from the token of a weight by the next bit.
+            if (token != 0) {
+                *hash = mix(*hash, token << 16 | uint64_t(position) | uint64_t(3) << 62);
+                return true;
+            }
+        }
         if (inside || position == 0) return true;
         // Weights kept as plain tensors, outside modules.
         if (in_function_modes()) {
@@ -195,21 +209,25 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, u
     return true;
 }
 
-bool Identity::hash_operands(const Operands& operands, bool inside, uint64_t* hash) {
+bool Identity::hash_operands(const Operands& operands, bool inside, PyObject* regions,
+                             uint64_t* hash) {
     Py_ssize_t position = 0;
-    if (operands.first != nullptr && !hash_operand(operands.first, position++, inside, hash)) {
+    if (operands.first != nullptr &&
+        !hash_operand(operands.first, position++, inside, regions, hash)) {
         return false;
     }
     for (Py_ssize_t i = 0; i < operands.count; ++i) {
-        if (!hash_operand(operands.items[i], position++, inside, hash)) return false;
+        if (!hash_operand(operands.items[i], position++, inside, regions, hash)) return false;
     }
     for (Py_ssize_t i = 0; operands.names != nullptr && i < operands.named(); ++i) {
-        if (!hash_operand(operands.items[operands.count + i], position++, inside, hash)) return false;
+        if (!hash_operand(operands.items[operands.count + i], position++, inside, regions, hash)) {
+            return false;
+        }
     }
     if (operands.kwargs != nullptr) {
         PyObject *name, *value;
         for (Py_ssize_t i = 0; PyDict_Next(operands.kwargs, &i, &name, &value);) {
-            if (!hash_operand(value, position++, inside, hash)) return false;
+            if (!hash_operand(value, position++, inside, regions, hash)) return false;
         }
     }
     return true;
@@ -244,13 +262,20 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
     // Mixed, not only added: the offset of the call, a small number like this, comes next.
     uint64_t hash = mix(uint64_t(type.number) + 1, 0);
     if (!hash_site(thread, bound, inside, &hash, look_away) || *look_away) return nullptr;
-    if (!hash_operands(operands, inside, &hash)) return nullptr;
+    uint64_t site = mix(hash, inside ? uint64_t(progress->info->number) : 0);
+    Owned* known_site = regional_.size() != 0 ? regional_.find(site) : nullptr;
+    Owned regional = known_site != nullptr ? *known_site : Owned();
+    PyObject* regions = regional.get();
+    if (!hash_operands(operands, inside, regions, &hash)) return nullptr;
 
     if (!inside) {
         uint64_t key = mix(hash, 0);
         Shared<Entry>* known = entries_.find(key);
         if (known != nullptr) return known->get();
-        Entry* entry = resolve_new(thread, type, operands, scope, bound, inside, hash, key, 0);
+        Entry* entry = resolve_new(thread, type, operands, scope, bound, inside, hash, key, 0, site);
+        if (entry == nullptr && regions == nullptr && regional_.find(site) != nullptr) {
+            return locate(thread, type, operands, look_away, step);
+        }
         *look_away = entry == nullptr && !PyErr_Occurred();
         return entry;
     }
@@ -258,7 +283,8 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
         Sequence* expected = progress->expected.get();
         if (progress->position < progress->size && progress->steps[progress->position].hash == hash) {
             *step = &progress->steps[progress->position++];
-            bool plain = true;
+            // What regions a site reads, addresses do not say.
+            bool plain = regions == nullptr;
             for (Py_ssize_t i = -1; plain && i < operands.count + operands.named(); ++i) {
                 PyObject* value = i < 0 ? operands.first : operands.at(i);
                 plain = value == nullptr ? i < 0 : is_plain(value);
@@ -280,9 +306,12 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
     Shared<Entry>* known = entries_.find(key);
     Entry* entry = known != nullptr ? known->get()
                                     : resolve_new(thread, type, operands, scope, bound, inside,
-                                                  hash, key, occurrence);
+                                                  hash, key, occurrence, site);
     if (entry == nullptr) {
         --progress->counts.at(hash);
+        if (regions == nullptr && !PyErr_Occurred() && regional_.find(site) != nullptr) {
+            return locate(thread, type, operands, look_away, step);
+        }
         *look_away = !PyErr_Occurred();
         return nullptr;
     }
@@ -299,7 +328,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
 
 Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands& operands,
                              PyObject* scope, const void* bound, bool inside, uint64_t hash,
-                             uint64_t key, uint32_t occurrence) {
+                             uint64_t key, uint32_t occurrence, uint64_t site) {
     Owned frames = frames_of(thread, bound, inside);
     if (!frames) return nullptr;
     Py_ssize_t shift = operands.first != nullptr;
@@ -315,6 +344,10 @@ Entry* Identity::resolve_new(Thread* thread, const OpType& type, const Operands&
     Owned record(PyObject_CallFunctionObjArgs(resolve.get(), type.name, scope, frames.get(),
                                               args.get(), kwargs.get(), number.get(), nullptr));
     if (!record || record.get() == Py_None) return nullptr;
+    if (PyLong_Check(record.get())) {
+        regional_.at(site) = std::move(record);
+        return nullptr;
+    }
     if (entries_.size() > 16 * MANY) forget();
     Shared<Entry> entry(new Entry);
     entry->hash = hash;

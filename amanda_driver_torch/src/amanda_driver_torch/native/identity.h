@@ -213,7 +213,7 @@ struct OpType {
 
 class Identity {
   public:
-    Owned classify, look_up, resolve;        // of the core's `Sites` and `Labels`
+    Owned classify, look_up, resolve, region;  // of the core's `Sites` and `Labels`
     Owned is_weight;                         // where modes of the user's hear of what is read
     PyObject *parameter = nullptr, *tensor = nullptr;  // types, borrowed from torch
 
@@ -251,11 +251,13 @@ class Identity {
 
     bool is_plain(PyObject* value);
     bool hash_site(Thread*, const void* bound, bool inside, uint64_t* hash, bool* quiet);
-    bool hash_operands(const Operands&, bool inside, uint64_t* hash);
-    bool hash_operand(PyObject* value, Py_ssize_t position, bool inside, uint64_t* hash);
+    bool hash_operands(const Operands&, bool inside, PyObject* regions, uint64_t* hash);
+    bool hash_operand(PyObject* value, Py_ssize_t position, bool inside, PyObject* regions,
+                      uint64_t* hash);
     Code* code_of(PyObject* code, PyObject* globals);
     Entry* resolve_new(Thread*, const OpType&, const Operands&, PyObject* scope, const void* bound,
-                       bool inside, uint64_t hash, uint64_t key, uint32_t occurrence);
+                       bool inside, uint64_t hash, uint64_t key, uint32_t occurrence,
+                       uint64_t site);
     Owned frames_of(Thread*, const void* bound, bool inside);
 
     Table<Code> codes_;
@@ -263,6 +265,8 @@ class Identity {
     Table<Type> types_;
     Table<Shared<Entry>> entries_;
     Table<Shared<ScopeInfo>> scopes_;
+    // Sites that read regions of parameters -> their number in `Sites`.
+    Table<Owned> regional_;
 };
 
 // The rule's constants, as in `amanda_core.sites`.

@@ -268,10 +268,12 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     identity->classify = take("classify");
     identity->look_up = take("look_up");
     identity->resolve = take("resolve");
+    identity->region = take("region");
     identity->is_weight = take("is_weight");
     Owned record = take("record_type"), parameter = take("parameter_type"),
           tensor = take("tensor_type");
-    if (!identity->classify || !identity->look_up || !identity->resolve || !identity->is_weight ||
+    if (!identity->classify || !identity->look_up || !identity->resolve || !identity->region ||
+        !identity->is_weight ||
         !record || !parameter || !tensor) {
         return nullptr;
     }
@@ -323,7 +325,7 @@ PyObject* watch_close(PyObject* object, PyObject*) {
     close_switches(self);
     self->identity->forget();
     Identity* own = self->identity;
-    own->classify = own->look_up = own->resolve = own->is_weight = Owned();
+    own->classify = own->look_up = own->resolve = own->region = own->is_weight = Owned();
     Py_RETURN_NONE;
 }
 

@@ -1,0 +1,202 @@
+"""`Parameters`: from a value to the parameter that it is, or that it shows a part of.
+
+Owns the table from memory to parameters, and when it is made again. Parameters are found by where
+they lie, not by following what made a value; a parameter is referred to by its module and name,
+since a weak reference to a tensor keeps a framework from exchanging its content.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from amanda_core.scopes import Labels, Scopes
+from amanda_core.weak import Known
+from amanda_core.weights.geometry import Memory, Place, extents_of, place_in, region_text
+
+__all__ = ["Found", "Layouts", "Parameters"]
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """What a driver says of its framework's tensors.
+
+    Attributes:
+        memory: Returns where a tensor lies; None where that cannot be told.
+        shape: Returns its dimensions.
+        base: Returns the tensor of which it is a view, or itself.
+        is_parameter: Returns True if the framework marks it as a parameter of a model.
+        is_weight: Returns True if it may be a weight although it is not marked.
+        attribute: Returns the parameter that a module holds by a name, or None.
+    """
+
+    memory: Callable[[Any], Memory | None]
+    shape: Callable[[Any], tuple[int, ...] | None]
+    base: Callable[[Any], Any]
+    is_parameter: Callable[[Any], bool]
+    is_weight: Callable[[Any], bool]
+    attribute: Callable[[Any, str], Any]
+
+
+class Found(NamedTuple):
+    """A parameter, and the part of it that some value shows.
+
+    Attributes:
+        root: Label of the outermost module that holds it; empty outside of modules.
+        name: Its qualified name there; outside of modules a number with a ``#``.
+        token: Of a parameter without a name, a number that is never given again; else 0.
+        shape: Its dimensions.
+        memory: Where it lies; None where that cannot be told.
+        place: The part of it.
+        get: Returns the parameter as it is when asked; None if it is gone.
+    """
+
+    root: str
+    name: str
+    token: int
+    shape: tuple[int, ...]
+    memory: Memory | None
+    place: Place
+    get: Callable[[], Any]
+
+    @property
+    def label(self) -> str:
+        """Name and region."""
+        return self.name + region_text(self.place.region)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """How many indices the region has along each axis."""
+        return extents_of(self.place.region, self.shape)
+
+
+class _Entry(NamedTuple):
+    name: str
+    memory: Memory | None
+    shape: tuple[int, ...]
+    get: Callable[[], Any]
+
+
+class Parameters:
+    """The parameters of the models that are run, and those outside of models as they are used.
+
+    Args:
+        scopes: Names those of modules.
+        labels: Numbers all others.
+        layouts: What the driver says of its tensors.
+    """
+
+    def __init__(self, scopes: Scopes, labels: Labels, layouts: Layouts) -> None:
+        self._scopes, self._labels, self._layouts = scopes, labels, layouts
+        #: Label of a root -> its parameters, by their memory, and by their names.
+        self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
+        self._entries: dict[str, dict[str, _Entry]] = {}
+        #: Parameters that no root holds, as of when the table was made last.
+        self._strangers: Known[bool] = Known()
+
+    def shapes(self, root: str) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each parameter of a root, by name."""
+        self._table(root)
+        return {name: entry.shape for name, entry in self._entries[root].items()}
+
+    def find(self, value: Any, root: str, operand: bool = True) -> Found | None:
+        """Return the parameter that a tensor is or shows a part of, None if it shows none.
+
+        Args:
+            value: The tensor.
+            root: Label of the root whose operator reads it; empty outside of modules.
+            operand: Whether a weight that is not marked as a parameter may stand where it stands.
+        """
+        layouts = self._layouts
+        memory = layouts.memory(value)
+        found = self._held(value, root, memory) if root else None
+        if found is not None:
+            return found
+        base = layouts.base(value)
+        marked = layouts.is_parameter(base)
+        if root and marked and not self._strangers.get(base):
+            # A parameter that the table lacks: it has moved, or was made since.
+            self.forget(root)
+            found = self._held(value, root, memory)
+            if found is not None:
+                return found
+            self._strangers.set(base, True)
+        if marked or (not root and operand and layouts.is_weight(base)):
+            return self._unnamed(value, base, memory)
+        return None
+
+    def memory(self, value: Any) -> Memory | None:
+        """Return where a tensor lies; None where that cannot be told."""
+        return self._layouts.memory(value)
+
+    def forget(self, root: str) -> None:
+        """Make the table of a root again when it is used next."""
+        self._tables.pop(root, None)
+
+    def _held(
+        self, value: Any, root: str, memory: Memory | None, again: bool = True
+    ) -> Found | None:
+        table = self._table(root)
+        if memory is None:
+            for entry in table.get(None, ()):
+                if entry.get() is value:
+                    return self._found(root, entry, _whole(entry.shape))
+            return None
+        for entry in table.get(memory.key, ()):
+            place = place_in(entry.memory, memory) if entry.memory is not None else None
+            if place is None:
+                continue
+            parameter = entry.get()
+            if parameter is None or self._layouts.memory(parameter) != entry.memory:
+                # It lies elsewhere now, and something else may lie here.
+                self.forget(root)
+                return self._held(value, root, memory, False) if again else None
+            return self._found(root, entry, place)
+        return None
+
+    @staticmethod
+    def _found(root: str, entry: _Entry, place: Place) -> Found:
+        return Found(root, entry.name, 0, entry.shape, entry.memory, place, entry.get)
+
+    def _unnamed(self, value: Any, base: Any, memory: Memory | None) -> Found | None:
+        shape, whole = self._layouts.shape(base), self._layouts.memory(base)
+        if shape is None:
+            return None
+        place = _whole(shape)
+        if memory is not None and whole is not None:
+            place = place_in(whole, memory) or place
+        token, number = self._labels.look_up(base)
+        labels = self._labels
+
+        def get() -> Any:
+            return labels.tensor(token)
+
+        return Found("", f"#{number}", token, shape, whole, place, get)
+
+    def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
+        table = self._tables.get(root)
+        if table is None:
+            table = self._tables[root] = {}
+            entries = self._entries[root] = {}
+            for name, owner, parameter in self._scopes.weights(root):
+                memory, shape = self._layouts.memory(parameter), self._layouts.shape(parameter)
+                if shape is not None:
+                    get = self._getter(weakref.ref(owner), name.rpartition(".")[2])
+                    entry = entries[name] = _Entry(name, memory, shape, get)
+                    table.setdefault(memory and memory.key, []).append(entry)
+        return table
+
+    def _getter(self, owner: weakref.ref[Any], name: str) -> Callable[[], Any]:
+        attribute = self._layouts.attribute
+
+        def get() -> Any:
+            module = owner()
+            return None if module is None else attribute(module, name)
+
+        return get
+
+
+def _whole(shape: tuple[int, ...]) -> Place:
+    return Place((), True, tuple(range(len(shape))))

@@ -1,0 +1,175 @@
+"""`Weight` and `Reads`: which parameters one execution of an op reads.
+
+Owns what `context.weights` answers: which input is which part of which parameter, whether the op
+computes with it, and by which key it is known everywhere.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from amanda_core.weights.geometry import Memory, extents_of, region_text
+from amanda_core.weights.parameters import Found, Parameters
+
+if TYPE_CHECKING:
+    from amanda_core.context import OpContext
+
+__all__ = ["Reads", "Weight", "reads_of"]
+
+#: Context -> whether its op makes nothing but views of the weights it is given.
+_views: weakref.WeakKeyDictionary[OpContext, bool] = weakref.WeakKeyDictionary()
+
+
+class Weight:
+    """A parameter, or a part of one, that an op reads at one input.
+
+    Attributes:
+        name: Qualified name of the parameter in its model; ``#`` and a number for one that no
+            module holds.
+        root: Name of the model: of the class of the outermost module called, numbered where
+            several have been called. Empty for a parameter that no module holds.
+        shape: Dimensions of the whole parameter.
+        region: Indices into the parameter that give the part; empty for all of it.
+        exact: Whether the input shows all of the region and nothing else. False where no indices
+            say which part it is; the region is the whole parameter then.
+        axes: For each axis of the input the parameter's axis that it runs along, or None.
+        role: What the op uses it as, one of `INPUT_ROLES`; None where that is not known.
+        layout: Axes of the input as ``weight_layout`` of the context says, or None.
+        varies: Whether the same op reads other weights in other executions. What a tool knows by
+            weight it then has to look up in each execution: ``context.weights`` answers in
+            routines, too.
+        memory: Where the whole parameter lies; None where that cannot be told.
+        seen: Where the part lies; likewise.
+    """
+
+    __slots__ = (
+        "_get",
+        "axes",
+        "exact",
+        "layout",
+        "memory",
+        "name",
+        "region",
+        "role",
+        "root",
+        "seen",
+        "shape",
+        "varies",
+    )
+
+    def __init__(
+        self, found: Found, seen: Memory | None, role: str | None, layout: str | None, varies: bool
+    ) -> None:
+        self.name, self.root, self.shape = found.name, found.root, found.shape
+        self.region, self.exact, self.axes = found.place
+        self.role, self.layout, self.varies = role, layout, varies
+        self.memory, self.seen, self._get = found.memory, seen, found.get
+
+    def __repr__(self) -> str:
+        return f"<Weight {self.key}>"
+
+    @property
+    def parameter(self) -> Any:
+        """The parameter as its module holds it now; None if it is gone."""
+        return self._get()
+
+    @property
+    def owner(self) -> str:
+        """The parameter's own key: the same for all parts of it, in every process."""
+        return f"{self.root}:{self.name}"
+
+    @property
+    def key(self) -> str:
+        """A name of this part of this parameter that is the same in every process."""
+        return self.owner + region_text(self.region)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """How many indices the region has along each axis of the parameter."""
+        return extents_of(self.region, self.shape)
+
+
+class Reads(Mapping["int | tuple[int, int]", Weight]):
+    """The weights that an op reads, by input position.
+
+    A weight in a list of tensors has its position and its index in the list as a key.
+
+    Attributes:
+        consumed: Whether the op computes with the weights or copies them. An op that makes a view
+            of a weight does not: what computes with the view reads the same weight.
+    """
+
+    def __init__(
+        self, weights: dict[int | tuple[int, int], Weight], consumed: bool, shapes: Any
+    ) -> None:
+        self._weights, self._shapes = weights, shapes
+        self.consumed = consumed
+
+    def __getitem__(self, place: int | tuple[int, int]) -> Weight:
+        return self._weights[place]
+
+    def __iter__(self) -> Iterator[int | tuple[int, int]]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every parameter of the model that the op is part of, by `owner`."""
+        found: dict[str, tuple[int, ...]] = self._shapes()
+        return found
+
+
+def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
+    """Return the weights that the present execution of an op reads.
+
+    Args:
+        context: The op's context, during a call of a routine.
+        persistent: What the drivers keep for the session, among it what finds parameters.
+    """
+    holder = context.forward or context
+    root, known = _operands_of(holder.site.key)
+    framework = context.namespace.partition("/")[0]
+    parameters: Parameters | None = persistent.get(f"{framework}.parameters")
+
+    def shapes() -> dict[str, tuple[int, ...]]:
+        found = parameters.shapes(root) if parameters is not None and root else {}
+        return {f"{root}:{name}": shape for name, shape in found.items()}
+
+    facts, inputs = context.facts, context.get_inputs()
+    if parameters is None or facts is None or inputs is None:
+        return Reads({}, False, shapes)
+    roles: tuple[str, ...] = context.get("input_roles", ())
+    found: dict[int | tuple[int, int], Weight] = {}
+
+    def add(place: int | tuple[int, int], position: int, value: Any) -> None:
+        part = parameters.find(value, root, position > 0) if facts.is_tensor(value) else None
+        if part is not None:
+            role = roles[position] if position < len(roles) else None
+            layout = context.get("weight_layout") if role == "weight" else None
+            varies = part.label not in known
+            found[place] = Weight(part, parameters.memory(value), role, layout, varies)
+
+    for position, value in enumerate(inputs):
+        if isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                add((position, index), position, item)
+        else:
+            add(position, position, value)
+    return Reads(found, bool(found) and not _makes_views(holder), shapes)
+
+
+def _operands_of(key: Hashable) -> tuple[str, set[str]]:
+    """Return the root of an op and the weights that tell it apart, by the key that `Sites` made."""
+    if not isinstance(key, tuple) or key[:1] != ("op",):
+        return "", set()
+    return key[1], {name if isinstance(name, str) else f"#{name}" for _, name in key[5]}
+
+
+def _makes_views(context: OpContext) -> bool:
+    asked: Callable[[], bool] | None = context.execution.get("makes_views")
+    if asked is not None:
+        _views[context] = asked()
+    return _views.get(context, False)
