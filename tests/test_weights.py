@@ -17,17 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.utils import swap_tensors as untyped_swap
 
 import amanda
 from amanda_core import OpContext
 from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
+from amanda_core.weights.reads import Weight
+
+swap_tensors: Any = untyped_swap
 
 # Parts of parameters, by where they lie. What they show is counted element by element.
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
-    return Memory(0, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), 4)
+    return Memory(0, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), 4)
 
 
 Step = Callable[[torch.Tensor, int, int], torch.Tensor]
@@ -87,6 +91,12 @@ def test_what_lies_beside_a_parameter_is_no_part_of_it() -> None:
 
 # What a context says.
 
+
+def contexts_of(handle: amanda.Handle) -> int:
+    assert handle.session is not None
+    return len(list(handle.session.contexts()))
+
+
 Seen = list[tuple[str, str, bool, bool]]
 
 
@@ -128,9 +138,10 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor, hit: list[int]) -> torch.Tensor:
         weight, bias = self.qkv.weight, self.qkv.bias
         q, k, v = (
-            functional.linear(x, w, b) for w, b in zip(weight.chunk(3), bias.split(4), strict=True)
+            functional.linear(x, w, b)
+            for w, b in zip(weight.chunk(3), torch.split(bias, 4), strict=True)
         )
-        total = self.out(q) + self.tied(k) + self.out(v)
+        total: torch.Tensor = self.out(q) + self.tied(k) + self.out(v)
         for expert in hit:
             total = total + functional.linear(x, self.experts[expert]).sum()
         rows = self.experts[torch.tensor(hit, dtype=torch.long)]
@@ -196,7 +207,8 @@ def test_a_context_names_the_parts_of_parameters_that_an_op_reads() -> None:
 
 
 def test_a_weight_says_where_it_is_and_where_its_parameter_is_held() -> None:
-    model, found = Block(), []
+    model = Block()
+    found: list[tuple[Any, Weight]] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: found.extend(context.weights.items()))
     with amanda.apply(tool):
@@ -210,7 +222,7 @@ def test_a_weight_says_where_it_is_and_where_its_parameter_is_held() -> None:
     other = nn.Parameter(torch.zeros(4, 6, 4))
     model.experts = other
     assert weight.parameter is other  # Asked, not kept.
-    torch.utils.swap_tensors(model.experts, nn.Parameter(torch.ones(4, 6, 4)))
+    swap_tensors(model.experts, nn.Parameter(torch.ones(4, 6, 4)))
     del model, other
     assert weight.parameter is None
 
@@ -220,16 +232,16 @@ def test_no_id_stands_for_two_weights_whatever_is_hit() -> None:
     with amanda.apply(tool) as handle:
         for hit in ([0, 1], [1, 0], [3], [2, 3, 1, 0], [0], [3, 2], []):
             model(x, hit)
-        count = sum(1 for _ in handle.session.contexts())
+        count = contexts_of(handle)
         draw = random.Random(0)
         for number in range(20):
             model(x, draw.sample(range(4), 1 + number % 4))
-        assert sum(1 for _ in handle.session.contexts()) == count
+        assert contexts_of(handle) == count
     weights: dict[int, set[tuple[str, ...]]] = {}
     for op_id, keys in tool.ids:
         weights.setdefault(op_id, set()).add(keys)
     assert all(len(keys) == 1 for keys in weights.values())
-    assert sum("experts[" in keys[0] for [keys] in weights.values()) == 4
+    assert len([keys for [keys] in weights.values() if "experts[" in keys[0]]) == 4
 
 
 def test_a_loop_over_more_parts_than_ids_says_that_they_vary(
@@ -252,7 +264,7 @@ def test_a_window_that_grows_makes_no_more_ops() -> None:
         counts = []
         for length in range(1, 60):
             model(torch.ones(length, 3))
-            counts.append(sum(1 for _ in handle.session.contexts()))
+            counts.append(contexts_of(handle))
     assert counts[1:] == [counts[1]] * 58
     assert tool.ids[-1][1] == ("Positions:table[0:59]",)
 
@@ -272,14 +284,14 @@ def test_parameters_that_move_are_found_again(move: str) -> None:
         tool.invalidate()
         model(x)
     if move == "swap":
-        torch.utils.swap_tensors(model.weight, nn.Parameter(torch.zeros(2, 3)))
+        swap_tensors(model.weight, nn.Parameter(torch.zeros(2, 3)))
         with amanda.apply(tool):
             tool.invalidate()
             model(x)
-    # The conversion reads them outside of any call of a module.
-    keys = [key for _, keys in tool.ids for key in keys if not key.startswith(":#")]
+    # A conversion reads them, too, outside of any call of a module.
+    keys = [key for _, keys in tool.ids for key in keys]
     assert set(keys) == {"Linear:weight", "Linear:bias"}
-    assert len(keys) == (6 if move == "swap" else 4)
+    assert len(keys) == (4 if move in ("data", "register") else 6)
 
 
 def test_what_lies_where_a_parameter_was_is_none() -> None:
@@ -357,3 +369,106 @@ def test_keys_and_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
         found.append(done.stdout.splitlines())
     assert len(found[0]) > 8
     assert found[0] == found[1]
+
+
+# What a tool keeps by weight.
+
+
+class Halve(amanda.Tool):
+    """Gives each linear layer half of its weight, which is kept while nobody writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: amanda.WeightState[str] = amanda.WeightState()
+        self.made: list[str] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        self.state.watch(context)
+        for place, weight in context.weights.items():
+            if context["type"] == "linear" and weight.role == "weight":
+                assert isinstance(place, int)
+                self.state.get(weight, lambda parameter: "made")
+                context.insert_before_op(self.edit, inputs=[place], weight=weight)
+
+    def edit(self, value: torch.Tensor, weight: Weight) -> torch.Tensor:
+        def half(parameter: torch.Tensor) -> torch.Tensor:
+            self.made.append(weight.name)
+            return parameter / 2
+
+        new = self.state.edited(weight, half)
+        assert isinstance(new, torch.Tensor)
+        return new[weight.region]
+
+
+def test_tied_and_split_weights_share_what_is_kept() -> None:
+    tool, model = Halve(), Block()
+    with amanda.apply(tool):
+        model(torch.ones(2, 4), [1, 3, 1])
+        model(torch.ones(2, 4), [0])
+    assert sorted(tool.state) == ["Block:experts", "Block:out.weight", "Block:qkv.weight"]
+    # Once for all three thirds, both layers and all experts.
+    assert sorted(tool.made) == ["experts", "out.weight", "qkv.weight"]
+    saved = tool.state.saved()
+    assert sorted(saved) == ["experts", "out.weight", "qkv.weight"]
+    again = Halve()
+    again.state.load(dict.fromkeys(saved, "loaded"))
+    with amanda.apply(again):
+        model(torch.ones(2, 4), [2])
+    assert set(again.state.saved().values()) == {"loaded"}
+
+
+WRITES: dict[str, Callable[[nn.Linear], object]] = {
+    "in place": lambda layer: layer.weight.mul_(3),
+    "a row": lambda layer: layer.weight[1].zero_(),
+    "assigned": lambda layer: layer.weight.__setitem__(0, 7.0),
+    "data": lambda layer: layer.weight.data.mul_(3),
+    "a row of the data": lambda layer: layer.weight.data[1].fill_(2),
+    "detached": lambda layer: layer.weight.detach().add_(1),
+    "other data": lambda layer: setattr(layer.weight, "data", torch.full((2, 2), 5.0)),
+    "loaded": lambda layer: layer.load_state_dict({"weight": torch.full((2, 2), 4.0)}),
+    "loaded and assigned": lambda layer: layer.load_state_dict(
+        {"weight": torch.full((2, 2), 6.0)}, assign=True
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_an_edited_parameter_is_made_again_after_each_write(write: str) -> None:
+    layer, tool, x = nn.Linear(2, 2, bias=False), Halve(), torch.eye(2)
+    with amanda.apply(tool), torch.no_grad():
+        for number in range(3):
+            assert torch.equal(layer(x), layer.weight.T / 2)
+            assert torch.equal(layer(x), layer.weight.T / 2)
+            assert len(tool.made) == number + 1
+            WRITES[write](layer)
+    with torch.no_grad():
+        layer.weight.data.add_(1)  # Where nobody sees it.
+        with amanda.apply(tool):
+            assert torch.equal(layer(x), layer.weight.T / 2)
+
+
+@pytest.mark.slow
+def test_an_optimizer_outdates_what_is_kept() -> None:
+    for make in (torch.optim.SGD, torch.optim.AdamW):
+        layer, tool, x = nn.Linear(2, 2, bias=False), Halve(), torch.eye(2)
+        optimizer = make(layer.parameters(), lr=0.1)
+        with amanda.apply(tool):
+            for number in range(3):
+                output = layer(x)
+                assert torch.equal(output, layer.weight.T / 2)
+                output.sum().backward()
+                optimizer.step()
+                assert len(tool.made) == number + 1
+
+
+def test_in_inference_mode_nothing_is_kept() -> None:
+    layer, tool, x = nn.Linear(2, 2, bias=False), Halve(), torch.eye(2)
+    with amanda.apply(tool):
+        with torch.inference_mode():
+            layer(x)
+            layer(x)
+        assert len(tool.made) == 2
+        layer(x).sum().backward()
+        layer(x).sum().backward()
+        assert len(tool.made) == 3

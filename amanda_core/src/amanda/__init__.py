@@ -36,6 +36,7 @@ __all__ = [
     "OpContext",
     "Selection",
     "Tool",
+    "WeightState",
     "__version__",
     "apply",
     "attach",
@@ -57,6 +58,7 @@ discovery.announce()
 if TYPE_CHECKING:
     from amanda import tools as tools
     from amanda_core.selection import Selection, select
+    from amanda_core.weights.state import WeightState
 else:
     # What is imported when it is used is shown, too.
     __dir__ = partial(sorted, {*globals(), *__all__} - {"discovery", "partial"})
@@ -68,6 +70,10 @@ else:
             from amanda_core import selection
 
             return getattr(selection, name)
+        if name == "WeightState":
+            from amanda_core.weights import state
+
+            return state.WeightState
         if name == "tools":
             import importlib
 

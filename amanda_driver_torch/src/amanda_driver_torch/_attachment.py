@@ -73,6 +73,10 @@ class TorchAttachment:
         self.session = session
         self.scopes = session.persistent("pytorch.scopes", new_scopes)
         labels = session.persistent("pytorch.labels", new_labels)
+        parameters = session.persistent(
+            "pytorch.parameters", lambda: new_parameters(self.scopes, labels)
+        )
+        parameters.begin()
         self._sites: Sites[OpRecord] = Sites(
             RULES,
             STATE,
@@ -82,7 +86,7 @@ class TorchAttachment:
             NAMESPACE,
             OpRecord,
             self._drop,
-            session.persistent("pytorch.parameters", lambda: new_parameters(self.scopes, labels)),
+            parameters,
         )
         self.backward = Backward(session, Leaves(self.scopes, labels), NAMESPACE)
         #: What observers did not see -> the reason.

@@ -29,6 +29,7 @@ class Layouts:
         base: Returns the tensor of which it is a view, or itself.
         is_parameter: Returns True if the framework marks it as a parameter of a model.
         is_weight: Returns True if it may be a weight although it is not marked.
+        version: Returns a number that grows with each write to it; None where nobody counts.
         attribute: Returns the parameter that a module holds by a name, or None.
     """
 
@@ -37,6 +38,7 @@ class Layouts:
     base: Callable[[Any], Any]
     is_parameter: Callable[[Any], bool]
     is_weight: Callable[[Any], bool]
+    version: Callable[[Any], int | None]
     attribute: Callable[[Any, str], Any]
 
 
@@ -86,10 +88,14 @@ class Parameters:
         scopes: Names those of modules.
         labels: Numbers all others.
         layouts: What the driver says of its tensors.
+
+    Attributes:
+        sessions: In how many sessions they have been looked at.
     """
 
     def __init__(self, scopes: Scopes, labels: Labels, layouts: Layouts) -> None:
         self._scopes, self._labels, self._layouts = scopes, labels, layouts
+        self.sessions = 0
         #: Label of a root -> its parameters, by their memory, and by their names.
         self._tables: dict[str, dict[Hashable, list[_Entry]]] = {}
         self._entries: dict[str, dict[str, _Entry]] = {}
@@ -111,9 +117,11 @@ class Parameters:
         """
         layouts = self._layouts
         memory = layouts.memory(value)
-        found = self._held(value, root, memory) if root else None
-        if found is not None:
-            return found
+        # Outside of modules, parameters of the models that have run are read as well.
+        for label in (root,) if root else tuple(self._tables):
+            found = self._held(value, label, memory)
+            if found is not None:
+                return found
         base = layouts.base(value)
         marked = layouts.is_parameter(base)
         if root and marked and not self._strangers.get(base):
@@ -130,6 +138,24 @@ class Parameters:
     def memory(self, value: Any) -> Memory | None:
         """Return where a tensor lies; None where that cannot be told."""
         return self._layouts.memory(value)
+
+    def begin(self) -> None:
+        """Note that a session begins: what was written before nobody has seen."""
+        self.sessions += 1
+
+    def version(self, parameter: Any) -> tuple[object, ...] | None:
+        """Return what changes with each write to a parameter that the framework counts.
+
+        It changes with each session, too. None where the framework does not count.
+        """
+        number = self._layouts.version(parameter)
+        if number is None:
+            return None
+        return self.sessions, self._layouts.memory(parameter), number
+
+    def counts_writes(self, value: Any) -> bool:
+        """Return True if a write to this tensor, which shows a parameter, changes the version."""
+        return self._layouts.is_parameter(self._layouts.base(value))
 
     def forget(self, root: str) -> None:
         """Make the table of a root again when it is used next."""

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from amanda_core.weights.geometry import Memory, extents_of, region_text
+from amanda_core.weights.geometry import extents_of, region_text
 from amanda_core.weights.parameters import Found, Parameters
 
 if TYPE_CHECKING:
@@ -40,13 +40,16 @@ class Weight:
         varies: Whether the same op reads other weights in other executions. What a tool knows by
             weight it then has to look up in each execution: ``context.weights`` answers in
             routines, too.
+        counted: Whether a write through this input changes `version`.
         memory: Where the whole parameter lies; None where that cannot be told.
         seen: Where the part lies; likewise.
     """
 
     __slots__ = (
         "_get",
+        "_parameters",
         "axes",
+        "counted",
         "exact",
         "layout",
         "memory",
@@ -60,12 +63,19 @@ class Weight:
     )
 
     def __init__(
-        self, found: Found, seen: Memory | None, role: str | None, layout: str | None, varies: bool
+        self,
+        found: Found,
+        value: Any,
+        parameters: Parameters,
+        role: str | None,
+        layout: str | None,
+        varies: bool,
     ) -> None:
         self.name, self.root, self.shape = found.name, found.root, found.shape
         self.region, self.exact, self.axes = found.place
         self.role, self.layout, self.varies = role, layout, varies
-        self.memory, self.seen, self._get = found.memory, seen, found.get
+        self.memory, self.seen, self._get = found.memory, parameters.memory(value), found.get
+        self.counted, self._parameters = parameters.counts_writes(value), parameters
 
     def __repr__(self) -> str:
         return f"<Weight {self.key}>"
@@ -74,6 +84,17 @@ class Weight:
     def parameter(self) -> Any:
         """The parameter as its module holds it now; None if it is gone."""
         return self._get()
+
+    def version(self, parameter: Any) -> tuple[object, ...] | None:
+        """Return what changes with each write to the parameter that the framework counts.
+
+        Args:
+            parameter: What `parameter` gave.
+
+        Returns:
+            Something to compare, another one in each session; None where writes are not counted.
+        """
+        return self._parameters.version(parameter)
 
     @property
     def owner(self) -> str:
@@ -99,13 +120,21 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
     Attributes:
         consumed: Whether the op computes with the weights or copies them. An op that makes a view
             of a weight does not: what computes with the view reads the same weight.
+        supported: Whether the driver tells where tensors lie. Where it does not, there are none.
+        written: Places at which the op writes into a weight.
     """
 
     def __init__(
-        self, weights: dict[int | tuple[int, int], Weight], consumed: bool, shapes: Any
+        self,
+        weights: dict[int | tuple[int, int], Weight],
+        shapes: Callable[[], dict[str, tuple[int, ...]]],
+        consumed: bool = False,
+        supported: bool = True,
+        written: frozenset[int] = frozenset(),
     ) -> None:
         self._weights, self._shapes = weights, shapes
-        self.consumed = consumed
+        self.consumed, self.supported = consumed, supported
+        self.written = frozenset(place for place in written if place in weights)
 
     def __getitem__(self, place: int | tuple[int, int]) -> Weight:
         return self._weights[place]
@@ -118,8 +147,7 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter of the model that the op is part of, by `owner`."""
-        found: dict[str, tuple[int, ...]] = self._shapes()
-        return found
+        return self._shapes()
 
 
 def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
@@ -140,7 +168,7 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
 
     facts, inputs = context.facts, context.get_inputs()
     if parameters is None or facts is None or inputs is None:
-        return Reads({}, False, shapes)
+        return Reads({}, shapes, supported=parameters is not None)
     roles: tuple[str, ...] = context.get("input_roles", ())
     found: dict[int | tuple[int, int], Weight] = {}
 
@@ -149,8 +177,8 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         if part is not None:
             role = roles[position] if position < len(roles) else None
             layout = context.get("weight_layout") if role == "weight" else None
-            varies = part.label not in known
-            found[place] = Weight(part, parameters.memory(value), role, layout, varies)
+            varies = known.isdisjoint({part.label, f"{part.root}:{part.label}"})
+            found[place] = Weight(part, value, parameters, role, layout, varies)
 
     for position, value in enumerate(inputs):
         if isinstance(value, (list, tuple)):
@@ -158,7 +186,8 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
                 add((position, index), position, item)
         else:
             add(position, position, value)
-    return Reads(found, bool(found) and not _makes_views(holder), shapes)
+    consumed = bool(found) and not _makes_views(holder)
+    return Reads(found, shapes, consumed, True, context.execution.get("writes") or frozenset())
 
 
 def _operands_of(key: Hashable) -> tuple[str, set[str]]:

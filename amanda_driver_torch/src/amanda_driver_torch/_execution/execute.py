@@ -250,6 +250,7 @@ class Run:
             recomputed=STATE.recomputing,
         )
         context.execution["makes_views"] = self.makes_views
+        context.execution["writes"] = self.mutated
         try:
             return self._run(context)
         finally:

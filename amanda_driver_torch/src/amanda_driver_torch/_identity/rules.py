@@ -93,7 +93,9 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     return None if shape is None or None in shape else tuple(map(int, tensor.shape))
 
 
-_LAYOUTS = Layouts(layout_of, _shape_of, FACTS.base, _is_parameter, is_weight, parameter_of)
+_LAYOUTS = Layouts(
+    layout_of, _shape_of, FACTS.base, _is_parameter, is_weight, FACTS.version, parameter_of
+)
 
 
 def _weights_of(module: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

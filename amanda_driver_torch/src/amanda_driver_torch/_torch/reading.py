@@ -138,7 +138,7 @@ def layout_of(tensor: torch.Tensor) -> Memory | None:
     try:
         return Memory(
             address,
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tuple(tensor.shape),
             tensor.stride(),
             tensor.dtype.itemsize,

@@ -1,0 +1,134 @@
+"""`WeightState`: what a tool knows by weight, and parameters as a tool has edited them.
+
+Owns where masks, scales and ranges are kept, how they are saved, and when an edited parameter is
+made again. What is kept is the tool's: no value is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from amanda_core.weights.reads import Weight
+
+if TYPE_CHECKING:
+    from amanda_core.context import OpContext
+
+__all__ = ["WeightState"]
+
+T = TypeVar("T")
+
+
+class WeightState(Generic[T]):
+    """What a tool keeps for each parameter: a mask, a scale, a range.
+
+    There is one for each parameter, however many operators read it and by whatever parts and names:
+    tied layers share it, a fused projection has one for all its chunks.
+
+    >>> state = WeightState()
+    >>> len(state)
+    0
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, T] = {}
+        #: Values by name that no weight has claimed yet, as `load` gave them.
+        self._loaded: dict[str, T] = {}
+        #: Owner -> version of the parameter, and what was made of it.
+        self._edited: dict[str, tuple[object, Any]] = {}
+        #: Owner -> how many writes were seen that no version counts.
+        self._writes: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def get(self, weight: Weight, make: Callable[[Any], T]) -> T | None:
+        """Return what is kept for the parameter that a weight is a part of.
+
+        Args:
+            weight: The weight.
+            make: Makes it of the whole parameter, where nothing is kept yet.
+
+        Returns:
+            What is kept; None where the parameter is gone.
+        """
+        owner = weight.owner
+        if owner not in self._kept:
+            if weight.name in self._loaded or owner in self._loaded:
+                loaded = self._loaded
+                self._kept[owner] = loaded[owner] if owner in loaded else loaded[weight.name]
+                return self._kept[owner]
+            parameter = weight.parameter
+            if parameter is None:
+                return None
+            self._kept[owner] = make(parameter)
+        return self._kept[owner]
+
+    def saved(self) -> dict[str, T]:
+        """Return all that is kept by the parameters' names, to be written to a file.
+
+        The name is that in the model's ``state_dict``; where several models have been run that
+        hold a parameter of one name, the model stands before it, with a colon.
+        """
+        names = [owner.partition(":")[2] for owner in self._kept]
+        return {
+            owner if names.count(name) > 1 else name: kept
+            for name, (owner, kept) in zip(names, self._kept.items(), strict=True)
+        }
+
+    def load(self, saved: Mapping[str, T]) -> None:
+        """Take what `saved` returned. A weight of that name gets it instead of one that is made."""
+        self._loaded = dict(saved)
+        self._kept.clear()
+        self._edited.clear()
+
+    def edited(self, weight: Weight, edit: Callable[[Any], Any], keep: bool = True) -> Any:
+        """Return the whole parameter as edited, made again only after the parameter was written.
+
+        Args:
+            weight: The weight that is read.
+            edit: Makes the edited parameter of the parameter.
+            keep: Whether it may be kept. Not if its gradient is needed.
+
+        Returns:
+            The edited parameter; None where the parameter is gone.
+        """
+        parameter = weight.parameter
+        if parameter is None:
+            return None
+        owner = weight.owner
+        version = weight.version(parameter) if keep else None
+        if version is None:
+            return edit(parameter)
+        now = (version, self._writes.get(owner, 0))
+        kept = self._edited.get(owner)
+        if kept is not None and kept[0] == now:
+            return kept[1]
+        if kept is not None and kept[0][0][0] != version[0]:  # type: ignore[index]
+            self._edited.clear()  # Of an earlier session.
+        new = edit(parameter)
+        # What cannot be counted itself was made where nothing may be kept (inference tensors).
+        if weight.version(new) is not None:
+            self._edited[owner] = (now, new)
+        return new
+
+    def forget_edited(self) -> None:
+        """Make edited parameters again when they are needed next."""
+        self._edited.clear()
+
+    def watch(self, context: OpContext) -> None:
+        """Watch an op for writes to parameters that the framework does not count.
+
+        For the analysis routine of a tool that uses `edited`, to be called for every op.
+        """
+        reads = context.weights
+        owners = {reads[place].owner for place in reads.written if not reads[place].counted}
+        if owners:
+            context.insert_after_op(self._written, observe=True, owners=owners)
+
+    def _written(self, *_: object, owners: set[str]) -> None:
+        for owner in owners:
+            self._writes[owner] = self._writes.get(owner, 0) + 1
