@@ -30,7 +30,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
     nothing = Installed()
     monkeypatch.setattr(importlib_metadata, "entry_points", nothing.entry_points)
     monkeypatch.setattr(discovery, "registered", None)
-    monkeypatch.setattr(installation, "_blocked", {})
+    monkeypatch.setattr(installation, "blocked", {})
     return nothing
 
 

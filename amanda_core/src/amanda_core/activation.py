@@ -71,8 +71,8 @@ class _Stack:
         self.declined: Declined | None = None
         #: Whether `open` is through: what is asked of drivers from then on is asked in an import.
         self.opened = False
-        tools, hook = self.resolve(), discovery.plugin_manager().hook
-        self.session = Session(tools, Store.resume(tools), hook, self.resolve)
+        hook = discovery.plugin_manager().hook
+        self.session = Session(Store.resume(self.resolve()), hook, self.resolve)
         self.session.set_policy(first.on_driver_error)
 
     def resolve(self) -> tuple[Tool, ...]:

@@ -34,14 +34,8 @@ __all__ = ["OpContext"]
 
 #: Where `OpContext.execution` has values.
 _VALUES = ("inputs", "outputs", "grad_outputs", "grad_inputs")
-#: What is known of an op before its first execution.
-_UNKNOWN: Mapping[str, Any] = {
-    "op": None,
-    "attrs": {},
-    "input_names": (),
-    "constant": None,
-    "recomputed": False,
-}
+#: What `fill` sets beside them; `Session.open` sets all.
+_FACTS = ("op", "attrs", "input_names", "constant", "recomputed")
 _COUNTED = "Positions are those of the op's signature, counted from 0"
 _UNSET: Any = type("_Unset", (), {"__repr__": lambda self: "<unset>"})()
 
@@ -71,7 +65,7 @@ class OpContext(dict[str, Any]):
         #: Tells the op from others, and its context from that of its backward op.
         self._key = (backward, op_id)
         #: What `fill` has set and `release` leaves: what is known of the op beside its values.
-        self._known: dict[str, Any] = dict(_UNKNOWN)
+        self._known: dict[str, Any] = {}
         #: For drivers: what `fill` has set for the current execution. Values are under "inputs",
         #: "outputs", "grad_outputs" and "grad_inputs"; "open" is true from `fill` to `release`;
         #: "op" may hold the operator of this execution alone. Native code may write it itself.
@@ -441,9 +435,7 @@ class OpContext(dict[str, Any]):
         ):
             if given is not _UNSET:
                 execution[values] = given
-        for fact, known in zip(
-            _UNKNOWN, (op, attrs, input_names, constant, recomputed), strict=True
-        ):
+        for fact, known in zip(_FACTS, (op, attrs, input_names, constant, recomputed), strict=True):
             if known is not _UNSET:
                 self._known[fact] = known
 
@@ -453,12 +445,12 @@ class OpContext(dict[str, Any]):
         A forward context remembers its values weakly, so that a backward routine still finds those
         that live on anyway (parameters above all) and None in the place of the others.
         """
-        if not self._backward and self._store.session.wants_backward:
-            self.remember()
-        self.execution.clear()
         if self._backward:
             # A backward operator object keeps its part of the graph alive.
             self._known["op"] = None
+        elif self._store.session.wants_backward:
+            self.remember()
+        self.execution.clear()
 
     def remember(self) -> None:
         """Remember the values of the current execution weakly, for its backward routines."""
@@ -640,13 +632,12 @@ class OpContext(dict[str, Any]):
 
     def _refuse_conflict(self, action: Action) -> None:
         """Refuse a replacement where another one was asked for; the core's part of the hook."""
-        if self._recorder is None or not action.kind.is_replacement:
-            return
-        tool, point, recorded = self._recorder
-        others = (*self._store.session.actions_of(self, without=(tool, point)), *recorded)
-        for other in others:
-            if other.kind is action.kind:
-                self._conflict(action.kind, other.tool, tool)
+        if self._recorder is not None and action.kind.is_replacement:
+            tool, point, recorded = self._recorder
+            logged = self._store.session.actions_of(self, without=(tool, point))
+            for other in (*logged, *recorded):
+                if other.kind is action.kind:
+                    self._conflict(action.kind, other.tool, tool)
 
     def _conflict(self, kind: ActionKind, first: Tool, second: Tool) -> None:
         raise ReplacementConflictError(

@@ -326,16 +326,11 @@ def tools() -> dict[str, importlib_metadata.EntryPoint]:
     """
     from amanda_core import tool_names
 
-    return {
-        reference: found.point
-        for reference, found in tool_names.references()
-        if reference and not found.blocked
-    }
+    named = tool_names.references()
+    return {name: found.point for name, found in named if name and not found.blocked}
 
 
 def _implements(plugin: Any, caller: pluggy.HookCaller) -> bool:
     """Return True if a plugin itself implements a hook, and does not only wrap it."""
-    return any(
-        call.plugin is plugin and not (call.wrapper or call.hookwrapper)
-        for call in caller.get_hookimpls()
-    )
+    own = [call for call in caller.get_hookimpls() if call.plugin is plugin]
+    return not all(call.wrapper or call.hookwrapper for call in own)

@@ -56,6 +56,11 @@ class AmandaError(Exception):
     #: Stable name of the kind of error, explained in ``docs/errors.md``.
     slug: ClassVar[str] = "amanda"
 
+    def __init_subclass__(cls, slug: str = "", **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if slug:
+            cls.slug = slug
+
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         parts = [what.rstrip(".") + "."]
@@ -70,160 +75,108 @@ class AmandaError(Exception):
         return (partial(type(self), where=self.where, fix=self.fix), (self.what,))
 
 
-class ToolError(AmandaError, TypeError):
+class ToolError(AmandaError, TypeError, slug="bad-tool"):
     """Something that is not a usable tool was applied, or a tool was registered wrongly."""
 
-    slug = "bad-tool"
 
-
-class DependencyCycleError(AmandaError):
+class DependencyCycleError(AmandaError, slug="dependency-cycle"):
     """Tools depend on one another in a circle."""
 
-    slug = "dependency-cycle"
 
-
-class ActionError(AmandaError):
+class ActionError(AmandaError, slug="bad-action"):
     """Base of the errors about what an analysis routine asked for."""
 
-    slug = "bad-action"
 
-
-class PositionError(ActionError, IndexError):
+class PositionError(ActionError, IndexError, slug="bad-position"):
     """An action names an input, output or gradient that the op does not have."""
 
-    slug = "bad-position"
 
-
-class LateActionError(ActionError):
+class LateActionError(ActionError, slug="late-action"):
     """An action was asked for after the point at which it would have taken effect."""
 
-    slug = "late-action"
 
-
-class ReplacementConflictError(ActionError):
+class ReplacementConflictError(ActionError, slug="replacement-conflict"):
     """Two replacements of one op at one point."""
 
-    slug = "replacement-conflict"
 
-
-class RoutineResultError(ActionError):
+class RoutineResultError(ActionError, slug="routine-result"):
     """An instrumentation routine returned a wrong number of values, or none where one is due."""
 
-    slug = "routine-result"
 
-
-class ObserverResultError(RoutineResultError):
+class ObserverResultError(RoutineResultError, slug="observer-result"):
     """A routine that was inserted with ``observe=True`` returned something other than None."""
 
-    slug = "observer-result"
 
-
-class EditError(ActionError):
+class EditError(ActionError, slug="bad-edit"):
     """A routine returned a value that cannot stand where the old one stood."""
 
-    slug = "bad-edit"
 
-
-class UnsupportedError(ActionError, NotImplementedError):
+class UnsupportedError(ActionError, NotImplementedError, slug="unsupported"):
     """A backend lacks what was asked for, and says so instead of doing something else."""
 
-    slug = "unsupported"
 
-
-class StaleContextError(AmandaError, RuntimeError):
+class StaleContextError(AmandaError, RuntimeError, slug="stale-context"):
     """Tensors of a context were read after the call for which they were valid."""
 
-    slug = "stale-context"
 
-
-class ReentryError(AmandaError, RuntimeError):
+class ReentryError(AmandaError, RuntimeError, slug="apply-in-routine"):
     """Tools were applied inside a routine."""
 
-    slug = "apply-in-routine"
 
-
-class ThreadError(AmandaError, RuntimeError):
+class ThreadError(AmandaError, RuntimeError, slug="wrong-thread"):
     """`apply` was entered in one thread and left in another."""
 
-    slug = "wrong-thread"
 
-
-class NamespaceError(AmandaError, ValueError):
+class NamespaceError(AmandaError, ValueError, slug="bad-namespace"):
     """A namespace is not of the form ``framework/version/mode``."""
 
-    slug = "bad-namespace"
 
-
-class MappingRuleError(AmandaError, TypeError):
+class MappingRuleError(AmandaError, TypeError, slug="bad-rule"):
     """A mapping rule is not ``[namespace, before]`` or ``[namespace, before, after]``."""
 
-    slug = "bad-rule"
 
-
-class SelectionError(AmandaError, ValueError):
+class SelectionError(AmandaError, ValueError, slug="bad-selection"):
     """A selection of ops or steps is not of the form that `select` takes."""
 
-    slug = "bad-selection"
 
-
-class DriverError(AmandaError):
+class DriverError(AmandaError, slug="broken-driver"):
     """A driver cannot be loaded, speaks another API, or fails to attach."""
 
-    slug = "broken-driver"
 
-
-class MissingDriverError(DriverError):
+class MissingDriverError(DriverError, slug="missing-driver"):
     """No driver is installed, or none of the name asked for."""
 
-    slug = "missing-driver"
 
-
-class MissingToolsError(AmandaError, ImportError):
+class MissingToolsError(AmandaError, ImportError, slug="missing-tools"):
     """The distribution that holds the tools is not installed."""
 
-    slug = "missing-tools"
 
-
-class ConfigError(AmandaError, ValueError):
+class ConfigError(AmandaError, ValueError, slug="bad-config"):
     """A configuration, an environment variable or a flag is malformed; names file and line."""
 
-    slug = "bad-config"
 
-
-class OptionError(ConfigError):
+class OptionError(ConfigError, slug="bad-option"):
     """An option of a tool is unknown, missing, or of a type that the tool does not take."""
 
-    slug = "bad-option"
 
-
-class UnknownToolError(ConfigError):
+class UnknownToolError(ConfigError, slug="unknown-tool"):
     """No tool of that name is installed, or it is blocked."""
 
-    slug = "unknown-tool"
 
-
-class BrokenToolError(AmandaError):
+class BrokenToolError(AmandaError, slug="broken-tool"):
     """An installed tool cannot be loaded, or what it names makes no tool."""
 
-    slug = "broken-tool"
 
-
-class OutputError(AmandaError, OSError):
+class OutputError(AmandaError, OSError, slug="bad-output"):
     """Results cannot be written where they should go, or would be written outside of it."""
 
-    slug = "bad-output"
 
-
-class ResultError(AmandaError, ValueError):
+class ResultError(AmandaError, ValueError, slug="bad-result"):
     """A file of results is malformed or too large."""
 
-    slug = "bad-result"
 
-
-class MissingExtraError(AmandaError, ImportError):
+class MissingExtraError(AmandaError, ImportError, slug="missing-extra"):
     """The command line, or a form of output, was used without the packages that it needs."""
-
-    slug = "missing-extra"
 
 
 class AmandaWarning(UserWarning):

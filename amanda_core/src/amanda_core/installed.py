@@ -24,7 +24,7 @@ __all__ = [
     "PLUGIN_GROUP",
     "TOOL_GROUP",
     "Installed",
-    "block",
+    "blocked",
     "blocked_names",
     "canonical",
     "installed",
@@ -40,7 +40,7 @@ COMMAND_GROUP = "amanda.commands"
 #: Names of plugins or distributions that are not to be used, with commas between, or ``*``.
 BLOCKING = "AMANDA_DISABLE_PLUGINS"
 #: Names blocked in this process -> the flag, or the line of a configuration, that blocks them.
-_blocked: dict[str, str] = {}
+blocked: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +83,9 @@ def split_names(text: str) -> tuple[str, ...]:
     return tuple(part for part in (part.strip() for part in text.split(",")) if part)
 
 
-def block(names: Iterable[str], where: str) -> None:
-    """Block plugins and distributions of these names in this process, or all by ``*``.
-
-    Args:
-        names: The names, in any spelling.
-        where: What blocks them, for messages.
-    """
-    for name in names:
-        _blocked.setdefault(name, where)
-
-
 def blocked_names() -> dict[str, str]:
     """Return each blocked name, and what blocks it."""
-    return dict.fromkeys(split_names(os.environ.get(BLOCKING, "")), BLOCKING) | _blocked
+    return dict.fromkeys(split_names(os.environ.get(BLOCKING, "")), BLOCKING) | blocked
 
 
 def installed(group: str) -> tuple[Installed, ...]:
@@ -106,9 +95,9 @@ def installed(group: str) -> tuple[Installed, ...]:
     for point in _points(group):
         distribution, version = _origin(point)
         names = ["*", *(canonical(name) for name in (point.name, distribution) if name)]
-        blocked = next((blocking[name] for name in names if name in blocking), "")
+        blocker = next((blocking[name] for name in names if name in blocking), "")
         value = str(getattr(point, "value", ""))
-        found.append(Installed(point.name, value, distribution, version, blocked, point))
+        found.append(Installed(point.name, value, distribution, version, blocker, point))
     return tuple(found)
 
 

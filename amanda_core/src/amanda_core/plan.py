@@ -85,13 +85,8 @@ class Step:
                 where=self.where,
                 fix="Return nothing, or leave observe=True out where the routine edits",
             )
-        changed = [
-            (position, new)
-            for position, old, new in zip(
-                positions, selected, self._as_many(result, selected), strict=True
-            )
-            if new is not old
-        ]
+        found = zip(positions, selected, self._as_many(result, selected), strict=True)
+        changed = [(position, new) for position, old, new in found if new is not old]
         if changed:
             self._context._note_edits(self.action, changed)
         return changed

@@ -60,16 +60,12 @@ class Session:
     _epochs = itertools.count(1)
 
     def __init__(
-        self,
-        tools: Sequence[Tool],
-        store: Store,
-        hook: pluggy.HookRelay,
-        resolve: Callable[[], Sequence[Tool]] | None = None,
+        self, store: Store, hook: pluggy.HookRelay, resolve: Callable[[], Sequence[Tool]]
     ) -> None:
         self.control: Control = THREAD.control
         self.closed = False
         self.tools: tuple[Tool, ...] = ()
-        self.epoch = 0  # Until `set_tools` below.
+        self.epoch = 0  # Until the tools are known.
         self._policy: OnDriverError = "raise"
         self._store = store
         self._hook = hook
@@ -82,7 +78,7 @@ class Session:
         self._step = 0
         self.contended = False
         store.session = self
-        self.set_tools(tools)
+        self.tools_changed()
 
     # What few sessions need, imported then.
 
@@ -134,7 +130,7 @@ class Session:
     def tools_changed(self) -> None:
         """A tool registered something or was invalidated: no cached plan holds."""
         # It may have got dependencies.
-        self.set_tools(self._resolve() if self._resolve is not None else self.tools)
+        self.set_tools(self._resolve())
 
     def _refresh(self) -> None:
         self._stage = self._stage_now()
@@ -143,11 +139,14 @@ class Session:
             epochs.clear()
         before, self.epoch = self.epoch, epochs.setdefault(self._stage, next(self._epochs))
         self.control.switches[EPOCH] = self.epoch
-        wanted = {point for tool in self.tools for point in IPoint if tool._amanda.routines[point]}
-        # Rules serve the analysis of others; where there is none, they are what was applied.
-        rules = any(t._amanda.before_rules or t._amanda.after_rules for t in self.tools)
-        self._wanted = frozenset(wanted) if wanted or not rules else frozenset(IPoint)
-        self.wants_backward = any(point.is_backward for point in self._wanted)
+        self._analysing = {
+            point: [tool for tool in self.tools if tool._amanda.routines[point]] for point in IPoint
+        }
+        if not any(self._analysing.values()):
+            # Rules serve the analysis of others; where there is none, they are what was applied.
+            rules = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
+            self._analysing = dict.fromkeys(IPoint, rules)
+        self.wants_backward = any(p.is_backward for p in IPoint if self._analysing[p])
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
         if self.epoch != before and self.listener is not None:
             self.listener()
@@ -187,7 +186,7 @@ class Session:
 
     def wants(self, i_point: IPoint) -> bool:
         """Return True if some applied tool analyses at `i_point`."""
-        return i_point in self._wanted
+        return bool(self._analysing[i_point])
 
     def can(self, capability: str, namespace: str) -> bool:
         """Return True if the driver of `namespace` declared `capability` for its mode."""
@@ -303,7 +302,7 @@ class Session:
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
         """Return True if `analyse` would run some tool's analysis."""
-        if i_point not in self._wanted:
+        if not self._analysing[i_point]:
             return False
         if self.control.caching and context._analysed.get(i_point) == self.epoch:
             return False
@@ -341,12 +340,10 @@ class Session:
     def _due(self, context: OpContext, i_point: IPoint) -> list[Tool]:
         tools = [
             tool
-            for tool in self.tools
-            if tool._amanda.routines[i_point] and self._selects(tool, context)
+            for tool in self._analysing[i_point]
+            # Rules of contexts serve other tools as well: a selection does not restrict them.
+            if not tool._amanda.routines[i_point] or self._selects(tool, context)
         ]
-        if not tools and not any(tool._amanda.routines[i_point] for tool in self.tools):
-            # Only rules are applied; they run once an op and point like analysis does.
-            tools = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
         if not self.control.caching:
             return tools
         key = (context._key, i_point)

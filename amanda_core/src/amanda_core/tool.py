@@ -248,23 +248,20 @@ def in_dependency_order(tools: Iterable[Tool]) -> tuple[Tool, ...]:
     """
     # By identity: a tool may be a dataclass, with an equality of its own and no hash.
     order: dict[int, Tool] = {}
-    path: dict[int, Tool] = {}
 
-    def visit(tool: Tool) -> None:
-        if id(tool) in path:
-            circle = [*list(path.values())[list(path).index(id(tool)) :], tool]
+    def visit(tool: Tool, path: tuple[Tool, ...]) -> None:
+        above = [id(dependent) for dependent in path]
+        if id(tool) in above:
+            circle = (*path[above.index(id(tool)) :], tool)
             raise DependencyCycleError(
                 "Tools depend on one another: " + " -> ".join(t.tool_name for t in circle),
                 fix="Remove one of these depends_on() calls",
             )
-        if id(tool) in order:
-            return
-        path[id(tool)] = tool
-        for dependency in tool._amanda.dependencies:
-            visit(dependency)
-        del path[id(tool)]
-        order[id(tool)] = tool
+        if id(tool) not in order:
+            for dependency in tool._amanda.dependencies:
+                visit(dependency, (*path, tool))
+            order[id(tool)] = tool
 
     for tool in tools:
-        visit(tool)
+        visit(tool, ())
     return tuple(order.values())

@@ -47,7 +47,8 @@ def block(disabled: Iterable[Setting]) -> None:
     Nothing of them is imported from now on. What has been imported already is not called any more.
     """
     for setting in disabled:
-        installed.block(setting.value, setting.where)
+        for name in setting.value:
+            installed.blocked.setdefault(name, setting.where)
     registered = discovery.registered
     if registered is None:
         return  # Nothing has been imported.
