@@ -1,9 +1,9 @@
-"""What holds for all tests: which packages are meant, which frameworks are loaded, and the order.
+"""Set-up of all tests: import paths, TensorFlow's environment, which files run, and their order.
 
 The root folders are named like the packages inside them. pytest's importlib mode imports each
 parent of a test module's dotted name by its folder: for `amanda_core/tests/test_x.py` it would
-register the folder `amanda_core` as an empty namespace package, and so hide the real one. A
-package that is already imported is left alone.
+register the folder `amanda_core` as an empty namespace package, and so hide the real one. A package
+that is already imported is not affected.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files that `--tensorflow` rules out, and sources named like tests."""
+    """Ignore files that `--tensorflow` excludes, and sources that are named like tests."""
     ruled_out = collection_path.is_file() and _is_ruled_out(collection_path, config)
     # None, not False: other reasons to ignore a path stand.
     return collection_path.name == "src" or ruled_out or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under xdist, run the files that take longest first, so that all processes end together."""
+    """Run the files that take longest first under xdist, so that all processes end together."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
     known = json.loads(DURATIONS.read_text())
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Begin to measure, before any fixture runs; skip what coverage.py would make fail."""
+    """Start measuring before any fixture runs; skip tests that coverage.py would make fail."""
     item.stash[_STARTED] = _busy()
     if item.config.getoption("--record-contexts"):
         _record_context(item)
@@ -108,7 +108,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Note what a test took, fixtures included, where pytest-xdist passes it on."""
+    """Attach the time of a test, including fixtures, where pytest-xdist passes it on."""
     if call.when == "teardown":
         item.user_properties.append(("cpu_seconds", _busy() - item.stash[_STARTED]))
 
@@ -117,25 +117,25 @@ class Durations:
     """Writes a file of durations at the end of a session."""
 
     def __init__(self, folder: Path) -> None:
-        """Begin without any."""
+        """Start without results."""
         # In the order of the runs.
         self.path = folder / f"{time.time_ns()}.json"
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up what the cases of a test function took."""
+        """Add up the times of a test function's cases."""
         for name, value in report.user_properties:
             if name == "cpu_seconds" and report.when == "teardown":
                 function = _function(report.nodeid).split("::", 1)[1]
                 self.seconds[_file(report.nodeid)][function] += float(str(value))
 
     def pytest_sessionfinish(self) -> None:
-        """Write them."""
+        """Write the file."""
         self.path.write_text(json.dumps(self.seconds))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Leave out files that are asked for by name, too; record durations where asked to."""
+    """Exclude files that are given by name, too; record durations if requested."""
     config.args[:] = [
         arg for arg in config.args if not _is_ruled_out(Path(arg.split("::")[0]).absolute(), config)
     ]
@@ -146,7 +146,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _is_ruled_out(path: Path, config: pytest.Config) -> bool:
-    """Whether these are tests with TensorFlow, or without it, of which the others are asked for."""
+    """Return True if the choice between tests with and without TensorFlow excludes this path."""
     chosen: str | None = config.getoption("--tensorflow")
     folders = [config.rootpath / folder for folder in WITH_TENSORFLOW]
     if chosen == "only":
@@ -156,7 +156,7 @@ def _is_ruled_out(path: Path, config: pytest.Config) -> bool:
 
 
 def _record_context(item: pytest.Item) -> None:
-    """Begin the context of a test function; one for each of its cases takes many gigabytes."""
+    """Start the coverage context of a test function; one per case would take many gigabytes."""
     coverage = importlib.import_module("coverage")
     measured = coverage.Coverage.current()
     if measured is not None:

@@ -1,8 +1,8 @@
-"""The repository's commands: `nox --list` names them, CONTRIBUTING.md says which one to run when.
+"""Commands of the repository: `nox --list` names them, CONTRIBUTING.md says when to run which.
 
-Each needs Python 3.10 or later and pip, and does all of its set-up itself. The sessions share one
-environment, .nox/python3.X: PyTorch alone takes most of a gigabyte, and who has run the demo has
-it already. It is of the Python that runs nox: `python3.12 -m nox -s tests` tests on 3.12.
+Each needs only Python 3.10 or later and pip, and sets up everything itself. The sessions share one
+environment, .nox/python3.X, because PyTorch alone takes most of a gigabyte. It uses the Python that
+runs nox: `python3.12 -m nox -s tests` tests on 3.12.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ nox.options.sessions = ["tests"]
 # nox itself would make one environment for each session; see `environment`.
 nox.options.default_venv_backend = "none"
 
-# The exit status of pytest where it collects nothing.
+# The exit status of pytest if it collects nothing.
 NO_TESTS = 5
 
 ROOT = Path(__file__).resolve().parent
@@ -39,7 +39,7 @@ MEMBERS = {
     "amanda_driver_torch": "",
     "amanda_tools": "",
 }
-#: What stands for others' distributions. No session has them in the shared environment.
+#: Examples of others' distributions. They are never in the shared environment.
 EXAMPLES = ["examples/driver_numpy", "examples/tool_activation_ranges"]
 LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 MODELS = [
@@ -139,7 +139,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the fast tests of everything; `-- amanda_core`, `-- -k name`: those of one thing."""
+    """Run the fast tests; select with `-- amanda_core` or `-- -k name`."""
     environment(session, *TESTING)
     shards = NATIVE if session.posargs else [*NATIVE, PURE_DRIVER]
     test(session, shards, FAST, *session.posargs)
@@ -147,7 +147,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_all(session: nox.Session) -> None:
-    """Run all but the exhaustive tests; `-- torch tf-graphs`: these shards of them."""
+    """Run all but the exhaustive tests; `-- torch tf-graphs` selects shards."""
     unknown = [name for name in session.posargs if name not in SHARDS]
     if unknown:
         session.error(f"There is no shard {', '.join(unknown)}; there are {', '.join(SHARDS)}")
@@ -164,9 +164,9 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session
 def durations(session: nox.Session) -> None:
-    """Measure what each test takes; writes tests/tiers/durations.json. All of it takes hours.
+    """Measure the duration of each test and write tests/tiers/durations.json; takes hours.
 
-    Some files: `-- tests/test_dump.py`; the figures of others stay.
+    Select files with `-- tests/test_dump.py`; the figures of the others are kept.
     """
     environment(session, *FURTHER)
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +177,7 @@ def durations(session: nox.Session) -> None:
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Measure which lines the fast tests run, and, with `-- all`, the slow ones; by package."""
+    """Measure which lines the fast tests run, or with `-- all` also the slow ones, by package."""
     environment(session, *FURTHER, *COVERAGE)
     measure_fast(session)
     report_coverage(session, "fast")
@@ -189,7 +189,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def mutation(session: nox.Session) -> None:
-    """Make 100 defects in the sources, one at a time, and see which ones the fast tests find."""
+    """Insert 100 defects into the sources, one at a time, and report which the fast tests find."""
     environment(session, *FURTHER, *COVERAGE)
     if not (ROOT / ".coverage.fast").exists():
         measure_fast(session)
@@ -198,7 +198,7 @@ def mutation(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what instrumentation costs; writes docs/. Shorter: `-- --quick`."""
+    """Measure the cost of instrumentation and write docs/benchmarks; `-- --quick` is shorter."""
     environment(session, "torch", "transformers", *TENSORFLOW, *PEERS)
     for script in (
         "start_bench",
@@ -212,24 +212,26 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def packages(session: nox.Session) -> None:
-    """Build the distributions, and look at each in a fresh environment; needs minutes."""
+    """Build the distributions and check each in a fresh environment; takes minutes."""
     environment(session, "build")
     run(session, "python", "tests/packages/packages.py")
 
 
 @nox.session
 def examples(session: nox.Session) -> None:
-    """Build the examples, install them as users would, run their tests; uninstall them again."""
+    """Build the examples, install them as users would, run their tests, and uninstall them
+    again.
+    """
     environment(session, "build")
     run(session, "python", "tests/packages/examples.py")
 
 
 @nox.session
 def sweep(session: nox.Session) -> None:
-    """Run operators, models, programs, long runs and faults; writes docs/trust.md.
+    """Run operators, models, programs, long runs and faults, and write docs/trust.md.
 
-    All of it takes hours. Parts of it, or samples: `-- operators --sample 40`; the page is made of
-    all results in sweep_results/.
+    Everything takes hours. Run parts or samples with `-- operators --sample 40`; the page is made
+    from all results in sweep_results/.
     """
     environment(session, *FURTHER)
     parts = [
@@ -254,9 +256,9 @@ def sweep(session: nox.Session) -> None:
 def others(session: nox.Session) -> None:
     """Run the tests of a framework or library under tools; `-- report` writes docs/others.md.
 
-    `-- torch --from FOLDER`, tensorflow, transformers, accelerate and peft want the folder of the
-    sources; `-- keras` and `-- keras-on-torch` have their tests in the installed package. Parts:
-    `--only test_nn --every 20`.
+    `-- torch --from FOLDER`, tensorflow, transformers, accelerate and peft need the folder of the
+    sources; `-- keras` and `-- keras-on-torch` use the tests in the installed package. Run parts
+    with `--only test_nn --every 20`.
     """
     environment(session, *FURTHER, *OTHERS)
     # From the root, where the package is; -P would hide it.
@@ -265,7 +267,7 @@ def others(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check rules, form and types; `nox -s lint -- --fix` mends what of the first two it can."""
+    """Check rules, formatting and types; `nox -s lint -- --fix` fixes what ruff can."""
     environment(session, *FURTHER, *COVERAGE)
     fix = "--fix" in session.posargs
     packages = [*MEMBERS, *EXAMPLES]
@@ -300,10 +302,10 @@ def lint(session: nox.Session) -> None:
 
 
 def environment(session: nox.Session, *packages: str) -> None:
-    """Make the shared environment, or bring it up to date, with the members and `packages` in it.
+    """Create or update the shared environment with the members and `packages`.
 
-    The members are installed as the wheels that users get, not as editables: a module, a type
-    marker or an entry point that packaging forgets is then missing here too.
+    The members are installed as wheels, as users get them, not as editables. So a module, a type
+    marker or an entry point that packaging forgets is missing here, too.
     """
     new = shutil.which("pip", path=PROGRAMS) is None
     if new:

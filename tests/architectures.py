@@ -1,7 +1,7 @@
 """Small models of many architectures, each with an input, for tests that need real programs.
 
-Importing this imports torch alone; what a model comes from is imported when it is built.
-Long, since it is a list.
+Importing this module imports only torch; other packages are imported when a model is built. Long,
+since it is a list.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Feed = Callable[[], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """How to build one model, and what to feed it.
+    """A model and its input.
 
     Attributes:
         name: Name in test ids.
-        build: Makes the model; its weights come from torch's global generator.
-        feed: Makes keyword arguments of one call; likewise.
+        build: Returns the model; its weights come from torch's global generator.
+        feed: Returns the keyword arguments of one call, from the same generator.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Architecture:
 
 
 def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a model's output, with their paths: in mappings, sequences and caches."""
+    """Yield the tensors in a model's output with their paths, in mappings, sequences and caches."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
@@ -52,7 +52,7 @@ def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The model's own loss, or else a mean over its floating-point outputs."""
+    """Return the model's own loss, or the mean over its floating-point outputs."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss
@@ -278,7 +278,7 @@ def detr() -> nn.Module:
 
 
 def efficientnet() -> nn.Module:
-    """EfficientNet-Lite0 as the package builds it, with its dropout and drop-connect."""
+    """Return EfficientNet-Lite0 as the package builds it, with its dropout and drop-connect."""
     import efficientnet_lite_pytorch
 
     network = efficientnet_lite_pytorch.EfficientNet.from_name("efficientnet-lite0")
@@ -375,7 +375,9 @@ class Encoder(nn.Module):
 
 
 class Shared(nn.Module):
-    """One value used many times, also by one op: gradients whose sums depend on their order."""
+    """One value used many times, also by one op: the sums of its gradients depend on their
+    order.
+    """
 
     def __init__(self) -> None:
         super().__init__()

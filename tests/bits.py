@@ -1,4 +1,4 @@
-"""Values as bits: what two runs left is compared byte for byte, not to a tolerance."""
+"""Values as bits, to compare the results of two runs byte for byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bits = tuple[str, tuple[int, ...], bytes] | None
 
 
 def bits_of(tensor: torch.Tensor | None) -> Bits:
-    """The bits of a tensor, whatever its strides."""
+    """Return the bits of a tensor, whatever its strides."""
     if tensor is None:
         return None
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -24,7 +24,7 @@ def bits_of(tensor: torch.Tensor | None) -> Bits:
 def state_of(
     model: torch.nn.Module, output: Any, loss: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """Loss, outputs, gradients, parameters, buffers and the random state, each with a name."""
+    """Return loss, outputs, gradients, parameters, buffers and the random state by name."""
     yield "loss", loss
     yield from ((f"output {name}", t) for name, t in tensors_of(output))
     yield from ((f"gradient {name}", p.grad) for name, p in model.named_parameters())
@@ -34,6 +34,6 @@ def state_of(
 
 
 def differences(first: dict[str, Bits], second: dict[str, Bits]) -> list[str]:
-    """Names of what is not the same bit for bit; both have the same names."""
+    """Return the names of what differs in bits; both must have the same names."""
     assert list(first) == list(second)
     return [name for name, bits in first.items() if bits != second[name]]

@@ -1,7 +1,7 @@
-"""Image classifiers whose cost is published, and BERT; with random weights.
+"""Image classifiers with published costs, and BERT, with random weights.
 
-ResNet-50, VGG-19, Inception-v3 and ViT-B/16 in the layouts of torchvision's. Importing this imports
-torch alone.
+ResNet-50, VGG-19, Inception-v3 and ViT-B/16 have torchvision's layouts. Importing this module
+imports only torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 def from_transformers(model: str, config: str, **settings: Any) -> nn.Module:
-    """A model in evaluation mode. Nothing is downloaded."""
+    """Return a model in evaluation mode; nothing is downloaded."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     library = importlib.import_module("transformers")
     network = getattr(library, model)(getattr(library, config)(**settings))
@@ -37,7 +37,7 @@ def bert_base(attention: str) -> nn.Module:
 
 
 class FusedBert(nn.Module):
-    """What BERT-base computes, by PyTorch's own layers, which fuse each into one operator."""
+    """BERT-base built from PyTorch's own layers, which fuse each layer into one operator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Branches(nn.Module):
 
 
 def conv(channels: int, width: int, size: int | tuple[int, int] = 1, stride: int = 1) -> nn.Module:
-    """Convolution, batch norm and ReLU; padded unless it strides."""
+    """Return convolution, batch norm and ReLU; padded unless it strides."""
     height, breadth = (size, size) if isinstance(size, int) else size
     padding = (height // 2, breadth // 2) if stride == 1 else (0, 0)
     layer = nn.Conv2d(channels, width, (height, breadth), stride, padding, bias=False)
@@ -82,7 +82,7 @@ def conv(channels: int, width: int, size: int | tuple[int, int] = 1, stride: int
 
 
 def chain(channels: int, *steps: tuple[Any, ...]) -> nn.Module:
-    """Convolutions one after another; each step is the arguments of `conv` behind the first."""
+    """Return consecutive convolutions; each step is the arguments of `conv` after the first."""
     layers = []
     for step in steps:
         layers.append(conv(channels, *step))

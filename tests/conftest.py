@@ -1,4 +1,4 @@
-"""What holds for all tests that need several distributions."""
+"""Set-up of the tests that need several distributions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """How many threads there are decides how sums round, and the seed what is drawn."""
+    """Fix the number of threads, on which rounding of sums depends, and the seed."""
     import torch  # Not before the tests of TensorFlow have set its environment.
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Every tool that only watches, with the options under which it looks at most."""
+"""All tools that only look, with the options under which they look at most."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOOLS: dict[str, Callable[[], Any]] = {
 
 
 def checked(name: str, tool: Any) -> None:
-    """Make sure that a tool has a result in all forms."""
+    """Check that a tool has a result in all forms."""
     result = tool.result()
     assert json.loads(result.to_json())["format"] == f"amanda.{name.split()[0]}/1"
     assert result.table().title

@@ -1,4 +1,4 @@
-"""Programs of second and mixed order in PyTorch; each returns what it computed."""
+"""Programs of second and mixed order in PyTorch; each returns its results."""
 
 # mypy: allow-untyped-calls
 # torch leaves much untyped.
@@ -31,7 +31,7 @@ class _Network(nn.Module):
                 parameter.copy_(_numbers(seed, *parameter.shape))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The logits."""
+        """Return the logits."""
         return self.second(torch.tanh(self.norm(self.first(x))))  # type: ignore[no-any-return]
 
 
@@ -46,7 +46,7 @@ def gradient_of_a_gradient() -> Any:
 
 
 def gradient_penalty() -> Any:
-    """The critic of WGAN-GP, three steps of its optimizer."""
+    """Train the critic of WGAN-GP for three steps."""
     critic = _Network()
     optimizer = torch.optim.Adam(critic.parameters(), 0.01)
     losses = []
@@ -178,7 +178,7 @@ def batched_gradients() -> Any:
 
 
 def style_transfer() -> Any:
-    """One tensor is the gradient of several values."""
+    """Differentiate several values with respect to one tensor."""
     image = _numbers(5, 1, 1, 6, 6).requires_grad_()
     features = F.relu(F.conv2d(image, _numbers(6, 4, 1, 3, 3), padding=1)).flatten(2)
     gram = features @ features.transpose(1, 2)
@@ -216,7 +216,7 @@ def second_order_of_a_custom_function() -> Any:
 
 
 def hooks_of_second_order() -> Any:
-    """The user's own hooks at tensors and nodes of a gradient that is differentiated."""
+    """Register users' hooks at tensors and nodes of a gradient that is differentiated."""
     x, network, seen = _input(), _Network(), list[torch.Tensor]()
     output = network(x)
     output.register_hook(lambda gradient: seen.append(gradient.detach()))

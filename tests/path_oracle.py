@@ -1,6 +1,6 @@
-"""Effective paths as published, one number after another: what the tool is compared with.
+"""Effective paths as published, one number at a time: the oracle for the tool.
 
-Networks of a list of layers, which are run by PyTorch's functions, and their paths in plain loops.
+Networks are lists of layers, run with PyTorch's functions, and paths are found in plain loops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Terms = dict[Index, float]
 
 @dataclass
 class Network:
-    """Layers, each of a kind, the numbers of its inputs, and what it is called with.
+    """Layers, each with its kind, the numbers of its inputs, and its arguments.
 
     Value 0 is the input; layer i computes value i + 1.
     """
@@ -35,7 +35,7 @@ class Network:
         return len(self.layers)
 
     def run(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """All values."""
+        """Return all values."""
         values = [x]
         for kind, inputs, arguments in self.layers:
             values.append(FORWARD[kind](*(values[number] for number in inputs), **arguments))
@@ -61,7 +61,7 @@ FORWARD: dict[str, Callable[..., torch.Tensor]] = {
 
 @dataclass
 class Selection:
-    """How a path is chosen; the names are the paper's."""
+    """Options of a path, named as in the paper."""
 
     theta: float
     variant: str = "cumulative"
@@ -71,7 +71,7 @@ class Selection:
 
 @dataclass
 class Found:
-    """A path: of each value its elements, of each layer its edges, and its weights."""
+    """A path: elements of each value, edges of each layer, and its weights."""
 
     points: dict[int, set[Index]] = field(default_factory=dict)
     edges: dict[int, set[tuple[int, Index, Index]]] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Found:
 
 
 def kept(terms: Terms, theta: float) -> list[Index]:
-    """The shortest prefix in descending order that makes up the share."""
+    """Return the shortest prefix in descending order that makes up the share."""
     ordered = sorted(terms, key=lambda index: -terms[index])
     total = math.fsum(terms.values())
     if 1 / len(terms) >= theta or total <= 0:
@@ -94,7 +94,7 @@ def kept(terms: Terms, theta: float) -> list[Index]:
 
 
 def path_of(network: Network, values: Sequence[Any], how: Selection) -> Found:
-    """The path of one sample, whose values are given without the axis of samples."""
+    """Return the path of one sample, given its values without the axis of samples."""
     found = Found()
     last = len(values) - 1
     logits = values[last]
@@ -142,7 +142,7 @@ def walk(
     how: Selection,
     found: Found,
 ) -> list[tuple[int, dict[Index, int]]]:
-    """What one layer takes of its inputs, with signs."""
+    """Add what one layer takes of its inputs, with signs."""
     y = values[number + 1]
     given = [values[value] for value in inputs]
     marks: list[dict[Index, int]] = [{} for _ in inputs]
@@ -186,7 +186,7 @@ def walk(
 def terms_of(
     kind: str, output: Index, given: Sequence[Any], arguments: dict[str, Any]
 ) -> tuple[Terms, dict[Index, Index]]:
-    """The terms of one output by number and place of the input, and where their weights are."""
+    """Return the terms of an output by number and place of the input, and the weights' places."""
     terms: Terms = {}
     weights: dict[Index, Index] = {}
     x = given[0]
@@ -273,7 +273,7 @@ PASSING: dict[str, Callable[[Index, Sequence[Index], dict[str, Any]], Places]] =
 
 
 def networks(count: int, seed: int = 0) -> Iterator[tuple[Network, torch.Tensor]]:
-    """Random networks with an input of 2 samples, all in double precision."""
+    """Yield random networks with an input of 2 samples, in double precision."""
     generator = np.random.default_rng(seed)
 
     def draw(*shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the tests of profilers share: a clock that only the program moves, and checks of files."""
+"""Shared by the tests of profilers: a clock that the test controls, and checks of trace files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MS = 1_000_000
 
 
 class FakeClock:
-    """Time as the program says, in nanoseconds.
+    """A clock that the test controls, in nanoseconds.
 
     Args:
-        tick: By how much each look at it moves it.
+        tick: Time by which each reading advances it.
     """
 
     def __init__(self, tick: int = 0) -> None:
@@ -29,19 +29,19 @@ class FakeClock:
         return self.time
 
     def sleep(self, time: int) -> None:
-        """Let time pass."""
+        """Advance the clock."""
         self.time += time
 
 
 def latency_by(clock: FakeClock, **options: Any) -> Latency:
-    """The profiler with a clock of the test's."""
+    """Return the profiler with a clock that the test controls."""
     kind: Any = type("Latency", (Latency,), {"now": staticmethod(clock)})
     found: Latency = kind(**options)
     return found
 
 
 class FakeEvent:
-    """An event of a device whose clock is the test's."""
+    """An event of a device whose clock the test controls."""
 
     def __init__(self) -> None:
         self.time: int | None = None
@@ -59,7 +59,7 @@ class FakeEvent:
 
 
 def checked_trace(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace file, which have what viewers need and nest on each track."""
+    """Return the events of a trace file, after checking required fields and nesting."""
     content = json.loads(path.read_text())
     events: list[dict[str, Any]] = content["traceEvents"]
     tracks: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The benchmark program measures what it says; its figures are no test's business."""
+"""The benchmark program measures what it claims; its figures are not tested."""
 
 from __future__ import annotations
 

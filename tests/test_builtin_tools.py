@@ -1,4 +1,4 @@
-"""The built-in tools on PyTorch, held to what PyTorch's own pruning does."""
+"""Built-in tools on PyTorch, compared with PyTorch's own pruning."""
 
 from __future__ import annotations
 

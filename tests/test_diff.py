@@ -1,4 +1,4 @@
-"""Run-to-run comparison on PyTorch: a planted change is named where it was planted."""
+"""Comparison of runs on PyTorch: a planted change is found where it was planted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/guides/driver-reference.md: made of the public names and words, which drivers keep to."""
+"""docs/guides/driver-reference.md is generated from public names, which drivers must keep to."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ This page is made of the docstrings, by
 `AMANDA_WRITE_SNAPSHOT=1 pytest tests/test_driver_reference.py`.
 
 """
-#: Methods of public classes that the core calls, and drivers do not.
+#: Methods of public classes that only the core calls.
 CORES = {
     "Session": {
         "set_tools",
@@ -69,7 +69,7 @@ A driver sets these in `amanda_prepare_context`. Their words are those of `amand
 
 
 def summary(value: Any) -> str:
-    """The first sentence of a docstring, on one line."""
+    """Return the first sentence of a docstring on one line."""
     text = inspect.cleandoc(inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
     return re.split(r"(?<=[.!?]) (?=[A-Z])", text)[0].replace("``", "`").replace("|", "\\|")
 
@@ -82,7 +82,7 @@ def table(head: tuple[str, str], rows: Mapping[str, str]) -> Iterator[str]:
 
 
 def arguments(function: Any) -> str:
-    """The names of the arguments, without annotations, which a page has no room for."""
+    """Return the names of the arguments, without annotations, for which a page has no room."""
     parameters = inspect.signature(function).parameters.values()
     stars: dict[Any, str] = {
         inspect.Parameter.VAR_POSITIONAL: "*",
@@ -96,7 +96,7 @@ def arguments(function: Any) -> str:
 
 
 def members(kind: type) -> dict[str, str]:
-    """The public methods, properties and fields of a class that are its own."""
+    """Return the public methods, properties and fields that a class itself defines."""
     found = {}
     for name, value in vars(kind).items():
         if name.startswith("_") or name in CORES.get(kind.__name__, ()):

@@ -1,4 +1,4 @@
-"""The dump on PyTorch, held to what PyTorch's own hooks see."""
+"""The dump on PyTorch, compared with what PyTorch's own hooks see."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dump(program: Any, where: Any = None, **options: Any) -> DumpResult:
 
 
 def named(dumped: Dumped, **wanted: Any) -> list[tuple[DumpedTensor, Any]]:
-    """The tensors whose attributes, or whose operators', are those."""
+    """Return the tensors with these attributes, of their own or their operator's."""
     found = []
     for tensor in dumped.index.tensors:
         facts = vars(dumped.index.ops[tensor.op]) | vars(tensor)

@@ -32,7 +32,7 @@ COUNT = 24
 
 
 class Listed(nn.Module):
-    """A network of the oracle's as a module; keeps the values of its last run."""
+    """A network of the oracle as a module; keeps the values of its last run."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -327,7 +327,9 @@ def test_paths_end_at_any_output() -> None:
 
 
 class Written(nn.Module):
-    """A layer whose first output becomes 7 in one of several ways, and one that adds up all."""
+    """A layer that sets its first output to 7 in one of several ways, and one that adds
+    everything.
+    """
 
     def __init__(self, write: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -466,10 +468,10 @@ def test_what_stands_in_front_of_the_first_layer() -> None:
 
 
 class Noisy(nn.Module):
-    """Adds one number and one row to all samples, which does not choose among the inputs."""
+    """Adds the same number and row to all samples, which must not choose among the inputs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum."""
+        """Return the sum."""
         return x + torch.zeros(()) + torch.rand(4) * 0
 
 

@@ -1,4 +1,4 @@
-"""The example of effective paths at work: adversarial images are told from honest ones."""
+"""The example of effective paths distinguishes adversarial images from honest ones."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Program = Callable[[], Any]
 
 
 def count(program: Program, **options: Any) -> FlopsResult:
-    """What one run costs; with the gradients if its result has some."""
+    """Return the cost of one run, including gradients if its result has any."""
     tool = Flops(**options)
     with amanda.apply(tool):
         output = program()

@@ -1,6 +1,6 @@
-"""Programs of other libraries and of torch's own machinery, under tools: those that run fast.
+"""Fast programs of other libraries and of torch's own features, under tools.
 
-`nox -s sweep -- programs` runs all, among them those of several processes and of compilers.
+`nox -s sweep -- programs` runs all, including those with several processes and compilers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FAST = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ProgramServer]:
-    """One that forks, since a program may leave things."""
+    """Provide a server that forks, because a program may leave something behind."""
     # The package lies in the root, which `-P` would hide.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     with ProgramServer("import torch", forks=True, cwd=ROOT, env=env) as server:
@@ -56,7 +56,7 @@ def server() -> Iterator[ProgramServer]:
 
 
 def run(server: ProgramServer, path: Path, *names: str, code: str = "") -> Any:
-    """Run programs in one process; what came of them."""
+    """Run programs in one process and return their results."""
     start = f"{code}\nimport sys\nfrom sweeps.foreign import main\nmain(*sys.argv[1:])"
     server.check(start, path, *names)
     return json.loads(path.read_text())

@@ -27,7 +27,7 @@ Program = Callable[[], Any]
 
 
 def trace(program: Program, times: int = 1, **options: Any) -> Graph:
-    """The graph of a program that is run so often."""
+    """Return the graph of a program that runs this many times."""
     tool = GraphTracing(**options)
     with amanda.apply(tool):
         for _ in range(times):
@@ -37,7 +37,7 @@ def trace(program: Program, times: int = 1, **options: Any) -> Graph:
 
 
 def named(graph: Graph, name: str) -> Op:
-    """The operator of this readable name."""
+    """Return the operator with this readable name."""
     [found] = [op for op in (*graph.ops, *graph.backward_ops) if op.name == name]
     return found
 
@@ -128,7 +128,7 @@ def test_values_that_other_tools_change_are_followed() -> None:
 
 
 def edges(graph: Graph, op: Op) -> list[tuple[Any, ...]]:
-    """What an operator takes: producer, its output, input and item, of which kind."""
+    """Return what an operator takes: producer, its output, input and item, and the kind."""
     return [
         (graph.nodes[edge.producer].name, edge.output, edge.input, edge.item, edge.kind)
         for edge in graph.edges_into(op)
@@ -226,7 +226,7 @@ def test_a_module_that_is_called_twice() -> None:
 
 
 def calls_after(calls: Any, node: Any) -> Any:
-    """The nodes of a chain behind its first one."""
+    """Return the nodes of a chain after its first one."""
     after = list(calls.successors(node))
     while after:
         yield after[0]

@@ -1,6 +1,6 @@
-"""The forms in which graphs are written, each read back by what it is for.
+"""The formats of graphs, each read back by the program that it is for.
 
-Long, since it is a list of forms.
+Long, since it is a list of formats.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ HOSTILE = [
 
 
 def hostile() -> GraphResult:
-    """A graph whose every text is an attack."""
+    """Return a graph whose every text is an attack."""
     graph = Graph(HOSTILE[0])
     graph.add(Source(0, "input", HOSTILE[1], TensorType("float32", (None, 3))))
     for number, text in enumerate(HOSTILE):
@@ -394,7 +394,7 @@ def test_a_trace_file_leads_from_forward_to_backward(tmp_path: Path) -> None:
 
 
 def _at(slices: list[dict[str, Any]], event: dict[str, Any]) -> dict[str, Any]:
-    """The slice that begins where an arrow begins or ends."""
+    """Return the slice at the start or end of an arrow."""
     [found] = [one for one in slices if (one["tid"], one["ts"]) == (event["tid"], event["ts"])]
     return found
 
@@ -439,7 +439,7 @@ def test_times_of_a_profiler_and_loops(tmp_path: Path) -> None:
 
 
 class Page(html.parser.HTMLParser):
-    """The elements of a page, and what stands in its scripts."""
+    """The elements of a page, and the contents of its scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

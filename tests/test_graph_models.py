@@ -1,8 +1,9 @@
-"""The graph of whole models is that of `torch.export`, and holds more than hooks on modules see.
+"""Graphs of whole models equal those of `torch.export`, and contain more than module hooks see.
 
-Normalised are: `x[...]` is one operator in PyTorch, `slice`, `select` and `unsqueeze` in the
-exported graph; what returns its input (`contiguous`) is no node there; and an attention mask that
-Transformers leaves out where everything is attended is computed there, so its own operators go.
+The graphs are normalized: `x[...]` is one operator in PyTorch, but `slice`, `select` and
+`unsqueeze` in the exported graph. An operator that returns its input (`contiguous`) is not a node
+there. The export computes an attention mask that Transformers leaves out if everything is attended
+to, so the operators of the mask are left out.
 """
 
 # mypy: allow-untyped-calls
@@ -68,7 +69,7 @@ def trace(program: Callable[[], Any]) -> Graph:
 
 
 def exported(model: nn.Module, arguments: dict[str, torch.Tensor]) -> nx.MultiDiGraph:
-    """The operators of `torch.export`'s graph."""
+    """Return the operators of `torch.export`'s graph."""
     result = nx.MultiDiGraph()
     for node in torch.export.export(model, (), arguments).graph.nodes:
         if node.op != "call_function":
@@ -83,7 +84,7 @@ def exported(model: nn.Module, arguments: dict[str, torch.Tensor]) -> nx.MultiDi
 
 
 def normalised(graph: nx.MultiDiGraph, outputs: int) -> nx.MultiDiGraph:
-    """A graph as the two can be compared; `outputs` is the number of the model's results."""
+    """Return a graph that can be compared; `outputs` is the number of the model's results."""
     graph = graph.copy()
     for edge in [
         (before, after, key)
@@ -117,7 +118,7 @@ def normalised(graph: nx.MultiDiGraph, outputs: int) -> nx.MultiDiGraph:
 
 
 def same(one: nx.MultiDiGraph, other: nx.MultiDiGraph) -> bool:
-    """Whether there is a bijection that keeps types, and positions of inputs."""
+    """Return True if there is a bijection that preserves types and positions of inputs."""
     return bool(
         nx.is_isomorphic(
             one,
@@ -147,7 +148,7 @@ def test_the_graph_is_that_of_torch_export(name: str) -> None:
 
 
 class VGG19(nn.Module):
-    """In the layout of torchvision's, with its dropout."""
+    """VGG-19 in torchvision's layout, with its dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ class VGG19(nn.Module):
 
 
 class Counting(TorchDispatchMode):
-    """Counts the calls of ATen's operators, of which an operator may make several."""
+    """Counts the calls of ATen operators; one operator may make several."""
 
     def __init__(self) -> None:
         super().__init__()

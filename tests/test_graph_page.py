@@ -1,6 +1,6 @@
-"""The page of a graph in a browser: no error, search, folding, details, the keyboard, attacks.
+"""The page of a graph in a browser: errors, search, folding, details, keyboard, attacks.
 
-And its ONNX form in Netron, which is another page.
+Also its ONNX form in Netron.
 """
 
 from __future__ import annotations
@@ -64,39 +64,39 @@ def opened(browser: Any, result: GraphResult, folder: Path) -> Page:
 
 
 class Page:
-    """What a person sees and does."""
+    """A page as a person uses it."""
 
     def __init__(self, browser: Any) -> None:
         self.browser = browser
 
     def rows(self) -> list[str]:
-        """The names of the rows of the tree, from above."""
+        """Return the names of the rows of the tree, from the top."""
         script = "return [...document.querySelectorAll('#tree .name')].map((e) => e.textContent)"
         found: list[str] = self.browser.execute_script(script)
         return found
 
     def row(self, name: str) -> Any:
-        """The row of this name."""
+        """Return the row with this name."""
         path = f"//*[@id='tree']//li/div[span[contains(@class, 'name')][text()='{name}']]"
         return self.browser.find_element("xpath", path)
 
     def details(self) -> str:
-        """The text on the right."""
+        """Return the text on the right."""
         return str(self.browser.find_element("id", "details").text)
 
     def type(self, text: str) -> None:
-        """Write into the search box, in the place of what is there."""
+        """Replace the text in the search box."""
         box = self.browser.find_element("id", "search")
         box.clear()
         box.send_keys(text)
 
     def press(self, *keys: str) -> None:
-        """Press keys where the focus is."""
+        """Press keys at the focus."""
         for key in keys:
             self.browser.switch_to.active_element.send_keys(key)
 
     def problems(self) -> list[str]:
-        """What the console holds."""
+        """Return the messages on the console."""
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
 
@@ -298,7 +298,7 @@ def test_an_empty_graph(browser: Any, tmp_path: Path) -> None:
 
 
 def in_netron(browser: Any, file: Path) -> str:
-    """Open a file in Netron: an empty text where it is drawn, or what Netron has against it."""
+    """Open a file in Netron; return an empty string, or Netron's complaint."""
     netron = pytest.importorskip("netron", reason="netron is not installed")
     address = netron.serve(str(file), address=("127.0.0.1", 0))
     try:

@@ -1,8 +1,9 @@
-"""The guides and the pages of tools: their files are written, programs and commands run, in order.
+"""Guides and pages of tools: their files are written, their programs and commands run, in order.
 
-A block of Python is executed, all of a page in one namespace. One behind ``<!-- file: NAME -->`` is
-written to that file instead. Of a block `console` each ``$`` line is run; the lines below it have
-to be in the output in that order, with ``...`` for anything. Other blocks are for people.
+A Python block is executed; all blocks of a page share one namespace. A block after ``<!-- file:
+NAME -->`` is written to that file instead. In a `console` block each ``$`` line is run, and the
+lines below it must occur in the output in that order, with ``...`` for anything. Other blocks are
+ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def run(block: Block, where: str) -> None:
-    """Run the commands of a block and compare what they say."""
+    """Run the commands of a block and compare their output."""
     folder = os.path.dirname(sys.executable)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     commands = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]

@@ -1,4 +1,4 @@
-"""Every tool on programs of second and mixed order: none may end in it, or be changed by it."""
+"""Every tool on programs of second and mixed order: no tool fails or changes them."""
 
 # mypy: allow-untyped-calls
 # torch leaves much untyped.
@@ -21,7 +21,7 @@ SAMPLE = {"dump", "flops", "latency", "sparsity"}
 
 
 def bits(results: Any) -> list[bytes | None]:
-    """What a program computed, byte by byte."""
+    """Return the results of a program as bytes."""
     tensors = tree_leaves(results)
     return [None if tensor is None else tensor.detach().numpy().tobytes() for tensor in tensors]
 

@@ -1,8 +1,8 @@
-"""Tools that change nothing change no bit: on real models, forward and backward.
+"""Tools that change nothing change no bit, on real models, forward and backward.
 
 Each model is trained or evaluated for two iterations (the first analyses, the second is cached),
-once plain and once with an identity routine at every point of every op. The bits of outputs, loss,
-gradients, parameters, buffers and of the random state have to be the same.
+once plain and once with an identity routine at every point of every op. Outputs, loss, gradients,
+parameters, buffers and the random state must be equal bit for bit.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def nothing(*values: Any) -> None:
 
 
 def same(*values: Any) -> Any:
-    """Return the very objects."""
+    """Return the same objects."""
     return values
 
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides and alignment, also of views with gaps or overlaps."""
+    """Return a copy with the same strides and alignment, also of views with gaps or overlaps."""
     storage: Any = tensor.untyped_storage()
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
     return tensor.detach().new_empty(0).set_(storage.clone(), *place)
 
 
 def copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of a tensor, or of the tensors in a list; anything else as it is."""
+    """Copy a tensor, or the tensors in a list; return anything else unchanged."""
     if isinstance(value, torch.Tensor):
         return copy(value)
     if isinstance(value, (list, tuple)):
@@ -63,7 +63,7 @@ def copied(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def twins(*values: Any) -> Any:
-    """Return copies of the same layout: each is a change as far as the driver can know."""
+    """Return copies with the same layout; to the driver each is a change."""
     return tuple(copied(value, twin) for value in values)
 
 
@@ -113,9 +113,9 @@ EXCEPTIONS: dict[tuple[str, str], dict[str, str]] = {
 
 
 class Identity(Everywhere):
-    """`routine` at all six points: forward, backward aligned and backward raw.
+    """Calls `routine` at all six points: forward, aligned backward and raw backward.
 
-    Ops of the types in `left_alone` get a routine that returns the very objects instead, or none
+    Ops of the types in `left_alone` get a routine that returns the same objects instead, or none
     for the gradients of their inputs if that is the reason.
     """
 
@@ -136,7 +136,7 @@ class Identity(Everywhere):
 
 
 def train(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[str, Any]]:
-    """Iterations with momentum; yields what is to be recorded."""
+    """Train for some iterations with momentum; yield what is to be recorded."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     for iteration in range(ITERATIONS):
         optimizer.zero_grad()
@@ -149,7 +149,7 @@ def train(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[
 
 
 def evaluate(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[str, Any]]:
-    """Iterations in evaluation mode, with gradients that accumulate."""
+    """Iterate in evaluation mode, with gradients that accumulate."""
     for iteration in range(ITERATIONS):
         output = model(**architecture.feed())
         loss = loss_of(output)
@@ -158,7 +158,7 @@ def evaluate(model: torch.nn.Module, architecture: Architecture) -> Iterator[tup
 
 
 def infer(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[str, Any]]:
-    """Iterations in evaluation mode: one without gradients, one in inference mode."""
+    """Iterate in evaluation mode, once without gradients and once in inference mode."""
     for iteration, mode in enumerate((torch.no_grad, torch.inference_mode)):
         with mode():
             output = model(**architecture.feed())
@@ -168,7 +168,7 @@ def infer(model: torch.nn.Module, architecture: Architecture) -> Iterator[tuple[
 def observed(
     iteration: int, model: torch.nn.Module, output: Any, loss: torch.Tensor
 ) -> Iterator[tuple[str, Any]]:
-    """Names and tensors after an iteration."""
+    """Return names and tensors after an iteration."""
     return ((f"{iteration} {name}", tensor) for name, tensor in state_of(model, output, loss))
 
 
@@ -177,7 +177,7 @@ PROGRAMS: dict[str, Program] = {"train": train, "evaluate": evaluate, "infer": i
 
 
 def run(architecture: Architecture, program: str, *tools: amanda.Tool) -> dict[str, Bits]:
-    """Build the model, run the program on it, and record what it did."""
+    """Build the model, run the program on it, and return its record."""
     torch.manual_seed(5)
     model = architecture.build().train(program == "train")
     torch.manual_seed(7)
@@ -195,7 +195,7 @@ Plain = dict[tuple[str, str], dict[str, Bits]]
 
 @pytest.fixture(scope="module")
 def plain() -> Plain:
-    """Records of plain runs so far."""
+    """Provide the records of plain runs so far."""
     return {}
 
 
@@ -268,9 +268,9 @@ class Meter(amanda.Tool):
 def nodes_of(
     loss: torch.Tensor, left_out: Callable[[int], bool] = lambda number: False
 ) -> collections.Counter[str]:
-    """Names of the nodes of a loss's graph, each node once, leaves included.
+    """Return the names of the nodes of a loss's graph, each node once, including leaves.
 
-    Those whose sequence number is `left_out` are not counted.
+    Nodes whose sequence number is in `left_out` are not counted.
     """
     names: collections.Counter[str] = collections.Counter()
     seen: set[Any] = set()
@@ -286,7 +286,7 @@ def nodes_of(
 
 
 def start(architecture: Architecture) -> torch.nn.Module:
-    """The model, from the same seed each time."""
+    """Return the model, from the same seed each time."""
     torch.manual_seed(5)
     model = architecture.build().train()
     torch.manual_seed(7)
@@ -334,7 +334,7 @@ def test_every_backward_op_is_seen_once(
 
 
 def born_again(model: torch.nn.Module) -> Callable[[int], bool]:
-    """Tells by sequence number which nodes are made in a module's second call or a later one."""
+    """Find the sequence numbers of nodes created in the second or a later call of a module."""
     now: Callable[[], int] = torch._C._autograd._get_sequence_nr
     calls: collections.Counter[torch.nn.Module] = collections.Counter()
     starts: list[int] = []

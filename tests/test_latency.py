@@ -1,4 +1,4 @@
-"""The latency profiler: exact under a clock of the test's; on PyTorch, devices and kernels.
+"""Latency profiler: exact with a clock that the test controls; on PyTorch, devices and kernels.
 
 Long, since it is a list of cases.
 """
@@ -26,7 +26,7 @@ from .profiling import MS, FakeClock, FakeEvent, checked_trace, latency_by
 
 
 def sleeping(clock: FakeClock, forward: int, backward: int) -> Any:
-    """An operator that takes a given time each way."""
+    """Return an operator that takes a given time forward and backward."""
 
     class Sleep(torch.autograd.Function):
         @staticmethod
@@ -293,7 +293,7 @@ def test_a_limit_of_the_trace_file() -> None:
 
 
 class FakeEvents:
-    """A device whose clock the test moves, and which has done its work when it is waited for."""
+    """A device whose clock the test moves; it has completed its work when it is waited for."""
 
     def __init__(self) -> None:
         self.clock = 0

@@ -1,4 +1,4 @@
-"""The memory profiler on PyTorch: chains computed by hand, views, backward, checkpoints, forms."""
+"""Memory profiler on PyTorch: chains computed by hand, views, backward, checkpoints, forms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ N = 4 * 1000
 
 
 def follow(program: Callable[[], Any], **options: Any) -> MemoryResult:
-    """What a program allocates; what it returns is alive at the end."""
+    """Return what a program allocates; its results are alive at the end."""
     tool = Memory(**options)
     with amanda.apply(tool):
         kept = program()
@@ -37,7 +37,7 @@ def follow(program: Callable[[], Any], **options: Any) -> MemoryResult:
 
 
 def live(result: MemoryResult) -> list[int]:
-    """What was alive, change by change."""
+    """Return the live memory at each change."""
     found = [moment.live for moment in result.timeline]
     return [one for index, one in enumerate(found) if index == 0 or one != found[index - 1]]
 
@@ -101,7 +101,7 @@ def test_what_backward_needs_is_alive_until_it_has_used_it() -> None:
 
 
 def layers() -> nn.Sequential:
-    """Four layers of which each keeps its result."""
+    """Return four layers, each of which saves its result."""
     return nn.Sequential(*(nn.Sigmoid() for _ in range(4)))
 
 

@@ -1,4 +1,4 @@
-"""The finder of what is not finite on PyTorch: planted faults, masks, origins of values."""
+"""Finder of non-finite values on PyTorch: planted faults, masks, origins of values."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The id of an op: the same in every iteration and process, of one op only, and of bounded number.
+"""Op ids: the same in every iteration and process, unique to one op, and bounded in number.
 
-How ids are made is the driver's; here are the programs for which they have to be right.
+The driver creates ids; these are the programs for which they must be right.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
 
 
 class Skipping(nn.Module):
-    """Two equal ops one after the other, written out or in a helper; the first may be left out."""
+    """Two equal consecutive ops, written out or in a helper; the first may be skipped."""
 
     def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
         if both:
@@ -179,7 +179,7 @@ def test_skipping_outside_any_module(first: bool) -> None:
 
 
 class Depth(nn.Module):
-    """Stochastic depth: one layer is left out, of modules and of bare weights."""
+    """Stochastic depth: one layer is skipped, of modules and of bare weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def test_two_models_of_one_class_do_not_collide() -> None:
 
 
 class Unregistered(nn.Module):
-    """Its blocks are in a plain list, so that no path leads to them."""
+    """A module whose blocks are in a plain list, so that no path leads to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ def test_accumulations_are_named_by_parameter() -> None:
 
 
 class Summed(nn.Module):
-    """Operators below a builtin of the interpreter's."""
+    """Operators called inside a builtin of the interpreter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -382,7 +382,7 @@ class Summed(nn.Module):
 
 
 class Parts:
-    """What is computed when it is asked for."""
+    """A value that is computed on access."""
 
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
@@ -392,7 +392,7 @@ class Parts:
 
 
 class Asked(nn.Module):
-    """Operators below a subscript, a property and a generator."""
+    """Operators called inside a subscript, a property and a generator."""
 
     @property
     def bias(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Contexts are bounded in number, go with their models, and are there again for the same tools."""
+"""Contexts are bounded in number, die with their models, and persist for the same tools."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Mask(amanda.Tool):
 
 
 def pruned(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What a copy gives whose weights were masked in place."""
+    """Return the output of a copy whose weights were masked in place."""
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for name, parameter in twin.named_parameters():

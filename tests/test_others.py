@@ -1,4 +1,4 @@
-"""Running the tests of others: what fails only under a tool is found, whatever way it ends."""
+"""Running others' tests: a failure under a tool is found, however the test ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The listings of the paper as programs that run, and its signatures.
+"""Listings of the paper as programs that run, and its signatures.
 
-Where a listing cannot run as printed, `docs/paper.md` has the corrected line, and so has this file.
-Long because it is one document from beginning to end.
+If a listing cannot run as printed, `docs/paper.md` and this file have the corrected line. Long
+because it is one document from beginning to end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EMPTY = inspect.Parameter.empty
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    """Names and defaults of what can be given by position, then ``*x`` and ``**x``."""
+    """Return names and defaults of positional parameters, then ``*x`` and ``**x``."""
     signs: dict[Any, str] = {
         inspect.Parameter.VAR_POSITIONAL: "*",
         inspect.Parameter.VAR_KEYWORD: "**",
@@ -41,12 +41,12 @@ def parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:
 
 
 def magnitude_mask(tensor: Tensor) -> Tensor:
-    """Zero for the half of the elements that are smallest."""
+    """Return 0 for the smaller half of the elements."""
     return (tensor.abs() > tensor.abs().median()).to(tensor.dtype)
 
 
 def tf_type(context: amanda.OpContext) -> None:
-    """The first lines of listing 6."""
+    """Apply the first lines of listing 6."""
     op = context.get_op()
     context["type"] = op.type.lower()
     if not context.is_forward():
@@ -119,7 +119,7 @@ Weights = dict[str, Tensor]
 
 
 def by_hand(weights: Weights, masks: Weights, x: Tensor) -> tuple[Tensor, Weights]:
-    """The pruned network in plain PyTorch: its output, and a gradient for each weight.
+    """Run the pruned network in plain PyTorch; return its output and a gradient for each weight.
 
     The weights of the convolutions are masked before they enter the graph, and their gradients
     after they have left it.
@@ -343,7 +343,9 @@ def test_listing_3_signatures(method: str) -> None:
 
 
 def call(method: str, **positions: list[int]) -> tuple[list[Any], Tensor, Tensor | None]:
-    """Apply an action to ``x * w``; what the routine got, the result, and the gradient of x."""
+    """Apply an action to ``x * w``; return what the routine received, the result, and x's
+    gradient.
+    """
     calls: list[Any] = []
     replaces = method.startswith("replace")
 

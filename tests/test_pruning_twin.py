@@ -1,9 +1,9 @@
-"""Pruning against twins: the same model, pruned by hand, without Amanda.
+"""Pruning compared with twins: the same model, pruned by hand, without Amanda.
 
-A twin is a copy of the model whose weights were masked in place (inserted code is not
+A twin is a copy of the model whose weights were masked in place. Inserted code is not
 differentiated, so the op's own backward sees the masked weight, and its gradient goes straight
-through to the dense one), or one parametrized with the mask (where autodiff is enabled). All is
-compared bit for bit.
+through to the dense one. If autodiff is enabled, the twin is parametrized with the mask instead.
+Everything is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ CASES = [
 
 
 def mask_of(weight: torch.Tensor) -> torch.Tensor:
-    """Half of the weights, the larger ones."""
+    """Return a mask of the larger half of the weights."""
     return (weight.abs() > weight.abs().median()).to(weight.dtype)
 
 
 class Prune(amanda.Tool):
-    """Masks the weight of every convolution and linear; optionally its gradient, too."""
+    """Masks the weight of every convolution and linear layer, and optionally its gradient."""
 
     def __init__(self, gradients: bool = False) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Prune(amanda.Tool):
 
 
 def weights_of(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Name -> (module, attribute) of every weight of a linear or convolution, by module class."""
+    """Return the (module, attribute) of every weight of a linear layer or convolution by name."""
     found: dict[str, tuple[nn.Module, str]] = {}
     for path, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)):
@@ -88,7 +88,7 @@ def masks_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def backward(model: nn.Module, architecture: Architecture) -> dict[str, Bits]:
-    """One forward and backward; everything it left but the parameters themselves."""
+    """Run forward and backward once and return everything except the parameters."""
     output = model(**architecture.feed())
     loss = loss_of(output)
     torch.autograd.backward(loss)
@@ -221,7 +221,7 @@ class Masked(nn.Module):
 
 
 class PruneDifferentiably(Prune):
-    """Its inserted multiplication is part of the program that is differentiated."""
+    """Inserts a multiplication that is part of the differentiated program."""
 
     def analyse(self, context: OpContext) -> None:
         with amanda.autodiff_enabled():
@@ -274,7 +274,7 @@ def test_differentiated_mask_of_a_function_call() -> None:
 
 
 def quantized(value: torch.Tensor) -> torch.Tensor:
-    """Rounded to eighths: `value + (quantized - value)` is then exact, since they are close.
+    """Round to eighths; `value + (quantized - value)` is then exact, because they are close.
 
     By Sterbenz' lemma: the quotient of the two lies between a half and two, or it is 0. The last
     addition makes 0 of -0.
@@ -283,7 +283,7 @@ def quantized(value: torch.Tensor) -> torch.Tensor:
 
 
 def straight_through(value: torch.Tensor) -> torch.Tensor:
-    """The usual way to write a straight-through edit."""
+    """Quantize with the usual straight-through expression."""
     return value + (quantized(value) - value).detach()
 
 

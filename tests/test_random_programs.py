@@ -1,8 +1,8 @@
-"""Random programs under random edits equal the same programs with the edits written in by hand.
+"""Random programs under random edits equal the same programs with the edits written by hand.
 
-The twin applies each edit as an autograd function of its own around the operator, so nothing of
-what is compared comes from the driver. Hypothesis makes the programs, the same in each run, and
-names the smallest that differs; `AMANDA_PROGRAMS=2000` runs more.
+The twin applies each edit as an autograd function of its own around the operator, so nothing in the
+comparison comes from the driver. Hypothesis creates the programs, the same in each run, and reports
+the smallest that differs. `AMANDA_PROGRAMS=2000` runs more.
 """
 
 # mypy: allow-untyped-calls
@@ -27,7 +27,7 @@ Call = Callable[..., Any]
 
 
 class Straight(torch.autograd.Function):
-    """`new` in the place of `old`; the gradient goes to `old`."""
+    """Replaces `old` by `new`; the gradient goes to `old`."""
 
     @staticmethod
     def forward(ctx: Any, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ WHERE = {
 
 @st.composite
 def programs(draw: Any) -> list[Line]:
-    """Up to eight lines, each with up to two edits."""
+    """Draw up to eight lines, each with up to two edits."""
     lines = []
     for number in range(draw(st.integers(2, 8))):
         kind = draw(st.sampled_from(list(KINDS)))
@@ -139,7 +139,9 @@ def programs(draw: Any) -> list[Line]:
 
 
 def run(lines: list[Line], x: torch.Tensor, w: torch.Tensor, call: Call) -> torch.Tensor:
-    """The loss of a program; `call(line, function, *arguments)` runs each line's operator."""
+    """Return the loss of a program; `call(line, function, *arguments)` runs each line's
+    operator.
+    """
     values = [x]
     for number, line in enumerate(lines):
         code = KINDS[line.kind][0]
@@ -154,7 +156,7 @@ def run(lines: list[Line], x: torch.Tensor, w: torch.Tensor, call: Call) -> torc
 
 
 def by_hand(lines: list[Line]) -> Call:
-    """Runs an operator with its edits written around it."""
+    """Return a function that runs an operator with its edits written around it."""
 
     def scaled(value: torch.Tensor, factor: float) -> torch.Tensor:
         result: torch.Tensor = ScaledGradient.apply(value, factor) if value.requires_grad else value

@@ -1,4 +1,4 @@
-"""Rewriting of subgraphs on PyTorch: results and gradients are those of the program itself.
+"""Rewriting on PyTorch: results and gradients are those of the program itself.
 
 Long, since it is a list of cases.
 """
@@ -78,7 +78,7 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 def traced(tool: Rewrite, model: nn.Module, x: torch.Tensor) -> None:
-    """Run once and again, which is then rewritten for the second time, inner values left out."""
+    """Run once to trace and once rewritten, with inner values skipped."""
     model(x)
     model(x)
 

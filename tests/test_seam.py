@@ -1,4 +1,4 @@
-"""Drivers and tools use the core by its public names alone, in Python and in C."""
+"""Drivers and tools use only public names of the core, in Python and in C."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CORE = names_in(sources("amanda_core"))
 
 
 def private_names_of_the_core(path: Path, text: str, member: frozenset[str]) -> list[str]:
-    """Return where a source of a member names something private of the core."""
+    """Return the places where a source of a member uses a private name of the core."""
     if path.suffix == ".py":
         in_file = own_names([text])
         found = mentions(text, "amanda_core", member, theirs=CORE)

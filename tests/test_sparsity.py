@@ -1,4 +1,4 @@
-"""The sparsity profiler on PyTorch, held to NumPy, SciPy and PyTorch's own counts."""
+"""Sparsity profiler on PyTorch, compared with NumPy, SciPy and PyTorch's own counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from amanda_tools.sparsity.zeros import NUMBERS, Order, arrays_of, count, order_
 
 
 def measure(program: Any, *inputs: Any, **options: Any) -> SparsityResult:
-    """What one run holds; with the gradients, if they are asked for."""
+    """Measure one run, including gradients if requested."""
     tool = Sparsity(**options)
     with amanda.apply(tool):
         output = program(*inputs)
@@ -36,7 +36,7 @@ def one(result: SparsityResult, kind: str, type: str) -> MeasuredTensor:
 
 
 def sparse(*shape: int, seed: int = 0, share: float = 0.7) -> torch.Tensor:
-    """Numbers of which a share is zero, some by blocks, and some are small."""
+    """Return numbers with a share of zeros, some in blocks, and some small values."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator)
     x[torch.rand(shape, generator=generator) < share] = 0
@@ -83,7 +83,7 @@ def test_blocks_at_the_edges() -> None:
 
 
 def two_of_four(shape: tuple[int, ...], axis: int) -> torch.Tensor:
-    """The two largest magnitudes of each four along an axis, by another way than counting."""
+    """Select the two largest magnitudes of each four along an axis, without counting."""
     x = torch.randn(shape).movedim(axis, -1)
     groups = x.reshape(-1, 4)
     groups.scatter_(1, groups.abs().argsort(1)[:, :2], 0)

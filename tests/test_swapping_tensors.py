@@ -1,4 +1,4 @@
-"""Under every tool tensors can exchange their content, while it is applied and afterwards."""
+"""Tensors can swap their contents under every tool and afterwards."""
 
 # mypy: allow-untyped-calls
 

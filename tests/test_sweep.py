@@ -1,4 +1,4 @@
-"""A sample of the sweep, of fixed size and seed: nothing unexplained, and it can fail.
+"""A sample of the sweep with fixed size and seed: nothing is unexplained, and it can fail.
 
 `nox -s sweep` runs all of it.
 """
@@ -35,7 +35,7 @@ Sweep = Callable[..., tuple[int, str, dict[str, Any]]]
 
 
 def serve(imports: str) -> ProgramServer:
-    """A server that forks, since a fault may leave things."""
+    """Provide a server that forks, because a fault may leave something behind."""
     # The package lies in the root, which `-P` would hide.
     left_out = ("PYTHONSAFEPATH", "AMANDA_TORCH_INTERCEPTOR")
     env = {name: value for name, value in os.environ.items() if name not in left_out}
@@ -51,7 +51,7 @@ def server() -> Iterator[ProgramServer]:
 def run(
     server: ProgramServer, folder: Path, *arguments: str, code: str = ""
 ) -> tuple[int, str, dict[str, Any]]:
-    """Run a part, after some other code; its status, what it printed and its result."""
+    """Run a part after some other code; return its status, output and result."""
     status, output = server.run(f"{code}\n{MAIN}", *arguments, "--output", folder)
     (path,) = folder.glob("*.json")
     return status, output, json.loads(path.read_text())

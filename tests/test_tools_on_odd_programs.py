@@ -1,4 +1,4 @@
-"""Every tool on programs of odd kinds: none of them may end in the tool, or be changed by it."""
+"""Every tool on unusual programs: no tool fails or changes them."""
 
 # mypy: allow-untyped-calls
 # torch leaves much untyped.
@@ -99,7 +99,7 @@ class Network(nn.Module):
         self.first, self.second, self.hidden = nn.Linear(6, 8), nn.Linear(8, 3), hidden
 
     def forward(self, x: torch.Tensor) -> Any:
-        """The logits."""
+        """Return the logits."""
         hidden = self.hidden(x, self.first)
         if hidden.is_quantized:
             hidden = hidden.dequantize()
@@ -107,7 +107,7 @@ class Network(nn.Module):
 
 
 def run(hidden: Hidden) -> list[bytes]:
-    """The results of two steps, byte by byte."""
+    """Return the results of two steps as bytes."""
     torch.manual_seed(0)
     model, found = Network(hidden), []
     for _ in range(2):

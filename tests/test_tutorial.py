@@ -1,8 +1,8 @@
-"""The PyTorch programs of the tutorial, in its order, and the numbers it prints.
+"""The tutorial's PyTorch programs, in its order, and the numbers that it prints.
 
-The programs stand as printed but for annotations, and but for what `docs/paper.md` lists. Where the
+The programs are as printed except for annotations and for what `docs/paper.md` lists. Where the
 tutorial downloads a model, the same architecture is built from its configuration. Its TensorFlow
-programs belong to the tests of that driver. Long because it is one document from beginning to end.
+programs are tested with that driver. Long because it is one document from beginning to end.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def transformers() -> Any:
 
 
 def resnet50() -> nn.Module:
-    """ResNet-50 as in torchvision, without its classifier."""
+    """Return ResNet-50 as in torchvision, without its classifier."""
     library = transformers()
     return Pooled(library.ResNetModel(library.ResNetConfig()))
 
 
 def bert_base() -> nn.Module:
-    """BERT-base, uncased, with random weights."""
+    """Return BERT-base, uncased, with random weights."""
     library = transformers()
     # `from_pretrained` gives a model in evaluation mode.
     network = library.BertModel(library.BertConfig()).eval()
@@ -60,7 +60,7 @@ def bert_base() -> nn.Module:
 
 
 def nodes_of(output: torch.Tensor) -> collections.Counter[str]:
-    """The names of all nodes of a backward graph, found without Amanda."""
+    """Return the names of all nodes of a backward graph, found without Amanda."""
     counts: collections.Counter[str] = collections.Counter()
     seen: set[Any] = set()
     waiting: list[Any] = [output.grad_fn]
@@ -338,7 +338,7 @@ def test_counting_with_the_mapping_tool() -> None:
 
 
 def compute_mask(tensor: torch.Tensor, sparsity: float) -> torch.Tensor:
-    """The tutorial's, corrected: docs/paper.md."""
+    """Return the tutorial's mask, corrected as in docs/paper.md."""
     with torch.no_grad():
         flattened_tensor = tensor.view(-1)
 
@@ -380,7 +380,7 @@ def prunable(model: nn.Module) -> list[nn.Module]:
 
 
 def pruned_by_torch(model: nn.Module) -> nn.Module:
-    """A copy whose weights PyTorch's own pruning masks."""
+    """Return a copy whose weights are masked by PyTorch's own pruning."""
     twin = copy.deepcopy(model)
     for module in prunable(twin):
         count = int(module.get_parameter("weight").numel() * SPARSITY)

@@ -1,4 +1,4 @@
-"""How much of real models the common vocabulary has words for, forward and backward."""
+"""Share of the ops of real models that have a common type, forward and backward."""
 
 from __future__ import annotations
 

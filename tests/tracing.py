@@ -1,4 +1,4 @@
-"""A tool that tells which op ran, by id, for tests of ids and of contexts."""
+"""A tool that records which ops ran, by id, for tests of ids and of contexts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from amanda_core import OpContext
 
 
 class Trace(amanda.Tool):
-    """What was analysed, and every execution, by id.
+    """Records what was analysed, and every execution, by id.
 
     Attributes:
-        names: Id -> readable name, forward ops.
+        names: Id -> readable name, for forward ops.
         types: Id -> op type.
         analysed: Ids in order of analysis.
         calls: Ids in order of execution.
@@ -39,7 +39,7 @@ class Trace(amanda.Tool):
         self.calls.append(number)
 
     def take(self) -> list[int]:
-        """The calls since the last time."""
+        """Return the calls since the last call of this method."""
         calls, self.calls = self.calls, []
         return calls
 

@@ -1,4 +1,4 @@
-"""No tool finds out by itself what a value is: it asks the driver, by `context.facts`."""
+"""No tool inspects values itself: it asks the driver through `context.facts`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_TENSORS = frozenset(
 
 
 def guesses(source: str) -> Iterator[str]:
-    """Yield what in a source asks a value for an attribute of tensors, or for its framework."""
+    """Yield where a source asks a value for an attribute of tensors, or for its framework."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.modules":
             yield f"{node.lineno}: sys.modules"

@@ -1,4 +1,4 @@
-"""How far two tensors are apart: measures, tolerances, whole numbers, orders of axes."""
+"""Distance between two tensors: measures, tolerances, integers, orders of axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps that come from anybody: a malformed or hostile one gives an error that says so."""
+"""Dumps from untrusted sources: a malformed or hostile one raises an error that says so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ forms = pytest.mark.parametrize("form", ["npz", "safetensors"])
 
 
 def write(folder: Path, form: Form = "npz") -> dict[str, Any]:
-    """Write a dump of one tensor; returns its index."""
+    """Write a dump of one tensor and return its index."""
     op = DumpedOp(1, "relu", "relu", "relu", "", None, "toy/1/eager", [], [], None, None, 1)
     tensor = DumpedTensor(0, 0, 0, "output", "0", "", "float32", [2])
     writer = Writer(folder, form, 9)

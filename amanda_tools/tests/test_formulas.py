@@ -1,4 +1,4 @@
-"""Formulas of the common words: each word has its class, and contractions are those of loops."""
+"""Formulas of common types: each type has a class, and contractions equal plain loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_each_word_is_in_one_class() -> None:
 
 
 def test_the_rest_is_elementwise() -> None:
-    # Whoever adds a word to the vocabulary decides here what it costs.
+    # A type that is added to the vocabulary must be assigned a cost.
     assert " ".join(sorted(set(OP_TYPES) - set().union(*CLASSES))) == (
         "abs acos add affine_grid asin atan atan2 bitwise_and bitwise_not bitwise_or "
         "bitwise_xor ceil celu clip cos cosh cumprod cumsum dequantize div dropout elu equal "
@@ -63,7 +63,7 @@ def test_contractions() -> None:
 
 
 class Shape(tuple[int | None, ...]):
-    """A tensor that is nothing but its shape."""
+    """A tensor with a shape and nothing else."""
 
 
 class Shapes(Facts):

@@ -1,4 +1,4 @@
-"""Times that overlap, lanes of a trace file, and kernels found by their launchers."""
+"""Overlapping times, lanes of a trace file, and attribution of kernels to operators."""
 
 from __future__ import annotations
 

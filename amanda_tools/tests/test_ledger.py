@@ -1,4 +1,4 @@
-"""What is alive, when the most is, and who made it."""
+"""Live buffers: what is alive, when the peak is, and who owns it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from amanda_tools.memory.ledger import Ledger
 
 
 class Thing:
-    """Something that a weak reference can refer to."""
+    """An object that a weak reference can refer to."""
 
 
 def test_the_ledger() -> None:

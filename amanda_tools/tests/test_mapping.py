@@ -1,4 +1,4 @@
-"""The mapping tool: rules by namespace, before and after the analysis of its dependents."""
+"""Mapping tool: rules by namespace, before and after the analysis of its dependents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from amanda_tools.mapping import MappingTool
 
 
 class Quiet:
-    """A driver that intercepts nothing, and its own attachment: the tests play its part."""
+    """A driver that intercepts nothing and is its own attachment; the tests open contexts
+    themselves.
+    """
 
     @hookimpl
     def amanda_driver_info(self) -> DriverInfo:
@@ -44,7 +46,7 @@ GRAPH, EAGER, LITE = "flow/2.21.0/graph", "flow/2.21.0/eager", "flow.lite/1.0/gr
 
 
 def run(handle: amanda.Handle, namespace: str = GRAPH, name: str = "conv") -> OpContext:
-    """One forward execution of an op, as a driver would tell of it."""
+    """Execute an op once, as a driver would."""
     assert handle.session is not None
     context = handle.session.open(Site((namespace, name), "Conv2D", namespace, name), None, [1.0])
     context.trigger_callback(IPoint.BEFORE_FORWARD)

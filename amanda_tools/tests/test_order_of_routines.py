@@ -1,4 +1,4 @@
-"""Tools of time and memory on a driver whose routines do not run when their operator does."""
+"""Tools for time and memory on a driver whose routines do not run together with their operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amanda_tools.memory import Memory
 
 
 class Unordered:
-    """A driver without operators, and its own attachment: the tests play its part."""
+    """A driver without operators that is its own attachment; the tests open contexts themselves."""
 
     capabilities = frozenset({"graph", "gradients", "aligned_gradients"})
 

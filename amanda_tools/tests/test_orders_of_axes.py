@@ -1,4 +1,4 @@
-"""In which order the axes of weights and activations are looked at."""
+"""Order in which the axes of weights and activations are processed."""
 
 from __future__ import annotations
 

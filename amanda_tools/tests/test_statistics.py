@@ -1,4 +1,4 @@
-"""Figures of tensors: those of NumPy, also of numbers whose squares overflow."""
+"""Statistics of tensors equal NumPy's, also for numbers whose squares overflow."""
 
 from __future__ import annotations
 

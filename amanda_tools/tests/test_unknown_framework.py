@@ -1,6 +1,6 @@
-"""Tools under drivers of a framework that they do not know: the program runs as without them.
+"""Tools on a framework that they do not know: the program runs as without them.
 
-What a tool cannot do there, its result says.
+The result of a tool says what it could not do.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ _SAID: dict[str, dict[str, str]] = {
 
 @functools.cache
 def results(driver: str) -> dict[str, Any]:
-    """Return the results of all tools, which agree with the program without them."""
+    """Return the results of all tools, after checking that the program is the same as
+    without them.
+    """
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, driver], capture_output=True, text=True, check=False
     )

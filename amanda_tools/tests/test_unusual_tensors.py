@@ -1,4 +1,4 @@
-"""Tools that look run programs whose tensors have no values that NumPy could hold."""
+"""Tools that only look, on programs whose tensors have no values that NumPy could represent."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TENSORS: dict[str, Callable[[Any], Any]] = {
 
 
 def program(kind: str) -> Any:
-    """Use a tensor of a kind as the input of a few operators, forward and backward."""
+    """Use a tensor of this kind as the input of a few operators, forward and backward."""
     x = TENSORS[kind](torch.tensor([[1.0, 0.0, -2.0], [0.5, 3.0, 0.0]]))
     if kind not in ("masked", "mkldnn"):
         x = x.detach().requires_grad_()

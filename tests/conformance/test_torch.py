@@ -1,4 +1,4 @@
-"""The suite over PyTorch, through each of the driver's interceptors that is there."""
+"""Conformance suite over PyTorch, with each available interceptor of the driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if not WHY_NOT_NATIVE:
 
 
 class Mistaken:
-    """A plugin that puts a wrong word into the contexts of one operator."""
+    """A plugin that puts a wrong type into the contexts of one operator."""
 
     def __init__(self, op: str, key: str, value: object) -> None:
         self.op, self.key, self.value = op, key, value

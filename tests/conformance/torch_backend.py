@@ -1,4 +1,4 @@
-"""PyTorch as the conformance kit uses it."""
+"""PyTorch as a backend of the conformance kit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Scope(nn.Module):
 
 
 class TorchBackend(Backend):
-    """Eager PyTorch, through one of the driver's interceptors."""
+    """Eager PyTorch with one of the driver's interceptors."""
 
     driver = "pytorch"
     mode = "eager"
@@ -130,13 +130,13 @@ class TorchBackend(Backend):
 
 
 class FunctionModeBackend(TorchBackend):
-    """Through the interceptor in Python."""
+    """Eager PyTorch with the interceptor in Python."""
 
     interceptor = "function_mode"
 
 
 class NativeBackend(TorchBackend):
-    """Through the interceptor in C."""
+    """Eager PyTorch with the interceptor in C++."""
 
     interceptor = "native"
 
@@ -146,7 +146,7 @@ class NativeBackend(TorchBackend):
 
 
 def unavailable(backend: type[TorchBackend]) -> str:
-    """Why this installation has not got the interceptor of a backend, or an empty string."""
+    """Return why the interceptor of a backend is not installed, or an empty string."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AMANDA_TORCH_INTERCEPTOR", backend.interceptor)
         try:

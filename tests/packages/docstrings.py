@@ -1,6 +1,6 @@
-"""Prints docstrings that a seed draws from the sources of each member, to judge how they read.
+"""Print docstrings, drawn at random from the sources of each member, to judge their prose.
 
-`python tests/packages/docstrings.py [SEED] [--count 10]`; the seed is the commit's hash by default.
+`python tests/packages/docstrings.py [SEED] [--count 10]`; the seed defaults to the commit's hash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MEMBERS = ("amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_too
 
 
 def docstrings(member: str) -> Iterator[tuple[str, str]]:
-    """Yield where each docstring of a member's sources stands, and its text."""
+    """Yield the place and the text of each docstring in a member's sources."""
     for path in sorted((ROOT / member / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -1,4 +1,4 @@
-"""Distributions as their users get them: built, and installed into environments of their own."""
+"""Distributions as users get them: built, and installed into environments of their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT_BY_BUILDS = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 
 
 def build(source: Path, into: Path) -> None:
-    """Build a source distribution of a folder, and a wheel from that."""
+    """Build a source distribution of a folder, and a wheel from it."""
     print(f"Building {source.name}", flush=True)
     # setuptools builds in the source tree and takes what an earlier build left there.
     copy = shutil.copytree(source, into / "sources" / source.name, ignore=LEFT_BY_BUILDS)
@@ -35,11 +35,11 @@ def build(source: Path, into: Path) -> None:
 
 
 class Environment:
-    """A fresh environment, in which distributions are installed from their wheels.
+    """A fresh environment into which distributions are installed from their wheels.
 
     Args:
-        folder: Where it is made; must not be there.
-        wheels: Where what `build` made lies.
+        folder: Folder to create; must not exist.
+        wheels: Folder of the wheels that `build` made.
     """
 
     def __init__(self, folder: Path, wheels: Path) -> None:
@@ -50,7 +50,7 @@ class Environment:
         self.work.mkdir()
 
     def run(self, program: str, *arguments: str, status: int = 0) -> str:
-        """Run a program of the environment outside of the repository; returns what it says."""
+        """Run a program of the environment outside the repository and return its output."""
         # Variables of the caller's would bring his packages in.
         kept = {
             name: value
@@ -72,7 +72,9 @@ class Environment:
         return done.stdout
 
     def shell(self, script: str) -> str:
-        """Run a script with the environment's programs; what it installs of ours was built here."""
+        """Run a script with the environment's programs; our distributions come from the built
+        wheels.
+        """
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -100,11 +102,11 @@ class Environment:
         return " ".join([command["pip"], *words])
 
     def python(self, source: str, status: int = 0) -> str:
-        """Run a program given as text."""
+        """Run a program that is given as text."""
         return self.run("python", "-c", source, status=status)
 
     def install(self, *requirements: str) -> None:
-        """Install distributions that were built, and others, and see that all fits together."""
+        """Install built and other distributions, and check that all fit together."""
         found = [self._wheel(requirement) for requirement in requirements]
         constraints = str(ROOT / "constraints.txt")
         self.run("python", "-m", "pip", "install", "-q", "-c", constraints, *found)
@@ -118,19 +120,19 @@ class Environment:
         return requirement
 
     def uninstall(self, *distributions: str) -> None:
-        """Take distributions away, which nothing that stays may need."""
+        """Uninstall distributions that no remaining one needs."""
         self.run("python", "-m", "pip", "uninstall", "-q", "-y", *distributions)
         self.run("python", "-m", "pip", "check")
 
     def lacks(self, *modules: str) -> None:
-        """Check that modules are not there, or what is shown next would be shown of nothing."""
+        """Check that modules are missing, so that the next check means something."""
         self.python(
             "from importlib.util import find_spec; "
             f"found = [name for name in {modules!r} if find_spec(name)]; assert not found, found"
         )
 
     def test(self, source: Path, *arguments: str) -> str:
-        """Run a distribution's own tests against what is installed, without its sources."""
+        """Run a distribution's own tests against the installed version, without its sources."""
         copy = self.work / source.name
         if not copy.exists():
             hidden = shutil.ignore_patterns("src", "build", "*.egg-info", "__pycache__")
@@ -138,9 +140,9 @@ class Environment:
         return self.run("python", "-m", "pytest", "-q", f"--rootdir={copy}", str(copy), *arguments)
 
     def json(self, *arguments: str, status: int = 0) -> Any:
-        """What a command of `amanda` says for programs to read."""
+        """Return the JSON output of a command of `amanda`."""
         return json.loads(self.run("amanda", *arguments, "--json", status=status))
 
     def names(self, command: str) -> list[str]:
-        """Names of the drivers or tools that are listed as usable."""
+        """Return the names of the drivers or tools that are listed as usable."""
         return sorted(found["name"] for found in self.json(command) if found["status"] == "ok")

@@ -1,7 +1,7 @@
-"""Builds the examples and tests them as users would install them: `nox -s examples`.
+"""Build the examples and test them as users would install them: `nox -s examples`.
 
-They stand for others' distributions: a driver without any framework of ours beside it, and a tool
-with each of them. Makes all that it needs in a temporary folder.
+They are examples of others' distributions: a driver without any of our frameworks installed, and a
+tool with each of them. Creates everything that it needs in a temporary folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FRAMEWORKS = {
 
 
 def main() -> None:
-    """Build, then go through the environments."""
+    """Build, then check each environment."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         wheels = root / "wheels"
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def alone(environment: Environment) -> None:
-    """The core with the example of a driver: no framework that we have a driver for."""
+    """Check the core with the example driver, without any framework that we have a driver for."""
     environment.install("amanda-core", "amanda-driver-tinytape[test]")
     environment.lacks("torch", "tensorflow", "amanda_driver_torch")
     report = environment.work / "conformance.json"
@@ -72,7 +72,7 @@ def alone(environment: Environment) -> None:
 
 
 def beside(framework: str, environment: Environment) -> None:
-    """The core with a framework, its driver and the example of a tool."""
+    """Check the core with a framework, its driver and the example tool."""
     member, package, program = FRAMEWORKS[framework]
     own = member.replace("_", "-")
     environment.install("amanda-core[cli]", own, "amanda-activation-ranges[test]", package)

@@ -1,8 +1,8 @@
-"""The drivers over the versions of their frameworks; writes docs/support.md.
+"""Test the drivers with several versions of their frameworks, and write docs/support.md.
 
-Builds one environment after the other, as a user would, runs a selection of the tests in it, and
-removes it again: a build of PyTorch takes some 5 GB. Results are kept in matrix_results/, and the
-page is made of all that are there, so that versions can be run one by one.
+Builds one environment at a time, as a user would, runs a selection of the tests in it, and removes
+it again, because a build of PyTorch takes about 5 GB. Results are kept in matrix_results/, and the
+page is made from all of them, so that versions can be run one by one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ ARGUMENTS = (
 
 
 class Count(NamedTuple):
-    """How the tests of one group ended."""
+    """Outcomes of the tests of one group."""
 
     passed: int
     failed: int
@@ -90,7 +90,7 @@ class Count(NamedTuple):
 
 
 def main() -> None:
-    """Run what is asked for, and write the page."""
+    """Run the requested versions and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("framework", nargs="?", choices=RELEASES, help="only this one")
     parser.add_argument("versions", nargs="*", help="only these releases")
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def run_version(framework: str, version: str, python: str | None) -> None:
-    """Run the tests with one release and keep how they ended."""
+    """Run the tests with one release and record the outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         if python is None:
             try:
@@ -129,7 +129,7 @@ def run_version(framework: str, version: str, python: str | None) -> None:
 
 
 def build(folder: Path, framework: str, version: str) -> Path:
-    """Make an environment with a release of a framework; return its interpreter."""
+    """Create an environment with a release of a framework; return its interpreter."""
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
@@ -147,7 +147,7 @@ def build(folder: Path, framework: str, version: str) -> Path:
 def run_tests(
     python: str, files: Iterable[str], environment: Mapping[str, str], results: Path
 ) -> tuple[Count, list[str]]:
-    """Run tests; return how they ended and the ids of those that failed."""
+    """Run tests; return their outcomes and the ids of those that failed."""
     results.unlink(missing_ok=True)
     variables = {**os.environ, **environment, "PYTHONSAFEPATH": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run(
@@ -181,7 +181,7 @@ def keep(
     count: Count,
     failures: list[str],
 ) -> None:
-    """Write down how one group ended."""
+    """Record the outcome of one group."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{framework}-{version}-python{python}-{interceptor}-{group}.json"
     result = {
@@ -198,7 +198,7 @@ def keep(
 
 
 def page() -> str:
-    """Return the page that shows all results that are there."""
+    """Return the page with all available results."""
     results = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     lines = [
         "# Supported versions",

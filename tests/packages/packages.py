@@ -1,7 +1,8 @@
-"""Builds the distributions and looks at them in fresh environments: `nox -s packages`.
+"""Build the distributions and check them in fresh environments: `nox -s packages`.
 
-What a checkout cannot show: files that packaging forgets, requirements that are not declared, and
-whether each distribution works without the others. Makes all that it needs in a temporary folder.
+Finds what a checkout cannot show: files that packaging forgets, undeclared requirements, and
+whether each distribution works without the others. Creates everything that it needs in a temporary
+folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ print("trained")
 
 
 def main() -> None:
-    """Build, then go through the environments."""
+    """Build, then check each environment."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         wheels = root / "wheels"
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def scaffolds(root: Path) -> Iterator[Path]:
-    """A tool and a driver as `amanda new` makes them."""
+    """Create a tool and a driver with `amanda new`."""
     for kind in ("tool", "driver"):
         command = [sys.executable, "-m", "amanda", "new", kind, "mine", "-o", str(root)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -51,14 +52,14 @@ def scaffolds(root: Path) -> Iterator[Path]:
 
 
 def holds_what_it_should(wheel: Path) -> None:
-    """See that a wheel has a type marker and no tests."""
+    """Check that a wheel has a type marker and no tests."""
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("/py.typed") for name in names), wheel
     assert not [name for name in names if name.startswith("tests/")], wheel
 
 
 def of_core(environment: Environment, driver: Path) -> None:
-    """The core alone, then with a driver that `amanda new` made."""
+    """Check the core alone, then with a driver that `amanda new` created."""
     (environment.work / "train.py").write_text(TRAIN)
     environment.install("amanda-core")
     said = environment.run("amanda", "tools", status=1)
@@ -85,7 +86,9 @@ def of_core(environment: Environment, driver: Path) -> None:
 
 
 def of_torch(environment: Environment, tool: Path) -> None:
-    """The core with PyTorch's driver, tools that come and go, and at last without the driver."""
+    """Check the core with PyTorch's driver, with tools added and removed, and without the
+    driver.
+    """
     (environment.work / "train.py").write_text(TRAIN)
     environment.install("amanda-core[cli]", "amanda-driver-torch")
     assert environment.names("drivers") == ["pytorch"]
@@ -140,7 +143,7 @@ def of_torch(environment: Environment, tool: Path) -> None:
 
 
 def of_the_guide(environment: Environment) -> None:
-    """The guide to publishing a tool, by somebody who has installed the command line alone."""
+    """Follow the guide to publishing a tool with only the command line installed."""
     environment.install("amanda-core[cli]")
     follow(environment)
 

@@ -1,6 +1,6 @@
-"""Follows the guide to publishing a tool in a fresh environment, from the first line to the last.
+"""Follow the guide to publishing a tool in a fresh environment, from the first line to the last.
 
-Owns how the guide's blocks become one session of a shell; `packages` has the wheels.
+Converts the guide's blocks to one shell session; `packages` has the wheels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK = re.compile(
 
 
 def script(text: str) -> str:
-    """Return what a reader of a guide types, as a script: its commands, and its files first."""
+    """Return what a reader of a guide types as one script: first its files, then its commands."""
     return "\n".join(["set -ex", *_files(text), *_commands(text)])
 
 
@@ -40,7 +40,7 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def follow(environment: Environment) -> None:
-    """Carry out the guide, with the distributions that were built in place of published ones."""
+    """Run the guide, with the built distributions in place of published ones."""
     said = environment.shell(script(GUIDE.read_text()))
     assert "4 passed, 1 skipped" in said, said
     assert "op-report.json: op-report/1" in said, said

@@ -1,6 +1,6 @@
-"""The installed distributions are whole: what a checkout has, they have, and nothing else.
+"""Installed distributions are complete: they have everything that the checkout has, and no more.
 
-`nox -s packages` builds them and looks at each in an environment of its own.
+`nox -s packages` builds them and checks each in an environment of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs of second and mixed order in TensorFlow; each returns what it computed."""
+"""Programs of second and mixed order in TensorFlow; each returns its results."""
 
 # mypy: allow-untyped-calls, allow-untyped-decorators
 # TensorFlow has no types.
@@ -22,7 +22,7 @@ X = tf.constant(_numbers(0, 4, 6))
 
 
 class _Network:
-    """Two dense layers with a bend between them."""
+    """Two dense layers with a nonlinearity between them."""
 
     def __init__(self, compiled: bool = True) -> None:
         self.first = tf.Variable(_numbers(1, 6, 5))
@@ -31,7 +31,7 @@ class _Network:
         self.call = tf.function(self.compute) if compiled else self.compute
 
     def compute(self, x: Any) -> Any:
-        """The logits."""
+        """Return the logits."""
         return tf.tanh(x @ self.first) @ self.second
 
 
@@ -70,7 +70,7 @@ def gradient_of_a_gradient() -> list[Any]:
 
 
 def gradient_penalty() -> list[Any]:
-    """The critic of WGAN-GP, compiled, and three steps of its optimizer."""
+    """Train the critic of WGAN-GP, compiled, for three steps."""
     critic = _Network()
     optimizer = tf.keras.optimizers.Adam(0.01)
     losses = []
@@ -112,7 +112,7 @@ def nested_tapes_in_a_function() -> list[Any]:
 
 
 def symbolic_gradients() -> list[Any]:
-    """tf.gradients of tf.gradients."""
+    """Compute tf.gradients of tf.gradients."""
 
     @tf.function
     def second(x: Any) -> Any:
@@ -212,7 +212,7 @@ def accumulator_in_a_function() -> list[Any]:
 
 
 def forward_over_reverse() -> list[Any]:
-    """The product of a Hessian and a vector."""
+    """Compute the product of a Hessian and a vector."""
     network = _Network()
     with tf.autodiff.ForwardAccumulator(X, tf.ones_like(X)) as accumulator:
         gradient = _gradient(lambda x: tf.reduce_sum(network.call(x) ** 2), X)
@@ -242,7 +242,7 @@ def vectorized_map() -> list[Any]:
 
 
 def style_transfer() -> list[Any]:
-    """One tensor is the gradient of several values."""
+    """Differentiate several values with respect to one tensor."""
     weight = tf.Variable(_numbers(3, 3, 3, 1, 4))
 
     @tf.function
@@ -294,7 +294,7 @@ def second_order_of_a_custom_gradient() -> list[Any]:
 
 
 def tape_around_a_gradient() -> list[Any]:
-    """A function that holds nothing but the gradient."""
+    """Call a function that contains nothing but the gradient."""
     network = _Network()
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(X)

@@ -1,7 +1,7 @@
-"""One small network, as numbers: its weights and data, and what its reference programs can do.
+"""One small network as numbers: weights, data, and the effects of tools on reference programs.
 
-`models_torch` and `models_tf` have it in PyTorch and in TensorFlow's modes, plain and with each
-effect of `tools` written in by hand. Weights are kept in one layout here: OIHW and OI.
+`models_torch` and `models_tf` implement it in PyTorch and in TensorFlow's modes, plain and with
+each effect of `tools` written by hand. Weights are kept in one layout here: OIHW and OI.
 """
 
 from __future__ import annotations
@@ -62,24 +62,24 @@ DENSE = [name for name in WEIGHTS if name.endswith("weight")]
 
 
 def layout_of(name: str) -> str:
-    """The layout in which a weight is kept here."""
+    """Return the layout in which a weight is kept here."""
     return {4: "OIHW", 2: "OI"}.get(WEIGHTS[name].ndim, "O")
 
 
 def masks_of(sparsity: float) -> dict[str, Array]:
-    """Weight -> the mask that prunes it."""
+    """Return the mask that prunes each weight."""
     return {name: magnitude_mask(WEIGHTS[name], layout_of(name), sparsity) for name in DENSE}
 
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-    """What a reference program has written in by hand.
+    """Effect of a tool that a reference program implements by hand.
 
     Attributes:
-        masks: Weights are multiplied by these; their gradients pass straight through.
-        mask_gradients: The gradients are multiplied by the masks, too.
-        relu_gradient: The gradient that arrives at each ReLU's output is multiplied by this.
-        swish: ``x * sigmoid(x)`` stands in the place of each ReLU.
+        masks: Factors of the weights; the gradients pass straight through.
+        mask_gradients: Also multiply the gradients by the masks.
+        relu_gradient: Factor of the gradient that arrives at each ReLU's output.
+        swish: Use ``x * sigmoid(x)`` instead of each ReLU.
     """
 
     masks: Mapping[str, Array] | None = None
@@ -90,7 +90,7 @@ class Effect:
 
 @dataclasses.dataclass
 class Record:
-    """What a training run left: one entry a step, then the weights."""
+    """Results of a training run: one entry per step, then the weights."""
 
     losses: list[float] = dataclasses.field(default_factory=list)
     logits: list[Array] = dataclasses.field(default_factory=list)
@@ -98,7 +98,7 @@ class Record:
     weights: dict[str, Array] = dataclasses.field(default_factory=dict)
 
     def values(self) -> dict[str, Array]:
-        """Every number of it, with a name."""
+        """Return all numbers by name."""
         found: dict[str, Array] = {}
         for step, (loss, logits) in enumerate(zip(self.losses, self.logits, strict=True)):
             found[f"{step} loss"] = np.asarray(loss)
@@ -114,16 +114,16 @@ class Program(Protocol):
     record: Record
 
     def __init__(self, effect: Effect) -> None:
-        """Nothing of the framework is made here."""
+        """Create nothing of the framework yet."""
 
     def build(self) -> None:
-        """Make the variables, and trace or build what graphs there are."""
+        """Create the variables, and trace or build the graphs."""
 
     def step(self, number: int) -> None:
-        """One step of gradient descent, recorded."""
+        """Perform one step of gradient descent and record it."""
 
     def finish(self) -> None:
-        """Record the weights and let everything go."""
+        """Record the weights and release everything."""
 
 
 def run(program: Program, build: bool = True) -> Record:
@@ -137,7 +137,7 @@ def run(program: Program, build: bool = True) -> Record:
 
 
 def assert_same(one: Record, other: Record, tolerance: float = 1e-5) -> None:
-    """The two differ by no more than rounding."""
+    """Check that two records differ only by rounding."""
     expected = other.values()
     found = one.values()
     assert list(found) == list(expected)
@@ -149,7 +149,7 @@ def assert_same(one: Record, other: Record, tolerance: float = 1e-5) -> None:
 
 
 def assert_same_bits(one: Record, other: Record) -> None:
-    """The two are the same bit for bit."""
+    """Check that two records are equal bit for bit."""
     expected = other.values()
     differing = [n for n, value in one.values().items() if not np.array_equal(value, expected[n])]
     assert differing == []

@@ -28,12 +28,12 @@ _PADDING = [[0, 0], [1, 1], [1, 1], [0, 0]]
 
 
 def to_tensorflow(array: Array) -> Array:
-    """A weight in TensorFlow's layout."""
+    """Convert a weight to TensorFlow's layout."""
     return np.ascontiguousarray(array.transpose(_TO_TENSORFLOW[array.ndim]))
 
 
 def from_tensorflow(array: Array) -> Array:
-    """The inverse."""
+    """Convert a weight from TensorFlow's layout."""
     return array.transpose(np.argsort(_TO_TENSORFLOW[array.ndim]))
 
 
@@ -75,7 +75,7 @@ class _Network:
         self.weights = {n: tf.Variable(to_tensorflow(w), name=n) for n, w in WEIGHTS.items()}
 
     def weight(self, name: str) -> Any:
-        """A weight, masked where the program says so."""
+        """Return a weight, masked if the program says so."""
         masks = self.effect.masks
         if masks is None or name not in masks:
             return self.weights[name]
@@ -83,12 +83,14 @@ class _Network:
         return _masked(self.weights[name], mask, self.effect.mask_gradients)
 
     def scaled(self, x: Any) -> Any:
-        """`x`, its gradient scaled where the program says so."""
+        """Return `x` with its gradient scaled if the program says so."""
         factor = self.effect.relu_gradient
         return x if factor is None else _scaled_gradient(x, factor)
 
     def loss_of(self, images: Any, labels: Any) -> tuple[Any, Any]:
-        """Loss and logits. Each call of an operator has a line of its own, which tells it apart."""
+        """Return loss and logits. Each call of an operator has its own line, which
+        identifies it.
+        """
         w, relu = self.weight, _swish if self.effect.swish else tf.nn.relu
         x = tf.nn.conv2d(images, w("conv1.weight"), 1, _PADDING)
         x = tf.nn.bias_add(x, w("conv1.bias"))
@@ -123,14 +125,14 @@ class _Network:
 
 
 class EagerProgram(_Network):
-    """Operator by operator."""
+    """Runs operator by operator."""
 
     def forward(self, images: Any, labels: Any) -> Any:
-        """Loss and logits."""
+        """Return loss and logits."""
         return self.loss_of(images, labels)
 
     def step(self, number: int) -> None:
-        """One step of gradient descent, recorded."""
+        """Perform one step of gradient descent and record it."""
         images, labels = map(tf.constant, _BATCHES[number])
         with tf.GradientTape() as tape:
             loss, logits = self.forward(images, labels)
@@ -141,7 +143,7 @@ class EagerProgram(_Network):
 
 
 class FunctionProgram(EagerProgram):
-    """The forward program is a function; the tape is outside."""
+    """Runs the forward program as a function, with the tape outside."""
 
     def build(self) -> None:
         """Make the variables and trace the function."""
@@ -150,12 +152,12 @@ class FunctionProgram(EagerProgram):
         self.function.get_concrete_function(*map(tf.constant, _BATCHES[0]))
 
     def forward(self, images: Any, labels: Any) -> Any:
-        """Loss and logits."""
+        """Return loss and logits."""
         return self.function(images, labels)
 
 
 class StepFunctionProgram(_Network):
-    """The whole step is a function, its tape and its updates inside."""
+    """Runs the whole step as a function, with its tape and updates inside."""
 
     def build(self) -> None:
         """Make the variables and trace the function."""
@@ -164,7 +166,7 @@ class StepFunctionProgram(_Network):
         self.function.get_concrete_function(*map(tf.constant, _BATCHES[0]))
 
     def train(self, images: Any, labels: Any) -> Any:
-        """One step."""
+        """Perform one step."""
         with tf.GradientTape() as tape:
             loss, logits = self.loss_of(images, labels)
         gradients = tape.gradient(loss, list(self.weights.values()))
@@ -173,12 +175,12 @@ class StepFunctionProgram(_Network):
         return loss, logits, gradients
 
     def step(self, number: int) -> None:
-        """One step of gradient descent, recorded."""
+        """Perform one step of gradient descent and record it."""
         self.note(*self.function(*map(tf.constant, _BATCHES[number])))
 
 
 class SessionProgram(_Network):
-    """A graph that a session runs, with resource variables."""
+    """Runs a graph in a session, with resource variables."""
 
     resource = True
 
@@ -211,7 +213,7 @@ class SessionProgram(_Network):
             self.session.run(v1.global_variables_initializer())
 
     def step(self, number: int) -> None:
-        """One step of gradient descent, recorded."""
+        """Perform one step of gradient descent and record it."""
         images, labels = _BATCHES[number]
         feeds = {self.images: images, self.labels: labels}
         loss, logits, gradients, _ = self.session.run(self.fetches, feeds)
@@ -227,6 +229,6 @@ class SessionProgram(_Network):
 
 
 class ReferenceSessionProgram(SessionProgram):
-    """The same with reference variables."""
+    """Runs a graph in a session, with reference variables."""
 
     resource = False

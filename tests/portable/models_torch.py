@@ -58,7 +58,7 @@ class TorchProgram:
         self.weights = {n: torch.tensor(w, requires_grad=True) for n, w in WEIGHTS.items()}
 
     def weight(self, name: str) -> Tensor:
-        """A weight, masked where the program says so."""
+        """Return a weight, masked if the program says so."""
         masks = self.effect.masks
         if masks is None or name not in masks:
             return self.weights[name]
@@ -68,12 +68,12 @@ class TorchProgram:
         return masked
 
     def scaled(self, x: Tensor) -> Tensor:
-        """`x`, its gradient scaled where the program says so."""
+        """Return `x` with its gradient scaled if the program says so."""
         factor = self.effect.relu_gradient
         return x if factor is None else _scaled_gradient(x, factor)
 
     def logits(self, x: Tensor) -> Tensor:
-        """The network. Each call of an operator has a line of its own, which tells it apart."""
+        """Return the logits. Each call of an operator has its own line, which identifies it."""
         w, relu = self.weight, _swish if self.effect.swish else torch.relu
         x = F.conv2d(x, w("conv1.weight"), w("conv1.bias"), padding=1)
         x = self.scaled(relu(x))
@@ -85,7 +85,7 @@ class TorchProgram:
         return F.linear(x, w("dense2.weight"), w("dense2.bias"))
 
     def step(self, number: int) -> None:
-        """One step of gradient descent, recorded."""
+        """Perform one step of gradient descent and record it."""
         logits = self.logits(torch.from_numpy(IMAGES[number]))
         loss = F.cross_entropy(logits, torch.from_numpy(LABELS[number]))
         gradients = torch.autograd.grad(loss, list(self.weights.values()))

@@ -1,6 +1,6 @@
 """ResNet-50 of He et al. 2015 (table 1) in TensorFlow 1 operations: 53 convolutions.
 
-Keras 3 builds no graphs for sessions, so it stands here in full. Batch norm computes with the
+Keras 3 builds no graphs for sessions, so the network is written out here. Batch norm uses the
 batch's own statistics; the stride of a stage is in its first 1 x 1 convolution, as in the paper.
 """
 
@@ -31,7 +31,7 @@ class _Builder:
         )
 
     def convolution(self, name: str, x: Any, channels: int, size: int, stride: int) -> Any:
-        """Convolution and batch norm, without a bias between them."""
+        """Add a convolution without a bias and a batch norm."""
         with v1.variable_scope(name):
             shape = [size, size, x.shape[-1], channels]
             kernel = self.variable("kernel", shape, v1.initializers.he_normal(seed=len(name)))
@@ -42,7 +42,7 @@ class _Builder:
             return y
 
     def block(self, name: str, x: Any, channels: int, stride: int, project: bool) -> Any:
-        """A bottleneck of 1 x 1, 3 x 3 and 1 x 1, around which the input goes."""
+        """Add a bottleneck of 1 x 1, 3 x 3 and 1 x 1 with a shortcut."""
         with v1.variable_scope(name):
             around = x
             if project:
@@ -53,7 +53,7 @@ class _Builder:
 
 
 def resnet50(images: Any, classes: int = 10, width: int = 64, resource: bool = True) -> Any:
-    """Logits of images.
+    """Return the logits of images.
 
     Args:
         images: Shape (n, height, width, 3); both at least 32.

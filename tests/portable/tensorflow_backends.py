@@ -1,4 +1,4 @@
-"""TensorFlow's modes as the conformance kit uses them."""
+"""TensorFlow's modes as backends of the conformance kit."""
 
 # mypy: allow-untyped-calls
 # TensorFlow has no types.
@@ -31,7 +31,7 @@ class _Scope(keras.layers.Layer):  # type: ignore[misc]  # No types.
 
 
 def _branch(program: Program) -> Program:
-    """The program in a branch that is taken, which is not known while it is traced."""
+    """Put the program into a branch that is taken, which is unknown while tracing."""
 
     def branch(*given: Any) -> Any:
         is_number = tf.reduce_all(tf.equal(given[0], given[0]))
@@ -41,7 +41,7 @@ def _branch(program: Program) -> Program:
 
 
 def _loop(program: Program) -> Program:
-    """The program in the body of a loop, which runs three times on the same inputs."""
+    """Put the program into the body of a loop that runs three times on the same inputs."""
 
     def loop(*given: Any) -> Any:
         _, *results = tf.while_loop(
@@ -55,7 +55,7 @@ def _loop(program: Program) -> Program:
 
 
 def _map(program: Program) -> Program:
-    """The program mapped over two copies of its input."""
+    """Map the program over two copies of its input."""
 
     def mapped(x: Any, *rest: Any) -> Any:
         return (tf.map_fn(lambda one: program.function(one, *rest)[0], tf.stack([x, x]))[0],)
@@ -64,7 +64,7 @@ def _map(program: Program) -> Program:
 
 
 def _mixed() -> list[Any]:
-    """Integers, random numbers from a key, several outputs, and gradients."""
+    """Use integers, random numbers from a key, several outputs, and gradients."""
     x = tf.random.stateless_uniform([3, 4], seed=[1, 2])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -79,7 +79,7 @@ def _mixed() -> list[Any]:
 
 
 class EagerBackend(Backend):
-    """Operator by operator, gradients by a tape."""
+    """Operator by operator, with gradients from a tape."""
 
     driver = "tensorflow"
     mode = "eager"
@@ -157,7 +157,7 @@ class EagerBackend(Backend):
 
 
 class FunctionBackend(EagerBackend):
-    """The forward program is a function, the tape outside."""
+    """The forward program as a function, with the tape outside."""
 
     mode = "function"
 

@@ -1,4 +1,4 @@
-"""The built-in tools over PyTorch and TensorFlow's modes: the same weights, the same trace."""
+"""Built-in tools over PyTorch and TensorFlow's modes: the same weights, the same trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPARSITY = 0.55
 
 @functools.cache
 def reference(backend: str, pruned: bool, gradients: bool = True) -> Record:
-    """What the program does by itself, with the masks written in by hand if at all."""
+    """Run the program without tools, with the masks written by hand if requested."""
     if not pruned:
         return run(PROGRAMS[backend](Effect()))
     masks = {

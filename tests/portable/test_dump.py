@@ -1,4 +1,4 @@
-"""The dump in TensorFlow's modes, held to TensorFlow's own operators and fetches."""
+"""The dump in TensorFlow's modes, compared with TensorFlow's own operators and fetches."""
 
 # mypy: allow-untyped-calls
 # TensorFlow has no types.
@@ -25,7 +25,7 @@ MATRIX = _random.normal(size=(4 * 16, 5)).astype(np.float32)
 
 
 def forward(x: Any, filters: Any, matrix: Any) -> list[Any]:
-    """All values on the way, by TensorFlow's own operators."""
+    """Return all intermediate values, computed with TensorFlow's own operators."""
     found = [raw.Conv2D(input=x, filter=filters, strides=[1] * 4, padding="VALID")]
     found.append(raw.Relu(features=found[-1]))
     found.append(raw.Reshape(tensor=found[-1], shape=[2, -1]))
@@ -49,7 +49,7 @@ def dump(mode: str, program: Callable[..., Any], *arrays: Any, **options: Any) -
 
 
 def values(dumped: Dumped, **wanted: Any) -> list[Any]:
-    """The values of tensors whose attributes, or whose operators', are those."""
+    """Return the values of the tensors with these attributes, of their own or their operator's."""
     found = []
     for tensor in dumped.index.tensors:
         facts = vars(dumped.index.ops[tensor.op]) | vars(tensor)

@@ -91,7 +91,7 @@ def head_of(value: Any, weights: list[Any]) -> Any:
 
 
 def in_calls(x: Any, weights: list[Any]) -> Any:
-    """The same, in functions that are called from functions."""
+    """Run the network in functions that are called from functions."""
 
     @tf.function(autograph=False)
     def joined(x: Any, one: Any) -> Any:
@@ -107,7 +107,7 @@ def in_calls(x: Any, weights: list[Any]) -> Any:
 
 
 def in_branches(x: Any, weights: list[Any]) -> Any:
-    """The same, in the branch that is taken."""
+    """Run the network in the branch that is taken."""
     value = tf.cond(
         tf.reduce_sum(x) > -1e9,
         lambda: body_of(x, weights[:8]),
@@ -180,7 +180,7 @@ SHAPES = {98: (2, 7, 7), 64: (4, 4, 4), 128: (8, 4, 4), 144: (16, 3, 3)}
 
 
 def channels_first(indices: Any, elements: int) -> list[int]:
-    """Indices of a value with its channels last, as they are with channels first."""
+    """Convert indices of a value with channels last to channels first."""
     if elements not in SHAPES:
         return sorted(indices.tolist())
     channels, *space = shape = SHAPES[elements]
@@ -189,7 +189,7 @@ def channels_first(indices: Any, elements: int) -> list[int]:
 
 
 def by_kind(result: EffectivePathResult) -> dict[str, list[tuple[str, int]]]:
-    """Names and elements of the values; a graph's order may differ between kinds."""
+    """Return names and elements of the values by kind; a graph's order may differ between kinds."""
     found: dict[str, list[tuple[str, int]]] = {}
     for layer in result.layers:
         if layer.name.rpartition("/")[2].startswith("Identity"):

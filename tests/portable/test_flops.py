@@ -175,7 +175,7 @@ def test_what_is_unknown_is_listed() -> None:
 
 
 def closed_form(model: Any) -> int:
-    """Multiply-accumulates of one image, from the shapes of the layers alone."""
+    """Return the multiply-accumulates of one image, from the shapes of the layers alone."""
     total = 0
     for layer in model.layers:
         if isinstance(layer, (keras.layers.Conv2D, keras.layers.Dense)):

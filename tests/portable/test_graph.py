@@ -1,4 +1,4 @@
-"""The graph over PyTorch and TensorFlow's modes: one network, and graphs as TensorFlow has them."""
+"""Graphs over PyTorch and TensorFlow's modes: one network, and graphs equal to TensorFlow's own."""
 
 # mypy: allow-untyped-decorators
 # TensorFlow has no types.
@@ -41,7 +41,9 @@ LAYERS = ["conv2d", "relu", "max_pool2d", "conv2d", "relu", "product", "relu", "
 
 
 def layers_behind(graph: Graph, op: Op) -> list[str]:
-    """The layers from the first to `op`, following the first input that an operator made."""
+    """Return the layers from the first to `op`, following the first input that an operator
+    produced.
+    """
     found: list[str] = []
     at: Op | None = op
     while at is not None:
@@ -93,7 +95,7 @@ def test_one_network_everywhere(backend: str, inside: bool) -> None:
 
 
 def assert_is_graph_def(graph: Graph, program: Any) -> None:
-    """The graph is TensorFlow's: each input of each operator is the tensor that it names."""
+    """Check that the graph is TensorFlow's: each input is the tensor that the node names."""
     definition = {node.name: node for node in program.as_graph_def().node}
     # A variable's argument has the variable's name here.
     captured = {

@@ -1,4 +1,4 @@
-"""Every tool on TensorFlow programs of second and mixed order: none may end in it or be changed."""
+"""Every tool on TensorFlow programs of second and mixed order: no tool fails or changes them."""
 
 # mypy: allow-untyped-calls
 # TensorFlow has no types.
@@ -31,7 +31,9 @@ SAMPLE = {
 
 @pytest.fixture(autouse=True)
 def as_written() -> Iterator[None]:
-    """TensorFlow's graph optimiser fuses ops that nobody looks at, which rounds otherwise."""
+    """Turn off TensorFlow's graph optimizer, which fuses unobserved ops, which then round
+    differently.
+    """
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
@@ -40,7 +42,7 @@ def as_written() -> Iterator[None]:
 
 
 def bits(results: list[Any]) -> list[bytes | None]:
-    """What a program computed, byte by byte."""
+    """Return the results of a program as bytes."""
     return [
         None if value is None else tf.convert_to_tensor(value).numpy().tobytes()
         for value in results

@@ -1,11 +1,11 @@
-"""Tools that change nothing change no bit: on one small member of each family of Keras' models.
+"""Tools that change nothing change no bit, on one small member of each family of Keras' models.
 
 Each model takes two steps with tape and batch statistics (the first analyses, the second is
 cached), plain and with an identity routine at every point of every op. Outputs, gradients and all
-variables are compared bit for bit. Functions are compared with TensorFlow's graph optimiser off,
-since a plain graph that it fuses rounds otherwise; how far it moves the plain result, and whether
-plain results repeat, is measured and printed. One family is among the slow tests, the others among
-the exhaustive ones.
+variables are compared bit for bit. Functions are compared with TensorFlow's graph optimizer off,
+because a plain graph that it fuses rounds differently. How far it moves the plain result, and
+whether plain results repeat, is measured and printed. One family is among the slow tests, the
+others among the exhaustive ones.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ Values = list[Array]
 
 
 class Family(NamedTuple):
-    """A member of a family, and the smallest image that it takes.
+    """A member of a family, and the smallest image that it accepts.
 
     With `staged`, the routines are traced into graphs: Keras compiles its grouped convolutions with
-    XLA, in eager mode too, since TensorFlow has no gradient for them on a CPU. XLA calls no Python.
+    XLA, also in eager mode, because TensorFlow has no gradient for them on a CPU. XLA calls no
+    Python.
     """
 
     name: str
@@ -62,7 +63,7 @@ FAMILIES = {
 
 
 def sampled(sample: str) -> list[Any]:
-    """Return all families, of which only one is not left to the exhaustive tests."""
+    """Return all families; all but one are marked as exhaustive."""
     return [
         pytest.param(name, marks=pytest.mark.slow if name == sample else pytest.mark.exhaustive)
         for name in FAMILIES
@@ -84,7 +85,7 @@ def nothing(*values: Any) -> None:
 
 
 def same(*values: Any) -> Any:
-    """Return the very objects."""
+    """Return the same objects."""
     return values
 
 
@@ -99,7 +100,7 @@ def copied(value: Any) -> Any:
 
 
 def copies(*values: Any) -> Any:
-    """Return copies: each is a change as far as the driver can know."""
+    """Return copies; to the driver each is a change."""
     return tuple(copied(value) for value in values)
 
 
@@ -113,13 +114,13 @@ def nothing_in_graph(*values: Any) -> None:
 
 @amanda.staged
 def same_in_graph(*values: Any) -> Any:
-    """Return the very objects."""
+    """Return the same objects."""
     return values
 
 
 @amanda.staged
 def copies_in_graph(*values: Any) -> Any:
-    """Return what TensorFlow calls identities; XLA has no other copy."""
+    """Return TensorFlow's identities, because XLA has no other copy."""
     return tuple(
         tf.nest.map_structure(lambda v: tf.identity(v) if tf.is_tensor(v) else v, value)
         for value in values
@@ -138,7 +139,7 @@ def variant_of(family: str, variant: str) -> Callable[..., Any]:
 
 
 class Identity(Everywhere):
-    """`routine` at all points, and the types of the ops."""
+    """Calls `routine` at all points, and records the types of the ops."""
 
     def __init__(self, routine: Callable[..., Any]) -> None:
         super().__init__(routine)
@@ -158,7 +159,7 @@ class Identity(Everywhere):
 
 
 class Application:
-    """A model with its batch, which can be put back to where it was."""
+    """A model with its batch, whose state can be restored."""
 
     def __init__(self, family: str) -> None:
         name, size, _ = FAMILIES[family]
@@ -186,7 +187,7 @@ class Application:
         return step
 
     def step_of(self, mode: str) -> Step:
-        """A step in a mode; what is a function is not traced yet."""
+        """Return a step in this mode; a function is not traced yet."""
         if mode == "eager":
             return self.step_with(self.forward)
         if mode == "function":
@@ -195,7 +196,7 @@ class Application:
         return step
 
     def values(self, step: Step) -> Values:
-        """What some steps give, and the variables behind them."""
+        """Return the results of some steps, and the variables afterwards."""
         self.restart()
         results = [tf.nest.flatten(step()) for _ in range(STEPS)]
         found = [np.asarray(tf.convert_to_tensor(value)) for values in results for value in values]
@@ -204,14 +205,14 @@ class Application:
 
 @functools.lru_cache(maxsize=1)
 def application(family: str) -> Application:
-    """One at a time: they are large."""
+    """Provide one model at a time, because they are large."""
     keras.backend.clear_session()
     return Application(family)
 
 
 @contextmanager
 def optimiser(on: bool) -> Iterator[None]:
-    """Extent in which TensorFlow optimises the graphs of functions, or does not."""
+    """Turn TensorFlow's optimization of function graphs on or off."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not on})
     try:
@@ -222,25 +223,27 @@ def optimiser(on: bool) -> Iterator[None]:
 
 
 def distance(one: Values, other: Values) -> float:
-    """The largest difference of the outputs of the first step, as a share of the largest output.
+    """Return the largest difference between first outputs, as a share of the largest output.
 
-    Of gradients many are zero but for rounding, so that their differences say nothing.
+    Gradients are not compared: many are zero except for rounding, so their differences say nothing.
     """
     return float(np.abs(one[0] - other[0]).max() / np.abs(other[0]).max())
 
 
 def differing(one: Values, other: Values, fused: Values | None = None) -> int:
-    """How many tensors are not the same bit for bit, in `one` and in `other` or `fused`.
+    """Return how many tensors differ in bits between `one` and `other`, or `one` and `fused`.
 
-    oneDNN fuses a convolution's filter gradient with its bias', even with the optimiser off; with a
-    routine between them they are as they are eagerly.
+    oneDNN fuses a convolution's filter gradient with its bias', even with the optimizer off. With a
+    routine between them they are as in eager mode.
     """
     triples = zip(one, other, fused or other, strict=True)
     return sum(a.tobytes() not in (b.tobytes(), c.tobytes()) for a, b, c in triples)
 
 
 def assert_same(family: str, values: Values, expected: Values, fused: Values | None = None) -> None:
-    """Bit for bit; but XLA compiles another program where there is a node more."""
+    """Check equality bit for bit, unless XLA compiles another program because of an additional
+    node.
+    """
     if not FAMILIES[family].staged:
         assert differing(values, expected, fused) == 0
         return
@@ -262,7 +265,7 @@ def test_every_family_is_listed() -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> dict[tuple[str, str], Values]:
-    """Values of plain runs so far."""
+    """Provide the values of plain runs so far."""
     return {}
 
 

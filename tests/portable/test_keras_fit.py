@@ -1,4 +1,4 @@
-"""Keras' training loop under a pruning tool, and the files that are written meanwhile.
+"""Keras' training loop under a pruning tool, and the files that are written during it.
 
 The tool is that of `tools`. The reference is the same model with masks written into its layers by
 hand. Files are loaded again in a process that cannot import Amanda.
@@ -35,7 +35,7 @@ Y = _random.integers(0, 3, 48)
 
 
 class _Masked:
-    """A layer whose kernel is multiplied by a mask; differentiated, so is the gradient."""
+    """A layer whose kernel is multiplied by a mask, which is differentiated."""
 
     mask: Array | None = None
     kernel: Any
@@ -75,7 +75,7 @@ LAYOUTS = {MaskedConv2D: "HWIO", MaskedDepthwise: "HWIM", MaskedDense: "IO"}
 
 
 def network(masked: bool = False) -> Any:
-    """A model with the same weights each time."""
+    """Return a model with the same weights each time."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     convolution = MaskedConv2D if masked else layers.Conv2D
@@ -107,7 +107,7 @@ def compiled(model: Any, optimizer: str, **options: Any) -> Any:
 
 
 def mask_by_hand(model: Any) -> None:
-    """Set the masks of the layers' present weights."""
+    """Set the masks from the layers' current weights."""
     for layer in model.layers:
         if isinstance(layer, _Masked):
             kernel = np.asarray(layer.kernel)
@@ -115,7 +115,7 @@ def mask_by_hand(model: Any) -> None:
 
 
 def fit(model: Any, epochs: int = EPOCHS) -> Array:
-    """The loss of each epoch."""
+    """Return the loss of each epoch."""
     history = model.fit(X, Y, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
     return np.array(history.history["loss"])
 
@@ -209,7 +209,7 @@ def test_fit_compiled_otherwise(options: dict[str, Any]) -> None:
 
 
 def contents(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Every file, and what is in archives."""
+    """Return every file, including those inside archives."""
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
@@ -230,7 +230,7 @@ def assert_no_trace(folder: Path) -> None:
 
 
 def op_types(path: Path) -> collections.Counter[str]:
-    """Of the nodes of a SavedModel, those of its functions too."""
+    """Return the op types of a SavedModel, including those of its functions."""
     model = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
     found: collections.Counter[str] = collections.Counter()
     for graph in model.meta_graphs:
@@ -242,7 +242,7 @@ def op_types(path: Path) -> collections.Counter[str]:
 
 @pytest.fixture(scope="module")
 def without_amanda() -> Iterator[ProgramServer]:
-    """A process that cannot import Amanda."""
+    """Start a process that cannot import Amanda."""
     start = """
         import sys
         for name in ("amanda", "amanda_core", "amanda_driver_tf", "amanda_tools"):
@@ -255,7 +255,7 @@ def without_amanda() -> Iterator[ProgramServer]:
 
 
 def save(model: Any, folder: Path) -> None:
-    """In every format that a Keras model has."""
+    """Save the model in every format."""
     folder.mkdir(exist_ok=True)
     model.save(folder / "model.keras")
     model.save_weights(folder / "model.weights.h5")
@@ -334,7 +334,7 @@ def test_files_written_under_tools_load_without_amanda(
 
 
 def session_program(resource: bool, folder: Path, tools: Iterable[amanda.Tool]) -> tuple[Any, Any]:
-    """Train and save a graph; the saver is from before the tools. Its GraphDef and its weights."""
+    """Train and save a graph with a saver created before the tools; return GraphDef and weights."""
     graph = tf.Graph()
     with graph.as_default(), v1.Session(graph=graph) as session:
         x = v1.placeholder(tf.float32, [48, 8, 8, 3], name="x")

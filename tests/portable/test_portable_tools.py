@@ -1,8 +1,9 @@
-"""One source of tools over PyTorch and TensorFlow's modes: the same results everywhere.
+"""Tools from one source over PyTorch and TensorFlow's modes: the same results everywhere.
 
-Each tool is held to a reference program of the same framework and mode, with the tool's effect
-written in by hand, bit for bit where both run the same operators; the reference programs are held
-to one another. TensorFlow's functions and graphs are built before the tools are applied, or while.
+Each tool is compared with a reference program of the same framework and mode, with the tool's
+effect written by hand, bit for bit if both run the same operators. The reference programs are
+compared with each other. TensorFlow's functions and graphs are built before the tools are applied,
+or under them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ staging = pytest.mark.parametrize("staged", [False, True], ids=["host", "staged"
 
 @functools.cache
 def reference(backend: str, name: str) -> Record:
-    """What the program does with an effect written in by hand, without tools."""
+    """Run the program with an effect written by hand, without tools."""
     effect = {
         "plain": Effect(),
         "pruned": Effect(masks=masks_of(SPARSITY)),
@@ -88,7 +89,7 @@ def reference(backend: str, name: str) -> Record:
 
 
 def instrumented(backend: str, inside: bool, *tools: amanda.Tool) -> Record:
-    """What the plain program does under tools."""
+    """Run the plain program under tools."""
     program = PROGRAMS[backend](Effect())
     if not inside:
         program.build()

@@ -1,4 +1,4 @@
-"""The profilers over PyTorch and TensorFlow's modes: the program's bits, and the same figures."""
+"""Profilers over PyTorch and TensorFlow's modes: the program's bits, and the same figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .test_portable_tools import PRODUCTS, backends, built_mostly_before, few_ba
 
 
 def sleeping(clock: FakeClock) -> Any:
-    """A program with one operator that takes 100 ms."""
+    """Return a program with one operator that takes 100 ms."""
 
     def body(x: Any) -> Any:
         clock.sleep(100 * MS)
@@ -144,7 +144,7 @@ def test_memory(backend: str, inside: bool) -> None:
 
 
 def weights_and_activations(result: SparsityResult) -> list[dict[str, object]]:
-    """What was counted of the layers, without what names it."""
+    """Return the counts of the layers without identifying names."""
     words = (*PRODUCTS, "conv2d", "relu", "max_pool2d")
     numbers = ["kind", "executions", "elements", "zeros", "channels", "zero_channels", "dead"]
     numbers += ["blocks", "zero_blocks", "groups", "compliant"]

@@ -1,4 +1,4 @@
-"""Rewriting in TensorFlow's modes: convolutions and the normalisations behind them, attention.
+"""Rewriting in TensorFlow's modes: convolutions followed by normalizations, and attention.
 
 A little over 400 lines: one subject, in three modes.
 """
@@ -40,7 +40,7 @@ def network(
 
 
 def written_out(x: Any, kernel: Any, how: str) -> Any:
-    """With the normalisation as Keras has it: a factor and a term."""
+    """Normalize as Keras does: with a factor and a term."""
     if how == "depthwise":
         # Four channels of the output: two for each of two channels.
         value = tf.nn.depthwise_conv2d(x[..., :2], kernel[:, :, :2, :2], [1, 2, 2, 1], "SAME")
@@ -179,7 +179,7 @@ def test_a_factor_that_is_none_of_channels_is_left(shape: tuple[int, ...]) -> No
 
 
 def drawn(model: Any) -> None:
-    """Give all weights of a model values of which nothing cancels."""
+    """Give all weights of a model values that do not cancel."""
     for variable in model.weights:
         value = np.abs(_random.normal(size=variable.shape)) * 0.3 + 0.1
         sign = -1.0 if variable.name in ("kernel", "beta") else 1.0
@@ -253,7 +253,7 @@ def test_a_keras_application() -> None:
 
 
 def fused(query: Any, key: Any, value: Any, *, scale: Any, mask: Any) -> Any:
-    """Attention by other operators than Keras'."""
+    """Compute attention with other operators than Keras'."""
     scores = tf.einsum("bqnh,bknh->bnqk", query * scale, key)
     if mask is not None:
         scores += tf.where(mask, 0.0, tf.constant(-1e9, scores.dtype))

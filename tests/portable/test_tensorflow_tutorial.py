@@ -1,9 +1,9 @@
 """The tutorial's TensorFlow programs in today's spelling, counted in every mode.
 
 The tutorial (ASPLOS '24) counts the convolutions of a ResNet-50, forward and backward, by names of
-graph nodes. Names are scopes and a matter of who built the graph; here the same tool compares op
-types, and what names give is shown beside it. `docs/paper.md` has the corrected lines. What is to
-be counted is read from TensorFlow's own graphs.
+graph nodes. Names contain scopes and depend on who built the graph. Here the same tool compares op
+types, and the counts by names are shown as well. `docs/paper.md` has the corrected lines. The
+expected counts are read from TensorFlow's own graphs.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def x() -> Any:
 
 
 def step_of(model: Any, forward: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
-    """Output and gradients of a batch."""
+    """Return output and gradients of a batch."""
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -154,7 +154,7 @@ def step_of(model: Any, forward: Callable[[Any], Any] | None = None) -> Callable
 
 @pytest.fixture(scope="module")
 def traced_step(model: Any, x: Any) -> Any:
-    """A step with its tape in one function, which has run before any tool was applied."""
+    """Return a step with its tape in one function, which has run before any tool was applied."""
     step = tf.function(step_of(model))
     step(x)
     return step
@@ -245,7 +245,7 @@ class Program:
         return self.session.run([self.y, self.g], {self.x: images})
 
     def executed(self) -> list[Any]:
-        """The nodes that the gradients need."""
+        """Return the nodes that the gradients need."""
         found: dict[str, Any] = {}
         waiting = [tensor.op for tensor in (self.y, *self.g)]
         while waiting:

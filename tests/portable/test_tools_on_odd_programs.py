@@ -1,4 +1,4 @@
-"""Every tool on odd programs of TensorFlow: none may end in the tool, or be changed by it."""
+"""Every tool on unusual TensorFlow programs: no tool fails or changes them."""
 
 # mypy: allow-untyped-calls
 # TensorFlow has no types.
@@ -44,7 +44,7 @@ PROGRAMS: dict[str, Hidden] = {
 
 
 def run(hidden: Hidden, graph: bool) -> list[bytes]:
-    """The results of two steps, byte by byte."""
+    """Return the results of two steps as bytes."""
     first, second = (
         tf.Variable(np.random.default_rng(seed).normal(size=size).astype(np.float32))
         for seed, size in enumerate([(6, 8), (8, 3)])
@@ -75,7 +75,9 @@ def test_the_program_runs_as_without_them(program: str, mode: str) -> None:
 
 
 def fitted() -> list[float]:
-    """The losses of a model that Keras has XLA compile, since a CPU lacks the kernels."""
+    """Return the losses of a model that Keras compiles with XLA, because the CPU lacks the
+    kernels.
+    """
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [

@@ -1,7 +1,7 @@
-"""One source of tools for every backend: written against `amanda` and the common words alone.
+"""Tools for every backend from one source, written with `amanda` and common types only.
 
-Imports no framework. What a routine computes, it computes with the operators of Python, which all
-frameworks give their tensors; masks are made with NumPy, once, in the analysis.
+Imports no framework. Routines compute with Python's operators, which tensors of all frameworks
+support. Masks are created with NumPy, once, in the analysis.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ WITH_WEIGHTS = ("conv2d", "linear", "matmul")
 
 
 def multiply(value: Any, factor: Any) -> Any:
-    """The product."""
+    """Return the product."""
     return value * factor
 
 
 def swish(x: Any) -> Any:
-    """``x * sigmoid(x)``."""
+    """Return ``x * sigmoid(x)``."""
     return x / (1.0 + math.e ** (-x))
 
 
 @amanda.staged
 def multiply_in_graph(value: Any, factor: Any) -> Any:
-    """The product."""
+    """Return the product."""
     return multiply(value, factor)
 
 
 @amanda.staged
 def swish_in_graph(x: Any) -> Any:
-    """``x * sigmoid(x)``."""
+    """Return ``x * sigmoid(x)``."""
     return swish(x)
 
 
@@ -54,7 +54,7 @@ _IN_GRAPH: dict[Routine, Routine] = {multiply: multiply_in_graph, swish: swish_i
 
 
 def routine(function: Routine, staged: bool) -> Routine:
-    """A routine of this file, or its twin that is traced into graphs."""
+    """Return a routine of this file, or its version that is traced into graphs."""
     return _IN_GRAPH[function] if staged else function
 
 
@@ -62,7 +62,7 @@ def routine(function: Routine, staged: bool) -> Routine:
 
 
 def weight_position(context: OpContext) -> int | None:
-    """Where the weight of an op stands, None if it has none."""
+    """Return the position of an op's weight, or None if it has none."""
     roles: tuple[str, ...] = context.get("input_roles", ())
     for role in ("weight", "right"):
         if role in roles:
@@ -71,27 +71,27 @@ def weight_position(context: OpContext) -> int | None:
 
 
 def as_array(value: Any) -> Array:
-    """The values of a tensor of any framework."""
+    """Return the values of a tensor of any framework."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
     return np.asarray(value)
 
 
 def as_tensor(array: Array, like: Any) -> Any:
-    """`array` as what can be multiplied with `like`."""
+    """Convert `array` to something that can be multiplied with `like`."""
     return like.new_tensor(array) if hasattr(like, "new_tensor") else array
 
 
 def canonical_axes(layout: str) -> list[int]:
-    """The order of axes that makes any layout of a weight the same: out, in, then space."""
+    """Return the order of axes that converts a weight from any layout to out, in, then space."""
     return [layout.index(axis) for axis in sorted(layout, key="OIMDHW".index)]
 
 
 def magnitude_mask(weight: Array, layout: str, sparsity: float) -> Array:
-    """0 where the magnitude is among the smallest, 1 elsewhere, in the layout of `weight`.
+    """Return 0 for the smallest magnitudes and 1 elsewhere, in the layout of `weight`.
 
-    Of equal magnitudes the first in canonical order go first, so that the mask does not depend on
-    the layout.
+    Among equal magnitudes the first in canonical order become 0, so that the mask does not depend
+    on the layout.
     """
     axes = canonical_axes(layout)
     canonical = weight.transpose(axes)
@@ -105,13 +105,13 @@ def magnitude_mask(weight: Array, layout: str, sparsity: float) -> Array:
 
 
 class Count(amanda.Tool):
-    """How often operators run, by word.
+    """Counts executions of operators by common type.
 
     Attributes:
-        forward: Word -> executions of the operators.
-        backward: Word -> how often a gradient arrived at the operators.
-        raw: Word such as ``conv2d_backward`` -> executions of the backward operators, of which one
-            operator may have several.
+        forward: Type -> number of executions.
+        backward: Type -> number of gradients that arrived at the operators.
+        raw: Type such as ``conv2d_backward`` -> number of executions of backward operators, of
+            which one operator may have several.
     """
 
     def __init__(self, *words: str) -> None:
@@ -176,7 +176,7 @@ class MagnitudePrune(amanda.Tool):
 
 
 class ScaleGradient(amanda.Tool):
-    """Scales the gradients that arrive at the outputs of operators of one word."""
+    """Scales the gradients that arrive at the outputs of operators of one type."""
 
     def __init__(self, word: str, factor: float, staged: bool = False) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ class ScaleGradient(amanda.Tool):
 
 
 class ReplaceActivation(amanda.Tool):
-    """Replaces operators of one word by ``x * sigmoid(x)``, forward and backward."""
+    """Replaces operators of one type by ``x * sigmoid(x)``, forward and backward."""
 
     def __init__(self, word: str = "relu", staged: bool = False) -> None:
         super().__init__()
@@ -204,10 +204,10 @@ class ReplaceActivation(amanda.Tool):
 
 
 class OperatorTrace(amanda.Tool):
-    """Which operators ran, in order.
+    """Records the order in which operators run.
 
     Attributes:
-        executed: Word and op id of each execution.
+        executed: Type and op id of each execution.
     """
 
     def __init__(self, *words: str) -> None:

@@ -1,7 +1,7 @@
 """A Python process that runs programs for tests, one after the other.
 
-What the programs import is imported once. Isolation is then not what they test: they see what an
-earlier one left, unless each runs in a fork, which a process with TensorFlow must not make.
+What the programs import is imported only once. The programs are not isolated: a later one sees what
+an earlier one left, unless each runs in a fork. A process with TensorFlow must not fork.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ for line in requests:
 
 
 class Ran(NamedTuple):
-    """How a program ended."""
+    """Outcome of a program."""
 
     status: int
     #: Of both streams.
@@ -62,7 +62,7 @@ class Ran(NamedTuple):
 
 
 class ProgramServer:
-    """The process; `with` ends it."""
+    """A server process; it ends with the `with` block."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ProgramServer:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it; `start` is executed once, and programs see its names."""
+        """Start the process and run `start` once, whose names the programs see."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", SERVER],
             stdin=subprocess.PIPE,
@@ -97,7 +97,7 @@ class ProgramServer:
         return Ran(*json.loads(answer))
 
     def check(self, program: str, *arguments: object) -> str:
-        """Run a program that must end well; its output."""
+        """Run a program that must succeed and return its output."""
         status, output = self.run(program, *arguments)
         assert status == 0, output
         return output

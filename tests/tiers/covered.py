@@ -1,7 +1,7 @@
-"""Reports which lines and branches of each package the tests ran: `nox -s coverage`.
+"""Report which lines and branches of each package the tests ran: `nox -s coverage`.
 
-`python tests/tiers/covered.py DATA --tier fast` reads coverage.py's data file, and ends with 1
-where a package is below its bound. Code in C and C++ is not measured.
+`python tests/tiers/covered.py DATA --tier fast` reads coverage.py's data file and exits with 1 if a
+package is below its bound. Code in C and C++ is not measured.
 """
 
 from __future__ import annotations

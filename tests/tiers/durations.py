@@ -1,6 +1,6 @@
-"""Writes what `--record-durations` recorded into durations.json, for `nox -s durations`.
+"""Merge what `--record-durations` recorded into durations.json, for `nox -s durations`.
 
-By file and test function: CPU seconds of all its cases, once for each run that had them (under
+The file has the CPU seconds of all cases of each test function, once for each kind of run (with
 PyTorch's native interceptor, and in pure Python).
 """
 
@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def merge(folder: Path) -> None:
-    """Put the figures of the runs in a folder into durations.json; those of other tests stay."""
+    """Merge the figures of the runs in a folder into durations.json; those of other tests
+    are kept.
+    """
     measured: dict[str, dict[str, list[float]]] = {}
     for path in sorted(folder.iterdir()):
         for file, functions in json.loads(path.read_text()).items():

@@ -1,9 +1,9 @@
-"""Makes defects in the sources, one at a time, and sees which the fast tests find.
+"""Insert defects into the sources, one at a time, and report which the fast tests find.
 
-`nox -s mutation`. A seed draws lines of core, drivers and tools, and for each line one defect that
-can be made there. The tests that run the line (by coverage.py's contexts), and then some that run
-other lines of the module, run against a copy of the packages with the defect in it, quickest first,
-until one fails. Writes docs/internals/mutation.md.
+`nox -s mutation`. A seed draws lines of core, drivers and tools, and for each line one possible
+defect. The tests that run the line (by coverage.py's contexts), and then some that run other lines
+of the module, run against a copy of the packages with the defect, fastest first, until one fails.
+Writes docs/internals/mutation.md.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class Defect:
 
     @property
     def name(self) -> str:
-        """The place, for people."""
+        """Return the place of the defect."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests said of a defect: the test that failed, or None."""
+    """Result of the tests for a defect: the test that failed, or None."""
 
     defect: Defect
     tests: int
@@ -119,7 +119,7 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 
 
 def changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, ast.AST]]:
-    """Yield the nodes that can be changed, with a description and what takes their place."""
+    """Yield the nodes that can be changed, with a description and the replacement."""
     skipped: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -162,7 +162,7 @@ def changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, ast.AST]]:
 
 
 def defects(path: Path) -> dict[int, list[Defect]]:
-    """Return the defects that can be made in a module, by line."""
+    """Return the possible defects of a module by line."""
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
     found: dict[int, list[Defect]] = {}
@@ -186,7 +186,7 @@ def defects(path: Path) -> dict[int, list[Defect]]:
 
 
 def drawn(number: int, seed: int) -> list[Defect]:
-    """Draw lines, and a defect in each."""
+    """Draw lines, and one defect for each."""
     by_line = [
         on_line
         for member in MEMBERS
@@ -217,12 +217,14 @@ def tests_by_line(data: coverage.CoverageData) -> dict[str, dict[int, list[str]]
 
 
 def function_of(context: str) -> str:
-    """Return the test function of a context; that of a program names the case and its phase."""
+    """Return the test function of a context; the context of a program names the case and its
+    phase.
+    """
     return context.split(" (")[0].split("[")[0]
 
 
 def quickest_first(tests: list[str], seconds: dict[str, dict[str, list[float]]]) -> list[str]:
-    """Order tests by what they take; a file's tests stay together where they take alike."""
+    """Sort tests by duration; tests of a file with equal durations stay together."""
 
     def key(test: str) -> tuple[float, str]:
         file, _, function = test.partition("::")
@@ -237,7 +239,8 @@ def chosen_for(
 ) -> list[str]:
     """Return the tests that run a line, and then others that run the module.
 
-    What a process runs once (at import, behind `functools.cache`) is known to its first test alone.
+    A line that runs once per process (at import, or behind `functools.cache`) is only attributed to
+    the first test.
     """
     own = quickest_first(run_by.get(line, []), seconds)
     others = {test for tests in run_by.values() for test in tests}.difference(own)
@@ -245,7 +248,7 @@ def chosen_for(
 
 
 def judged(defect: Defect, tests: list[str], packages: Path, limit: float) -> Verdict:
-    """Put a defect into a copy of the packages, run tests against it, and take it out again."""
+    """Insert a defect into a copy of the packages, run tests against it, and remove it again."""
     below = defect.file.split("/src/", 1)[1]
     module = packages / below
     before = module.read_text(encoding="utf-8")
@@ -287,8 +290,8 @@ def judged(defect: Defect, tests: list[str], packages: Path, limit: float) -> Ve
 
 
 def grouped(tests: list[str], both: bool) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield tests in runs: few at first, those that load TensorFlow by themselves, and, for the
-    PyTorch driver, its own again with its interceptor in pure Python.
+    """Yield tests in groups: small ones first, those that load TensorFlow separately, and the
+    PyTorch driver's again with its interceptor in pure Python.
     """
     native = [test for test in tests if not test.startswith(TENSORFLOW)]
     pure = [test for test in tests if test.startswith("amanda_driver_torch/") and both]
@@ -304,7 +307,7 @@ def grouped(tests: list[str], both: bool) -> Iterator[tuple[list[str], dict[str,
 
 
 def main() -> int:
-    """Judge all, write the page, and return 1 where too many were not found."""
+    """Judge all defects and write the page; return 1 if too many were not found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path, help="coverage.py's data of the fast tests")
     parser.add_argument("--number", type=int, default=100)

@@ -1,4 +1,4 @@
-"""The tiers hold together: every file has a shard, and no shard or tier takes too long."""
+"""Consistency of the tiers: every file has a shard, and no shard or tier takes too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`amanda run` over a real training script, however it ends: output, exit status, results."""
+"""`amanda run` with a real training script, however it ends: output, exit status, results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(path: Path) -> Any:
 
 
 def calls(path: Path) -> dict[str, int]:
-    """Common word -> executions, of a trace."""
+    """Return the number of executions by common type from a trace."""
     found: dict[str, int] = {}
     for op in read(path)["ops"]:
         found[op["word"]] = found.get(op["word"], 0) + op["calls"]

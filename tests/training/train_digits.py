@@ -1,4 +1,4 @@
-"""A training script as people write them: knows nothing of Amanda, prints what it finds."""
+"""A typical training script: independent of Amanda, prints its results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Network(nn.Module):
 
 
 def main() -> None:
-    """Train, test, and end as it was asked to."""
+    """Train and test, and end as requested."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--fail", action="store_true", help="end by an exception")
