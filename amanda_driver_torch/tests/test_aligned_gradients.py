@@ -22,7 +22,7 @@ import amanda
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_core.testing.tools import at_inputs, at_outputs, tool
 
-from .making import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, twin
 
 LATE = pytest.mark.parametrize("late", [False, True], ids=["asked-before", "asked-after"])
 

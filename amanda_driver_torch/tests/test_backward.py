@@ -18,7 +18,7 @@ import amanda
 from amanda_core.errors import EditError
 from amanda_core.testing.tools import at_outputs, before, tool, watching_backward
 
-from .making import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, twin
 
 
 def raw(op_type: str, action: Any) -> amanda.Tool:

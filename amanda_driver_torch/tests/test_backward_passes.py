@@ -17,7 +17,7 @@ import amanda
 from amanda_core.errors import AmandaWarning
 from amanda_core.testing.tools import at_inputs, at_outputs, before, tool, watching_backward
 
-from .making import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, twin
 
 # Ways to run a backward pass.
 

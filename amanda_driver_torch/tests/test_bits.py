@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import amanda
 from amanda_core.testing.tools import Everywhere, after, at_inputs, before, tool
 
-from .making import equal, grad_of, leaf, twin
+from .tensors import equal, grad_of, leaf, twin
 
 Program = Callable[..., Any]
 

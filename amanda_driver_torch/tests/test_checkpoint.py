@@ -19,7 +19,7 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import after, at_inputs, before, tool
 
-from .making import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, twin
 
 VARIANTS = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved-tensors"])
 

@@ -18,7 +18,7 @@ from torch import nn
 import amanda
 from amanda_core.testing.tools import before, watching
 
-from .making import equal
+from .tensors import equal
 
 X = torch.randn(2, 3)
 OPS = ["linear", "relu", "linear"]

@@ -14,7 +14,7 @@ from amanda_driver_torch._autograd import gradient_hooks
 from amanda_driver_torch._execution import execute
 from amanda_driver_torch._execution.execute import Execution, Run
 
-from .making import leaf
+from .tensors import leaf
 
 
 class Look(amanda.Tool):

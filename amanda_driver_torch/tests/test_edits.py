@@ -17,7 +17,7 @@ import amanda
 from amanda_core.errors import EditError, RoutineResultError
 from amanda_core.testing.tools import after, before, tool
 
-from .making import close, equal, grad_of, leaf, twin
+from .tensors import close, equal, grad_of, leaf, twin
 
 X = torch.ones(2)
 

@@ -26,7 +26,7 @@ from amanda_core.errors import (
 from amanda_core.testing.tools import after, at_inputs, at_outputs, before, replacing, tool
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 
-from .making import equal, grad_of, leaf
+from .tensors import equal, grad_of, leaf
 
 X = torch.randn(2, 3)
 

@@ -17,7 +17,7 @@ import amanda
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_core.testing.tools import Everywhere, after, at_inputs, at_outputs, before, tool
 
-from .making import equal, grad_of, leaf
+from .tensors import equal, grad_of, leaf
 
 
 def double(value: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import amanda
 from amanda_core.testing.tools import after, before, tool, watching
 
-from .making import close, equal, grad_of, leaf
+from .tensors import close, equal, grad_of, leaf
 
 X = torch.randn(3, 3)
 

@@ -27,8 +27,8 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import after
 
-from .making import equal
-from .under_tools import CHANGING_NOTHING, same_under, unlike_plain
+from .tensors import equal
+from .unchanged_by_tools import CHANGING_NOTHING, same_under, unlike_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -15,8 +15,8 @@ from torch import nn
 import amanda
 from amanda_core.testing.tools import Edit, after, at_inputs, at_outputs, before, editing
 
-from .making import equal
-from .under_tools import CHANGING_NOTHING, same_under
+from .tensors import equal
+from .unchanged_by_tools import CHANGING_NOTHING, same_under
 
 #: Around what the native interceptor calls routines with on its stack, and far beyond.
 COUNTS = (15, 16, 17, 23, 24, 25, 26, 40, 600)

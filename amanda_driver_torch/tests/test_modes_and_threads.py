@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import amanda
 from amanda_core.testing.tools import before, tool, watching
 
-from .making import equal
+from .tensors import equal
 
 X = torch.randn(2, 3)
 

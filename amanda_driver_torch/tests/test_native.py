@@ -20,7 +20,7 @@ from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._torch import extension
 from amanda_driver_torch._torch.versions import VARIABLE
 
-from .making import check_references
+from .tensors import check_references
 
 if extension.native is None:
     pytest.skip(f"no native interceptor: {extension.missing}", allow_module_level=True)

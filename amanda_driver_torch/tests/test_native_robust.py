@@ -23,7 +23,7 @@ from amanda import OpContext
 from amanda_driver_torch._torch import extension
 from amanda_driver_torch._torch.versions import VARIABLE
 
-from .making import check_references
+from .tensors import check_references
 
 native = extension.native
 

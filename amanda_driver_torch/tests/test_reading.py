@@ -26,7 +26,7 @@ import amanda
 from amanda_core.testing.tools import analysed
 from amanda_driver_torch._torch import reading
 
-from .under_tools import CHANGING_NOTHING, same_under, unlike_plain
+from .unchanged_by_tools import CHANGING_NOTHING, same_under, unlike_plain
 
 INTERCEPTORS = pytest.mark.parametrize("interceptor", ["native", "function_mode"])
 TOOLS = pytest.mark.parametrize("tool", CHANGING_NOTHING)

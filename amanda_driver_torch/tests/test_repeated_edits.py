@@ -23,8 +23,8 @@ import amanda
 from amanda_core.errors import EditError, RoutineResultError
 from amanda_core.testing.tools import after, at_outputs, before, idle
 
-from .making import check_references, close, equal, leaf
-from .repeating import TIMES, data, product
+from .repeated_executions import TIMES, data, product
+from .tensors import check_references, close, equal, leaf
 
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "gradients": nullcontext,

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 import amanda
 from amanda_core.errors import EditError
 
-from .making import equal, leaf
-from .repeating import TIMES, Arriving, data, product
+from .repeated_executions import TIMES, Arriving, data, product
+from .tensors import equal, leaf
 
 
 def test_each_execution_shows_its_own_gradient() -> None:

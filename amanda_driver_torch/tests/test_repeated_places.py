@@ -20,8 +20,8 @@ import amanda
 from amanda_core.errors import AmandaWarning
 from amanda_core.testing.tools import tool
 
-from .making import close, equal, leaf
-from .repeating import TIMES, Arriving, Given, Raw, RawResult, data, product
+from .repeated_executions import TIMES, Arriving, Given, Raw, RawResult, data, product
+from .tensors import close, equal, leaf
 
 PLACES = [Arriving, Given, Raw, RawResult]
 SHAPES = {"2-D": (4, 3), "3-D": (2, 2, 3), "4-D": (2, 1, 2, 3)}

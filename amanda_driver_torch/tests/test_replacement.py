@@ -27,7 +27,7 @@ from amanda_core.testing.tools import (
 )
 from amanda_core.threads import original
 
-from .making import equal, grad_of, leaf
+from .tensors import equal, grad_of, leaf
 
 # replace_op.
 

@@ -34,7 +34,7 @@ from amanda_core.testing.tools import (
     watching,
 )
 
-from .making import equal
+from .tensors import equal
 
 OWNERS: list[Any] = [
     *(

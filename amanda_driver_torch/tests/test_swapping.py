@@ -19,7 +19,7 @@ from torch.utils import swap_tensors
 import amanda
 from amanda_core.testing.tools import watching
 
-from .making import equal
+from .tensors import equal
 
 
 def everywhere(seen: list[tuple[str, int]]) -> amanda.Tool:

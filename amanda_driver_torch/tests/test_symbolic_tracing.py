@@ -15,7 +15,7 @@ from torch import nn
 
 import amanda
 
-from .making import equal
+from .tensors import equal
 
 X = torch.randn(2, 3)
 

@@ -16,7 +16,7 @@ from torch import nn
 import amanda
 from amanda_core.testing.tools import before, watching
 
-from .making import close, equal
+from .tensors import close, equal
 
 X = torch.randn(2, 3)
 

@@ -23,7 +23,7 @@ from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._versions import VARIABLE
 
-from .making import normal, variable
+from .tensors import normal, variable
 
 Seen = list[tuple[Any, ...]]
 

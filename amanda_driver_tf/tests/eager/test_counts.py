@@ -17,7 +17,7 @@ from amanda import OpContext, apply, attach, cache_disabled, disabled
 from amanda_core.testing import tools
 from amanda_driver_tf._shared.namespaces import EAGER
 
-from . import making
+from . import tensors
 
 
 def small_model() -> Any:
@@ -41,7 +41,7 @@ def gradients(model: Any, x: tf.Tensor) -> list[Any]:
 
 
 def test_ops_of_a_keras_model_are_counted_in_every_execution() -> None:
-    model, x = small_model(), making.normal(2, 6, 6, 2)
+    model, x = small_model(), tensors.normal(2, 6, 6, 2)
     seen, tool = tools.watching()
     with apply(tool):
         for _ in range(3):
@@ -56,7 +56,7 @@ def test_ops_of_a_keras_model_are_counted_in_every_execution() -> None:
 
 
 def test_backward_ops_belong_to_their_forward_ops() -> None:
-    model, x = small_model(), making.normal(2, 6, 6, 2)
+    model, x = small_model(), tensors.normal(2, 6, 6, 2)
     seen, tool = tools.watching_backward()
     with apply(tool):
         for _ in range(3):
@@ -77,7 +77,7 @@ def test_seen_as_many_gradient_ops_as_tensorflow_runs(monkeypatch: pytest.Monkey
     from tensorflow.python import pywrap_tfe
     from tensorflow.python.eager import imperative_grad
 
-    model, x = small_model(), making.normal(2, 6, 6, 2)
+    model, x = small_model(), tensors.normal(2, 6, 6, 2)
     gradients(model, x)
     ran: list[str] = []
     inside: list[bool] = []
@@ -106,17 +106,17 @@ def test_seen_as_many_gradient_ops_as_tensorflow_runs(monkeypatch: pytest.Monkey
 
 
 def test_variables_given_to_an_op_are_read_visibly_and_the_op_counts_once() -> None:
-    v, x = making.variable(3), making.normal(3)
+    v, x = tensors.variable(3), tensors.normal(3)
     seen, tool = tools.watching()
     with apply(tool):
         for _ in range(2):
             seen.clear()
-            making.equal(tf.multiply(x, v), x * v.value())
+            tensors.equal(tf.multiply(x, v), x * v.value())
             assert seen == ["ReadVariableOp", "Mul", "ReadVariableOp", "Mul"]
 
 
 def test_reads_are_seen_although_nothing_else_is_wanted_of_the_op() -> None:
-    v, x = making.variable(3), making.normal(3)
+    v, x = tensors.variable(3), tensors.normal(3)
     read: list[Any] = []
     tool = tools.before("ReadVariableOp", lambda handle: read.append(handle.dtype))
     with apply(tool):
@@ -126,18 +126,18 @@ def test_reads_are_seen_although_nothing_else_is_wanted_of_the_op() -> None:
 
 
 def test_read_of_a_variable_can_be_edited() -> None:
-    v, x = making.variable(3), making.normal(3)
+    v, x = tensors.variable(3), tensors.normal(3)
     expected = x * (v * 2.0)
     with apply(tools.after("ReadVariableOp", lambda value: value * 2.0)):
         for _ in range(2):
             with tf.GradientTape() as tape:
                 y = tf.multiply(x, v)
-            making.equal(y, expected)
-            making.equal(tape.gradient(y, v), x)
+            tensors.equal(y, expected)
+            tensors.equal(tape.gradient(y, v), x)
 
 
 def test_context_has_the_ops_facts() -> None:
-    x, v = making.normal(1, 4, 4, 1), making.variable(2, 2, 1, 1)
+    x, v = tensors.normal(1, 4, 4, 1), tensors.variable(2, 2, 1, 1)
     found: dict[str, Any] = {}
 
     def analyse(context: OpContext) -> None:
@@ -167,7 +167,7 @@ def test_context_has_the_ops_facts() -> None:
     assert found["strides"] == [1, 1, 1, 1]
     assert found["dtype"] == tf.float32
     assert found["inputs"] == [(1, 4, 4, 1), (2, 2, 1, 1)]
-    making.equal(found["value"], v)
+    tensors.equal(found["value"], v)
     assert found["data"] is None
     assert found["source"].startswith("test_counts.py:")
 
@@ -191,7 +191,7 @@ def test_raw_op_holds_no_tensor_afterwards() -> None:
 
 
 def test_list_of_tensors_is_one_position() -> None:
-    a, b = making.normal(2), making.normal(2, seed=1)
+    a, b = tensors.normal(2), tensors.normal(2, seed=1)
     shapes: list[Any] = []
 
     def analyse(context: OpContext) -> None:
@@ -199,13 +199,13 @@ def test_list_of_tensors_is_one_position() -> None:
         context.insert_before_op(lambda values: [values[1], values[0]], inputs=[0])
 
     with apply(tools.tool(analyse, "ConcatV2")):
-        making.equal(tf.concat([a, b], 0), np.concatenate([b.numpy(), a.numpy()]))
+        tensors.equal(tf.concat([a, b], 0), np.concatenate([b.numpy(), a.numpy()]))
     assert shapes == [[2, None]]
 
 
 def test_constants_written_by_the_program_have_a_value_and_computed_ones_none() -> None:
     found: list[Any] = []
-    x = making.normal(2, 3)
+    x = tensors.normal(2, 3)
 
     def analyse(context: OpContext) -> None:
         found.append((context.value(0), None if context.value(1) is None else 1))
@@ -218,7 +218,7 @@ def test_constants_written_by_the_program_have_a_value_and_computed_ones_none() 
 
 @pytest.mark.parametrize("read", ["value", "identity", "cast", "read_value"])
 def test_value_of_a_variable_is_found_through_what_only_passes_it_on(read: str) -> None:
-    v, x = making.variable(2, 2), tf.cast(making.normal(2, 2), tf.float16)
+    v, x = tensors.variable(2, 2), tf.cast(tensors.normal(2, 2), tf.float16)
     ways = {
         "value": lambda: tf.cast(v, tf.float16),
         "identity": lambda: tf.cast(tf.identity(v), tf.float16),
@@ -232,11 +232,11 @@ def test_value_of_a_variable_is_found_through_what_only_passes_it_on(read: str) 
             tf.linalg.matmul(x, ways[read]())
     assert len(found) == 2
     for value in found:
-        making.equal(value, tf.cast(v, tf.float16))
+        tensors.equal(value, tf.cast(v, tf.float16))
 
 
 def test_nothing_is_seen_while_disabled_or_in_routines_or_analysis() -> None:
-    x = making.normal(2)
+    x = tensors.normal(2)
     seen, tool = tools.watching()
     inner = tools.before("Relu", lambda value: tf.exp(tf.tanh(value)))
     with apply(tool, inner):
@@ -248,7 +248,7 @@ def test_nothing_is_seen_while_disabled_or_in_routines_or_analysis() -> None:
 
 
 def test_analysis_runs_once_and_with_the_cache_off_each_time() -> None:
-    x = making.normal(2)
+    x = tensors.normal(2)
     analysed: list[str] = []
     with apply(tools.tool(lambda context: analysed.append(context.op_type))):
         for _ in range(3):
@@ -261,7 +261,7 @@ def test_analysis_runs_once_and_with_the_cache_off_each_time() -> None:
 
 
 def test_invalidated_tool_analyses_again() -> None:
-    x = making.normal(2)
+    x = tensors.normal(2)
     analysed: list[str] = []
     tool = tools.tool(lambda context: analysed.append(context.op_type))
     with apply(tool):
@@ -275,20 +275,20 @@ def test_invalidated_tool_analyses_again() -> None:
 def test_composite_tensors_pass() -> None:
     ragged = tf.ragged.constant([[1.0, -2.0], [3.0]])
     sparse = tf.sparse.from_dense([[0.0, 2.0], [1.0, 0.0]])
-    dense = making.normal(2, 2)
+    dense = tensors.normal(2, 2)
     plain = (tf.nn.relu(ragged), tf.sparse.sparse_dense_matmul(sparse, dense), ragged + 1.0)
     seen, tool = tools.watching()
     with apply(tool):
         mine = (tf.nn.relu(ragged), tf.sparse.sparse_dense_matmul(sparse, dense), ragged + 1.0)
     assert mine[0].to_list() == plain[0].to_list()
-    making.equal(mine[1], plain[1])
+    tensors.equal(mine[1], plain[1])
     assert mine[2].to_list() == plain[2].to_list()
     assert seen.count("Relu") == 1
     assert "SparseTensorDenseMatMul" in seen
 
 
 def test_python_in_an_op_is_one_op() -> None:
-    x = making.normal(3)
+    x = tensors.normal(3)
     seen, tool = tools.watching()
 
     def body(value: tf.Tensor) -> tf.Tensor:
@@ -304,7 +304,7 @@ def test_python_in_an_op_is_one_op() -> None:
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = body(x)
-    making.close(grad, tape.gradient(y, x))
+    tensors.close(grad, tape.gradient(y, x))
 
 
 def test_data_pipelines_are_not_the_model() -> None:
@@ -316,20 +316,20 @@ def test_data_pipelines_are_not_the_model() -> None:
 
 
 def test_arrays_and_numbers_mix() -> None:
-    x = making.normal(3)
+    x = tensors.normal(3)
     array = np.arange(3, dtype=np.float32)
     plain = tf.maximum(x * array + 1.0, array)
     _, tool = tools.watching()
     with apply(tool):
-        making.equal(tf.maximum(x * array + 1.0, array), plain)
-        making.equal(np.exp(tf.nn.relu(x)), np.exp(tf.nn.relu(x).numpy()))
+        tensors.equal(tf.maximum(x * array + 1.0, array), plain)
+        tensors.equal(np.exp(tf.nn.relu(x)), np.exp(tf.nn.relu(x).numpy()))
 
 
 def test_attach_gives_the_same_as_apply() -> None:
     seen, tool = tools.watching()
     handle = attach(tool)
-    tf.nn.relu(making.normal(2))
+    tf.nn.relu(tensors.normal(2))
     handle.remove()
-    tf.nn.relu(making.normal(2))
+    tf.nn.relu(tensors.normal(2))
     assert seen == ["Relu"]
     assert "tensorflow" not in handle.coverage()

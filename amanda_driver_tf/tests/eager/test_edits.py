@@ -30,7 +30,7 @@ from amanda_core.testing.tools import (
 )
 from amanda_core.threads import original
 
-from .making import close, equal, normal, noting, variable
+from .tensors import close, equal, normal, noting, variable
 
 
 def double(value: tf.Tensor) -> tf.Tensor:

@@ -26,7 +26,7 @@ from amanda_core.testing.tools import (
     tool,
 )
 
-from .making import equal, normal
+from .tensors import equal, normal
 from .test_edits import gradient
 
 

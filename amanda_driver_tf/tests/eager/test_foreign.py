@@ -13,7 +13,7 @@ from amanda import apply
 from amanda_core.testing.tools import at_inputs, before, tool
 from amanda_driver_tf.plugin import amanda_preflight
 
-from .making import close, normal, variable
+from .tensors import close, normal, variable
 
 
 def double(value: Any) -> Any:

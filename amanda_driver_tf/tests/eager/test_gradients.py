@@ -28,7 +28,7 @@ from amanda_core.testing.tools import (
     watching_backward,
 )
 
-from .making import close, equal, normal, variable
+from .tensors import close, equal, normal, variable
 from .test_edits import gradient
 
 

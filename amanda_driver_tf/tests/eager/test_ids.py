@@ -20,7 +20,7 @@ from amanda import OpContext, apply
 from amanda_core.testing.tools import idle, tool
 from amanda_driver_tf._shared.state import STATE
 
-from .making import normal, variable
+from .tensors import normal, variable
 
 
 class Ids:

@@ -27,7 +27,7 @@ from amanda_driver_tf._tensorflow_internals.modules import backprop, execute, py
 from amanda_driver_tf._versions import VARIABLE
 from amanda_driver_tf.plugin import amanda_preflight
 
-from .making import normal, variable
+from .tensors import normal, variable
 
 X = normal(2, 3)
 W = variable(3, 3)

@@ -22,7 +22,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import at_inputs, before, idle, watching
 from amanda_driver_tf._tensorflow_internals import eager_checks
 
-from .making import equal, normal, variable
+from .tensors import equal, normal, variable
 from .test_edits import gradient
 
 _PLACES: list[tuple[Any, str]] = [

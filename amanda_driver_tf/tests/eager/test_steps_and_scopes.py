@@ -15,7 +15,7 @@ import tensorflow as tf
 from amanda import OpContext, Tool, apply
 from amanda_core.testing.tools import idle, tool, watching
 
-from .making import equal, normal
+from .tensors import equal, normal
 
 
 def scoped() -> tuple[list[str], Tool]:

@@ -30,7 +30,7 @@ from amanda_core.testing.tools import (
     watching_backward,
 )
 
-from .making import close, equal, normal, noting, variable
+from .tensors import close, equal, normal, noting, variable
 from .test_edits import gradient
 
 

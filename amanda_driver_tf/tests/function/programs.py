@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .making import Ops
+from .reference_programs import Ops
 
 __all__ = ["OPS", "PROGRAMS"]
 

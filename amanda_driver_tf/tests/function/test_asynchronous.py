@@ -12,7 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, before, editing
 
-from .making import close, straight, values
+from .reference_programs import close, straight, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -18,10 +18,10 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit
 
-from .drawn import Drawn
-from .making import Ops, values
+from .differentiation import IN_SESSIONS, TWICE, WAYS, Unchanged, check
+from .random_programs import Drawn
+from .reference_programs import Ops, values
 from .test_programs import KINDS, some_edits
-from .ways import IN_SESSIONS, TWICE, WAYS, Unchanged, check
 
 PROGRAMS = 6 * int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))
 VALUES = [value * 0.5 for value in values((3, 3), (3, 3), (3, 3))]

@@ -18,9 +18,9 @@ from tensorflow.python.framework import ops
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Routine
 
-from .making import Ops, is_differentiable
+from .differentiation import EAGER, TWICE, WAYS, Unchanged, check
+from .reference_programs import Ops, is_differentiable
 from .samples import LEFT_OUT, SAMPLES, Sample
-from .ways import EAGER, TWICE, WAYS, Unchanged, check
 
 ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))
 NAME = "tested"

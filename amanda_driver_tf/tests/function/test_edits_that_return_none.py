@@ -18,9 +18,9 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Everywhere, editing
 
-from .handwritten import W, X
-from .making import Ops, close
-from .ways import gradients_inside, gradients_outside
+from .differentiation import gradients_inside, gradients_outside
+from .handwritten_programs import W, X
+from .reference_programs import Ops, close
 
 v1 = tf.compat.v1
 SHIFT = tf.constant(0.5, X.dtype)

@@ -19,7 +19,7 @@ from amanda_core.errors import (
 )
 from amanda_core.testing.tools import Edit, after, at_inputs, before, editing, tool
 
-from .making import close, values
+from .reference_programs import close, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit
 
-from .making import Ops, values
-from .ways import Unchanged, check
+from .differentiation import Unchanged, check
+from .reference_programs import Ops, values
 
 X, W = (value * 0.5 for value in values((3, 3), (3, 3)))
 SOME = ["outside", "inside", "session"]

@@ -17,7 +17,7 @@ import amanda
 from amanda import OpContext
 from amanda_core.testing.tools import analysed, before, tool
 
-from .making import close, values
+from .reference_programs import close, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -12,8 +12,8 @@ import amanda
 from amanda_core.errors import ActionError, RoutineResultError
 from amanda_core.testing.tools import at_inputs, before, replacing, replacing_backward
 
-from .handwritten import W, X, half
-from .making import at_gradient, close, straight
+from .handwritten_programs import W, X, half
+from .reference_programs import at_gradient, close, straight
 
 Joined = Callable[..., Any]
 

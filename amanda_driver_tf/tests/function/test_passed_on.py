@@ -13,8 +13,8 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, around, editing
 
-from .making import Ops, close, values
-from .ways import IN_SESSIONS, WAYS, check, gradients_inside, gradients_outside
+from .differentiation import IN_SESSIONS, WAYS, check, gradients_inside, gradients_outside
+from .reference_programs import Ops, close, values
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing
 
-from .making import Ops, as_written, close, values
+from .differentiation import TWICE, WAYS, Unchanged, check
 from .programs import OPS, PROGRAMS
-from .ways import TWICE, WAYS, Unchanged, check
+from .reference_programs import Ops, as_written, close, values
 
 #: How many random sets of edits each program gets; more find more, in more time.
 ROUNDS = int(os.environ.get("AMANDA_TEST_ROUNDS", "1"))

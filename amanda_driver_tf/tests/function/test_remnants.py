@@ -18,8 +18,8 @@ import amanda
 from amanda_core.testing.tools import after, at_inputs, before, replacing, watching
 from amanda_driver_tf._graphs.records import GRAPHS
 
-from .making import close, values
 from .patches import fingerprint
+from .reference_programs import close, values
 
 X, W = values((2, 3), (3, 3))
 

@@ -11,9 +11,9 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Everywhere, editing
 
-from .handwritten import W, X, half
-from .making import Ops, close
-from .ways import TWICE, WAYS, check
+from .differentiation import TWICE, WAYS, check
+from .handwritten_programs import W, X, half
+from .reference_programs import Ops, close
 
 
 def wave(value: Any) -> Any:

@@ -14,8 +14,8 @@ import amanda
 from amanda import AmandaWarning, OpContext
 from amanda_core.testing.tools import analysed, at_inputs, before, tool, watching, watching_backward
 
-from .making import close, equal, straight, values
 from .patches import fingerprint
+from .reference_programs import close, equal, straight, values
 
 X, W = values((2, 3), (3, 3))
 

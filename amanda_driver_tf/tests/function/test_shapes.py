@@ -12,7 +12,7 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import close, values
+from .reference_programs import close, values
 
 X, W = values((4, 3), (3, 2))
 

@@ -14,7 +14,7 @@ import amanda
 from amanda import AmandaWarning
 from amanda_core.testing.tools import Edit, before, editing
 
-from .making import close, equal, straight, values
+from .reference_programs import close, equal, straight, values
 
 X, W = values((2, 3), (3, 3))
 MASK = tf.cast(W > 0, W.dtype)

@@ -14,7 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import at_inputs, before
 
-from .making import values
+from .reference_programs import values
 
 X, W = values((2, 3), (3, 3))
 

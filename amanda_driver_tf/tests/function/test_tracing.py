@@ -25,7 +25,7 @@ from amanda_core.testing.tools import (
     watching_backward,
 )
 
-from .making import close, equal, straight, values
+from .reference_programs import close, equal, straight, values
 
 X, W = values((2, 3), (3, 3))
 

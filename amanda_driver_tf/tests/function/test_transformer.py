@@ -14,7 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Everywhere, tool, watching_backward
 
-from .making import as_written, close, equal, straight
+from .reference_programs import as_written, close, equal, straight
 
 layers: Any = keras.layers
 

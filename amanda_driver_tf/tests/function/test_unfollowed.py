@@ -12,8 +12,8 @@ import amanda
 from amanda_core.errors import RoutineResultError, UnsupportedError
 from amanda_core.testing.tools import at_inputs, before, replacing, replacing_backward
 
-from .making import Ops, close
-from .ways import EAGER, WAYS, gradients_inside, gradients_outside
+from .differentiation import EAGER, WAYS, gradients_inside, gradients_outside
+from .reference_programs import Ops, close
 
 v1 = tf.compat.v1
 

@@ -21,8 +21,8 @@ from amanda_core.testing.tools import (
     tool,
 )
 
-from .handwritten import EDITED, IDS, W, X, compare, half, outside
-from .making import close, equal, straight
+from .handwritten_programs import EDITED, IDS, W, X, compare, half, outside
+from .reference_programs import close, equal, straight
 
 # Slices.
 

@@ -13,7 +13,7 @@ from tensorflow.python.client import session as session_module
 
 from amanda_driver_tf._shared.state import STATE
 
-from .looping import control_flow
+from .loop_programs import control_flow
 
 _METHODS = {
     name: value

@@ -12,7 +12,7 @@ import amanda
 from amanda import OpContext
 from amanda_core.testing.tools import tool
 
-from .making import analysing, arrays, equal, new_session, v1
+from .reference_programs import analysing, arrays, equal, new_session, v1
 
 
 class Layer:

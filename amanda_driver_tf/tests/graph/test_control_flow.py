@@ -13,8 +13,8 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .looping import VALUES, control_flow, shifted
-from .making import (
+from .loop_programs import VALUES, control_flow, shifted
+from .reference_programs import (
     Ops,
     arrays,
     build,

@@ -12,7 +12,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, editing
 
-from .making import Ops, arrays, check, double, equal, staged
+from .reference_programs import Ops, arrays, check, double, equal, staged
 
 KINDS = ("placeholder", "resource", "reference")
 

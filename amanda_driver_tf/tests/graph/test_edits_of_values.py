@@ -12,7 +12,18 @@ import amanda
 from amanda_core.errors import PositionError, RoutineResultError
 from amanda_core.testing.tools import Edit, after, before, editing, tool
 
-from .making import Ops, arrays, build, check, close, double, equal, new_session, results, v1
+from .reference_programs import (
+    Ops,
+    arrays,
+    build,
+    check,
+    close,
+    double,
+    equal,
+    new_session,
+    results,
+    v1,
+)
 
 KINDS = ("placeholder", "resource", "reference")
 

@@ -20,7 +20,7 @@ from amanda_core.errors import (
 )
 from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .making import close, counting, double, equal, new_session, v1
+from .reference_programs import close, counting, double, equal, new_session, v1
 
 
 class OwnError(Exception):

@@ -11,7 +11,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import after, before
 
-from .making import all_ops, close, counting, double, equal, new_session, v1
+from .reference_programs import all_ops, close, counting, double, equal, new_session, v1
 
 
 class Pair(NamedTuple):

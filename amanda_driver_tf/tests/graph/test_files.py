@@ -14,7 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import before
 
-from .making import close, double, equal, new_session, serialised, v1
+from .reference_programs import close, double, equal, new_session, serialised, v1
 
 GIVEN = np.array([[0.1, 0.2], [0.3, 0.4]], np.float32)
 

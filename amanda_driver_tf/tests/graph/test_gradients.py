@@ -13,7 +13,7 @@ from amanda import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import (
+from .reference_programs import (
     Ops,
     arrays,
     build,

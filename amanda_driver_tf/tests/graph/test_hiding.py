@@ -19,7 +19,7 @@ import amanda_driver_tf
 from amanda_core.testing.tools import before
 from amanda_driver_tf._sessions import hiding
 
-from .making import all_ops, close, double, new_session, serialised, v1
+from .reference_programs import all_ops, close, double, new_session, serialised, v1
 
 
 class Small:

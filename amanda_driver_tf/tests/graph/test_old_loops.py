@@ -18,8 +18,8 @@ from amanda import OpContext, Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, before, editing, tool
 
-from .looping import VALUES, captured, loop, masked, named, recurrent, shifted
-from .making import (
+from .loop_programs import VALUES, captured, loop, masked, named, recurrent, shifted
+from .reference_programs import (
     Ops,
     analysing,
     build,

@@ -16,7 +16,18 @@ from amanda import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import Ops, arrays, build, close, double, equal, new_session, run, staged, v1
+from .reference_programs import (
+    Ops,
+    arrays,
+    build,
+    close,
+    double,
+    equal,
+    new_session,
+    run,
+    staged,
+    v1,
+)
 
 VALUES = arrays((3, 3), (3, 3))
 

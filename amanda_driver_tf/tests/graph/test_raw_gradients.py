@@ -13,7 +13,7 @@ from amanda import OpContext
 from amanda_core.errors import RoutineResultError
 from amanda_core.testing.tools import Edit, editing, tool
 
-from .making import Ops, arrays, build, close, double, equal, new_session, results
+from .reference_programs import Ops, arrays, build, close, double, equal, new_session, results
 
 KINDS = ("placeholder", "resource", "reference")
 

@@ -13,7 +13,7 @@ from amanda import OpContext
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import before, tool
 
-from .making import equal, new_session, v1
+from .reference_programs import equal, new_session, v1
 
 
 def reference() -> tuple[Any, Any, Any]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import before
 
-from .making import all_ops, close, counting, double, equal, new_session, serialised, v1
+from .reference_programs import all_ops, close, counting, double, equal, new_session, serialised, v1
 
 
 class Trained:

@@ -13,7 +13,7 @@ from tensorflow.python.framework import function as function_module
 import amanda
 from amanda_core.testing.tools import Edit, after, before, editing, tool
 
-from .making import close, counting, double, equal, new_session, v1
+from .reference_programs import close, counting, double, equal, new_session, v1
 
 # Iterators, queues, tables.
 
@@ -277,7 +277,7 @@ def test_python_functions_of_the_user(make: Callable[..., Any]) -> None:
 ])  # fmt: skip
 def test_functions_in_graphs(edit: Edit) -> None:
     def fetches(edits: list[Edit] | None) -> tuple[Any, list[Any]]:
-        from .making import Ops
+        from .reference_programs import Ops
 
         ops, graph = Ops(edits), tf.Graph()
         with graph.as_default():

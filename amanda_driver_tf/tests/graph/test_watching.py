@@ -14,8 +14,8 @@ from amanda import Tool
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import Edit, Everywhere, around, editing
 
-from .looping import control_flow
-from .making import close, equal, new_session, staged, v1
+from .loop_programs import control_flow
+from .reference_programs import close, equal, new_session, staged, v1
 
 Made = tuple[Any, list[Any]]
 

@@ -23,7 +23,7 @@ from amanda_driver_tf._graphs import records
 from amanda_driver_tf._graphs.analysis import Analysis, OpPlans
 from amanda_driver_tf._graphs.constants import Constants
 from amanda_driver_tf._graphs.records import GRAPHS, Records, children_of, name_of
-from amanda_driver_tf._insertion.shape_checks import refusal
+from amanda_driver_tf._insertion.shape_checks import failed_check_error
 from amanda_driver_tf._rewriting.function_rewriting import Call, FunctionRewriter
 from amanda_driver_tf._rewriting.mode import Mode
 from amanda_driver_tf._rewriting.rewritten_function import RewrittenFunction
@@ -255,7 +255,7 @@ class FunctionMode(Mode):
         try:
             self.session.raised(error)
             self.session.raise_pending()
-            refused = refusal(error) or _spread(error)
+            refused = failed_check_error(error) or _spread(error)
             if refused is not None:
                 raise refused from error
         except BaseException:

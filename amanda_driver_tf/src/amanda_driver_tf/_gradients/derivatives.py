@@ -22,13 +22,13 @@ from amanda_driver_tf._insertion.jacobians import vector_jacobian
 from amanda_driver_tf._insertion.nodes import Flat, Host, Inlined, New
 from amanda_driver_tf._insertion.observers import Observers
 from amanda_driver_tf._insertion.op_values import Differentiated, OpValues, is_discrete
-from amanda_driver_tf._insertion.shape_checks import of_same_rows
+from amanda_driver_tf._insertion.shape_checks import check_same_rows
 from amanda_driver_tf._insertion.staging import static_shape, trace_gradient
 from amanda_driver_tf._insertion.step_functions import (
     Layout,
+    backward_replacement_function,
     fold,
-    of_gradients,
-    replaced_backward,
+    keep_gradient_shapes,
 )
 from amanda_driver_tf._shared.signature import signature_of
 
@@ -107,7 +107,7 @@ class Derivatives:
             dtypes = [value.dtype for value in flat_values]
             flat = fold([step], layout, dtypes, [False] * len(dtypes))
             whole = [len(gradients[index] or ()) == 1 for index, _ in places]
-            flat = of_gradients(flat, step, [at for at, alone in enumerate(whole) if alone])
+            flat = keep_gradient_shapes(flat, step, [at for at, alone in enumerate(whole) if alone])
             made = self._edits.insert(
                 f"{owner.forward.name}/{where}", flat, flat_values, dtypes, step
             )
@@ -155,7 +155,7 @@ class Derivatives:
             not isinstance(part.node, Node) or id(part.node) in running for part in parts
         )
 
-    def replaced(
+    def insert_replacement(
         self, owner: Record, step: Step, arrived: list[list[Value] | None], lost: Sequence[int]
     ) -> list[list[Value] | None]:
         """Insert a replacement of an op's whole gradient and return the gradients of the op's
@@ -185,10 +185,10 @@ class Derivatives:
             static_shape(value) if len(returned[index] or ()) == 1 else None
             for value, (index, _) in zip(targets, places, strict=True)
         ]
-        flat = replaced_backward(step, given, made_layout, absent, dtypes, shapes)
+        flat = backward_replacement_function(step, given, made_layout, absent, dtypes, shapes)
         rows = {i: self._rows(owner, parts[1]) for i, parts in _slices(returned)}
         if rows:
-            flat = _of_same_rows(flat, len(values), [places.index((i, 0)) for i in rows], step)
+            flat = _with_row_checks(flat, len(values), [places.index((i, 0)) for i in rows], step)
         values = [*values, *rows.values()]
         made = self._edits.insert(f"{owner.forward.name}/backward", flat, values, dtypes, step)
         return _placed(len(owner.in_grads), places, made)
@@ -201,7 +201,7 @@ class Derivatives:
         parts = [self._body.value_of(tensor) for tensor in components(gradient)]
         return [part for part in parts if part is not None] or None
 
-    def through(
+    def differentiate_replacement(
         self,
         owner: Record,
         replacement: Differentiated,
@@ -236,7 +236,7 @@ class Derivatives:
             result[index] = [value]
         return result
 
-    def of_op(
+    def rerun_gradient(
         self, owner: Record, seen: OpValues, arrived: list[list[Value] | None]
     ) -> list[list[Value] | None]:
         """Call the op's own gradient function again, with the inputs that the op ran on."""
@@ -277,7 +277,7 @@ class Derivatives:
             return value
         return self._edits.around.forward_program.bring(value)
 
-    def of_step(
+    def propagate_through_step(
         self,
         owner: Record,
         inserted: Differentiated,
@@ -352,14 +352,14 @@ def _slices(gradients: Sequence[list[Value] | None]) -> list[tuple[int, list[Val
     return [(i, parts) for i, parts in enumerate(gradients) if parts is not None and len(parts) > 1]
 
 
-def _of_same_rows(flat: Flat, count: int, places: Sequence[int], step: Step) -> Flat:
+def _with_row_checks(flat: Flat, count: int, places: Sequence[int], step: Step) -> Flat:
     """Wrap a replacement so that its slices must have the row indices given after its arguments."""
 
     def run(tensors: list[Any]) -> list[Any]:
         new = flat(tensors[:count])
         for place, rows in zip(places, tensors[count:], strict=True):
             slices = tf.IndexedSlices(new[place], new[place + 1])
-            new[place] = of_same_rows(slices, rows, step)
+            new[place] = check_same_rows(slices, rows, step)
         return new
 
     return run

@@ -426,7 +426,7 @@ class GradientVersions:
             )
             seen = self._seen_of(owner)
             for each in reversed(seen.after if seen is not None else []):
-                arrived = self._derivatives.of_step(owner, each, arrived)
+                arrived = self._derivatives.propagate_through_step(owner, each, arrived)
         return Read(arrived, observers)
 
     def _begun(self, value: Value, owner: Record) -> Value | None:
@@ -469,7 +469,7 @@ class GradientVersions:
         with self._observers.collecting() as observers:
             made = self._made_of(owner, plans, seen, arrived)
         for each in reversed(seen.before if seen is not None else []):
-            made = self._derivatives.of_step(owner, each, made)
+            made = self._derivatives.propagate_through_step(owner, each, made)
         if plans is not None:
             made, observers = self._derivatives.insert(
                 owner, plans.aligned_after.steps, made, "grad_inputs", frozenset(), observers
@@ -489,14 +489,18 @@ class GradientVersions:
         replacement = plans.aligned_before.replacement if plans is not None else None
         made: list[list[Value] | None]
         if replacement is not None:
-            made = self._derivatives.replaced(owner, replacement, arrived, lost_inputs(owner))
+            made = self._derivatives.insert_replacement(
+                owner, replacement, arrived, lost_inputs(owner)
+            )
         elif seen is not None and seen.replacement is not None:
             lost = lost_inputs(owner)
-            made = self._derivatives.through(owner, seen.replacement, arrived, lost)
+            made = self._derivatives.differentiate_replacement(
+                owner, seen.replacement, arrived, lost
+            )
         else:
             made = [self._returned(owner, gradient) for gradient in owner.in_grads]
             if id(owner) in self._versions.ambiguous and seen is not None:
-                made = self._derivatives.of_op(owner, seen, arrived)
+                made = self._derivatives.rerun_gradient(owner, seen, arrived)
         return made
 
     def _returned(self, owner: Record, gradient: Any) -> list[Value] | None:

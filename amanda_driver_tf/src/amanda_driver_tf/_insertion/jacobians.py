@@ -16,13 +16,13 @@ from amanda_core.plan import Step
 from amanda_driver_tf._insertion.nodes import Flat
 from amanda_driver_tf._tensorflow_internals import tapes
 
-__all__ = ["NO_PLACE", "lost", "no_gradient", "vector_jacobian"]
+__all__ = ["NO_PLACE", "lost_gradient_error", "refuse_gradients", "vector_jacobian"]
 
 #: The advice where the gradient of a replacement would be lost.
 NO_PLACE = "Run it eagerly, where tapes ask the tools first"
 
 
-def lost(position: int, step: Step) -> UnsupportedError:
+def lost_gradient_error(position: int, step: Step) -> UnsupportedError:
     """Return the error for a gradient of an input that TensorFlow does not propagate."""
     return UnsupportedError(
         f"There is a gradient for input {position}, but TensorFlow propagates none to it in "
@@ -58,7 +58,7 @@ def vector_jacobian(forward: Flat, inputs: int, step: Step, absent: Sequence[int
                     )
             for index in absent:
                 if tape.gradient(outputs, values[index], gradients) is not None:
-                    raise lost(index, step)
+                    raise lost_gradient_error(index, step)
             found = tape.gradient(
                 outputs, values, gradients, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
@@ -67,7 +67,7 @@ def vector_jacobian(forward: Flat, inputs: int, step: Step, absent: Sequence[int
     return run
 
 
-def no_gradient(flat: Flat, inputs: Sequence[int], step: Step) -> Flat:
+def refuse_gradients(flat: Flat, inputs: Sequence[int], step: Step) -> Flat:
     """Wrap a function so that it raises if any of `inputs` has a gradient."""
 
     def run(values: list[Any]) -> list[Any]:
@@ -77,7 +77,7 @@ def no_gradient(flat: Flat, inputs: Sequence[int], step: Step) -> Flat:
             outputs = flat(values)
         for index, gradient in zip(inputs, tape.gradient(outputs, watched), strict=True):
             if gradient is not None:
-                raise lost(index, step)
+                raise lost_gradient_error(index, step)
         return outputs
 
     return run

@@ -14,7 +14,7 @@ from amanda_driver_tf._graphs.body import Node, Value
 from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.nodes import Host, Inlined, New
 from amanda_driver_tf._insertion.staging import trace
-from amanda_driver_tf._insertion.step_functions import Layout, observed
+from amanda_driver_tf._insertion.step_functions import Layout, observing_function
 
 __all__ = ["Observers"]
 
@@ -42,7 +42,7 @@ class Observers:
 
         Only one staged step may be given at a time.
         """
-        flat = observed(steps, layout, self._edits.around.refused)
+        flat = observing_function(steps, layout, self._edits.around.refused)
         made: New
         if steps[0].action.staged:
             made = Inlined(name, trace(name, flat, values), values, ())

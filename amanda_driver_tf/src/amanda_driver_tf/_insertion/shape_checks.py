@@ -18,7 +18,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.plan import Step
 from amanda_driver_tf._tensorflow_internals.modules import dtypes, ops
 
-__all__ = ["fitting", "of_same_rows", "of_same_shape", "refusal"]
+__all__ = ["check_same_rows", "check_same_shape", "check_shape", "failed_check_error"]
 
 _HANDLES = (dtypes.resource, dtypes.variant)
 _NAME = re.compile(r"amanda_shape_\d+")
@@ -37,7 +37,7 @@ class _Check:
 _CHECKS: weakref.WeakValueDictionary[str, _Check] = weakref.WeakValueDictionary()
 
 
-def fitting(value: Any, shape: Any, step: Step) -> Any:
+def check_shape(value: Any, shape: Any, step: Step) -> Any:
     """Return a routine's tensor, checked against the shape that the graph was built for.
 
     Args:
@@ -59,7 +59,7 @@ def fitting(value: Any, shape: Any, step: Step) -> Any:
     return tf.ensure_shape(value, shape, name=_check(step, fix))
 
 
-def of_same_shape(value: Any, old: Any, step: Step, what: str, fix: str) -> Any:
+def check_same_shape(value: Any, old: Any, step: Step, what: str, fix: str) -> Any:
     """Return a routine's tensor, checked to have the shape of the tensor it replaces.
 
     Args:
@@ -88,7 +88,7 @@ def of_same_shape(value: Any, old: Any, step: Step, what: str, fix: str) -> Any:
     return tf.reshape(checked, wanted)
 
 
-def of_same_rows(slices: Any, indices: Any, step: Step) -> Any:
+def check_same_rows(slices: Any, indices: Any, step: Step) -> Any:
     """Return the values of slices, checked to have the row indices `indices`.
 
     The ops that accumulate slices in a graph read the indices known when it was built.
@@ -143,7 +143,7 @@ def _check(step: Step, fix: str) -> str:
     return name
 
 
-def refusal(error: BaseException) -> UnsupportedError | None:
+def failed_check_error(error: BaseException) -> UnsupportedError | None:
     """Return the error to raise if `error` came from a checking operation, else None."""
     if not isinstance(error, tf.errors.InvalidArgumentError):
         return None

@@ -14,21 +14,21 @@ import tensorflow as tf
 
 from amanda_core.errors import AmandaError, RoutineResultError, UnsupportedError
 from amanda_core.plan import Step
-from amanda_driver_tf._insertion.jacobians import lost
+from amanda_driver_tf._insertion.jacobians import lost_gradient_error
 from amanda_driver_tf._insertion.nodes import Flat
-from amanda_driver_tf._insertion.shape_checks import fitting, of_same_rows, of_same_shape
+from amanda_driver_tf._insertion.shape_checks import check_same_rows, check_same_shape, check_shape
 from amanda_driver_tf._shared.signature import flattened
 from amanda_driver_tf._tensorflow_internals.modules import dtypes
 
 __all__ = [
     "Layout",
+    "backward_replacement_function",
     "fold",
-    "observed",
-    "of_gradients",
-    "of_shape",
-    "only_watching",
-    "replaced",
-    "replaced_backward",
+    "keep_gradient_shapes",
+    "keep_shapes",
+    "observing_function",
+    "refuse_changes",
+    "replacement_function",
 ]
 
 
@@ -95,7 +95,11 @@ class Layout:
                 parts = [value.values, value.indices, value.dense_shape]
                 was = before[position]
                 if was is not None and value is not was:
-                    parts = [of_same_rows(value, was.indices, step), was.indices, was.dense_shape]
+                    parts = [
+                        check_same_rows(value, was.indices, step),
+                        was.indices,
+                        was.dense_shape,
+                    ]
                 spread.append(parts[:length])
             else:
                 raise UnsupportedError(
@@ -152,7 +156,9 @@ def fold(
     return run
 
 
-def observed(steps: Sequence[Step], layout: Layout, refused: AmandaError | None = None) -> Flat:
+def observing_function(
+    steps: Sequence[Step], layout: Layout, refused: AmandaError | None = None
+) -> Flat:
     """Return a function that calls observing `steps` and returns nothing.
 
     Args:
@@ -186,7 +192,7 @@ def _refuse_for_none(old: Any, new: Any, step: Step) -> None:
         )
 
 
-def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:
+def refuse_changes(flat: Flat, step: Step, why: str, fix: str) -> Flat:
     """Wrap a fold so that any change is refused for the reason `why`."""
 
     def run(values: list[Any]) -> list[Any]:
@@ -198,7 +204,9 @@ def only_watching(flat: Flat, step: Step, why: str, fix: str) -> Flat:
     return run
 
 
-def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection[int] = ()) -> Flat:
+def keep_shapes(
+    flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection[int] = ()
+) -> Flat:
     """Wrap a fold so that its results keep the shapes that the graph's gradients were built for.
 
     Args:
@@ -214,9 +222,9 @@ def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection
         for index, (value, old, shape) in enumerate(zip(new, values, shapes, strict=True)):
             if value is old:
                 continue
-            new[index] = fitting(value, shape, step)
+            new[index] = check_shape(value, shape, step)
             if index in straight:
-                new[index] = of_same_shape(
+                new[index] = check_same_shape(
                     new[index],
                     old,
                     step,
@@ -229,14 +237,14 @@ def of_shape(flat: Flat, shapes: Sequence[Any], step: Step, straight: Collection
     return run
 
 
-def of_gradients(flat: Flat, step: Step, dense: Collection[int]) -> Flat:
+def keep_gradient_shapes(flat: Flat, step: Step, dense: Collection[int]) -> Flat:
     """Wrap a fold over gradients so that the `dense` ones keep their shapes."""
 
     def run(values: list[Any]) -> list[Any]:
         new = flat(values)
         for index in dense:
             if new[index] is not values[index]:
-                new[index] = of_same_shape(
+                new[index] = check_same_shape(
                     new[index],
                     values[index],
                     step,
@@ -264,7 +272,7 @@ def as_tensor(value: Any, dtype: int, step: Step) -> Any:
         ) from error
 
 
-def replaced(
+def replacement_function(
     step: Step, layout: Layout, dtypes_of: Sequence[int], shapes: Sequence[Any] = ()
 ) -> Flat:
     """Return a function that computes the outputs of a replaced op.
@@ -287,12 +295,14 @@ def replaced(
                 fix="Return what the op would have returned",
             )
         made = [as_tensor(v, dtype, step) for v, dtype in zip(outputs, dtypes_of, strict=True)]
-        return [fitting(value, shape, step) for value, shape in itertools.zip_longest(made, shapes)]
+        return [
+            check_shape(value, shape, step) for value, shape in itertools.zip_longest(made, shapes)
+        ]
 
     return run
 
 
-def replaced_backward(
+def backward_replacement_function(
     step: Step,
     given: Layout,
     made: Layout,
@@ -334,12 +344,14 @@ def replaced_backward(
         for position, (gradient, is_lost) in enumerate(zip(positions, none, strict=False)):
             parts = zip(_listed(gradient), _listed(is_lost), strict=False)
             if any(part is not None and is_lost for part, is_lost in parts):
-                raise lost(position, step)
+                raise lost_gradient_error(position, step)
         new = made.flatten(
             [positions[p] if p in wanted else there for p, there in enumerate(needed)], step
         )
         tensors = [as_tensor(v, dtype, step) for v, dtype in zip(new, dtypes_of, strict=True)]
-        return [fitting(value, shape, step) for value, shape in zip(tensors, shapes, strict=True)]
+        return [
+            check_shape(value, shape, step) for value, shape in zip(tensors, shapes, strict=True)
+        ]
 
     return run
 

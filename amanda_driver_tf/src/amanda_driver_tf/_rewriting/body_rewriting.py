@@ -28,13 +28,13 @@ from amanda_driver_tf._graphs.body import BACK, Body, Node, Value
 from amanda_driver_tf._graphs.records import Record, Records, children_of
 from amanda_driver_tf._insertion.body_edits import BodyEdits, Surroundings
 from amanda_driver_tf._insertion.frame_placement import keep_in_frames
-from amanda_driver_tf._insertion.jacobians import no_gradient
+from amanda_driver_tf._insertion.jacobians import refuse_gradients
 from amanda_driver_tf._insertion.loop_conditions import operands
 from amanda_driver_tf._insertion.observers import Observers
 from amanda_driver_tf._insertion.op_values import Differentiated, OpValues
 from amanda_driver_tf._insertion.step_functions import (
     Layout,
-    replaced,
+    replacement_function,
 )
 from amanda_driver_tf._rewriting.insertions import Insertions
 
@@ -186,10 +186,12 @@ class BodyRewriter:
         if plans.before.replacement is not None:
             step = plans.before.replacement
             self._observers.include(step)
-            flat = replaced(step, layout, node.dtypes, self._insertions.shapes_wanted(node))
+            flat = replacement_function(
+                step, layout, node.dtypes, self._insertions.shapes_wanted(node)
+            )
             unread = unread_of(node.op, self._body)
             if unread and plans.aligned_before.replacement is None:
-                flat = no_gradient(flat, unread, step)
+                flat = refuse_gradients(flat, unread, step)
             everything = list(range(len(seen.inputs)))
             seen.replacement = Differentiated(flat, seen.inputs, everything, step)
             seen.outputs = self.edits.insert(
@@ -223,7 +225,7 @@ class BodyRewriter:
         if plans.before.replacement is not None:
             step = plans.before.replacement
             self._observers.include(step)
-            flat = replaced(step, layout, node.dtypes)
+            flat = replacement_function(step, layout, node.dtypes)
             outputs = self.edits.insert(f"{node.name}/replacement", flat, inputs, node.dtypes, step)
             if outputs:
                 outputs[0].node.controls += node.controls

@@ -23,7 +23,7 @@ from amanda_driver_tf._insertion.body_edits import BodyEdits
 from amanda_driver_tf._insertion.nodes import Flat, New
 from amanda_driver_tf._insertion.observers import Observers
 from amanda_driver_tf._insertion.op_values import Differentiated, Key, key_of
-from amanda_driver_tf._insertion.step_functions import Layout, fold, of_shape, only_watching
+from amanda_driver_tf._insertion.step_functions import Layout, fold, keep_shapes, refuse_changes
 from amanda_driver_tf._insertion.step_groups import (
     grouped_steps,
     references_of,
@@ -126,22 +126,22 @@ class Insertions:
                 continue
             flat = fold(group, inner, dtypes, frozen)
             if self._edits.is_differentiated:
-                flat = self._of_shape(flat, group[0], node, selected, after)
+                flat = self._keep_shapes(flat, group[0], node, selected, after)
             if not after and self._edits.keeps_state(node):
                 # The op must keep its inputs, so the routine runs beside it.
-                flat = only_watching(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
+                flat = refuse_changes(flat, group[0], _SECOND_STATE, _EDIT_OUTPUT)
                 self._edits.insert(name, flat, given, dtypes, group[0], node, after=True)
                 continue
             named = node.op.name in self._edits.named and self._edits.is_in_frame(node)
             if differentiated is not None and (self._edits.unpaired or named):
-                flat = only_watching(flat, group[0], _CANNOT_FOLLOW, _IMPORT_FIRST)
+                flat = refuse_changes(flat, group[0], _CANNOT_FOLLOW, _IMPORT_FIRST)
             elif (
                 differentiated is not None
                 and operation_number(node.op) in self._edits.around.differentiated_inside
             ):
-                flat = only_watching(flat, group[0], _INSIDE, _BESIDE)
+                flat = refuse_changes(flat, group[0], _INSIDE, _BESIDE)
             elif differentiated is not None and self._is_differentiated_elsewhere(node):
-                flat = only_watching(flat, group[0], DIFFERENTIATED_ELSEWHERE, NEW_CONTROL_FLOW)
+                flat = refuse_changes(flat, group[0], DIFFERENTIATED_ELSEWHERE, NEW_CONTROL_FLOW)
             if differentiated is not None and group[0].action.autodiff:
                 differentiated.append(Differentiated(flat, given, selected, group[0]))
             made = self._edits.insert(name, flat, given, dtypes, group[0], node, after)
@@ -199,7 +199,7 @@ class Insertions:
         self._observers.note_after(node, [made])
         return made
 
-    def _of_shape(
+    def _keep_shapes(
         self, flat: Flat, step: Step, node: Node, selected: Sequence[int], after: bool
     ) -> Flat:
         """Wrap a fold so that it keeps the shapes of some inputs or outputs of a node."""
@@ -213,7 +213,7 @@ class Insertions:
             )
             passed = self._gradients.passed_on(node.op, after) if known else range(len(tensors))
         straight = [place for place, index in enumerate(selected) if index in passed]
-        return of_shape(flat, [tensors[index].shape for index in selected], step, straight)
+        return keep_shapes(flat, [tensors[index].shape for index in selected], step, straight)
 
     def refuse_unread(self, node: Node, plans: OpPlans) -> None:
         """Refuse steps that need more of a gradient than the names of its ops tell."""

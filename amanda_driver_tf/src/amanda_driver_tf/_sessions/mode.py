@@ -19,7 +19,7 @@ from amanda_driver_tf._graphs.body import Body, Node, Value
 from amanda_driver_tf._graphs.constants import SessionConstants
 from amanda_driver_tf._graphs.kernel_state import draws
 from amanda_driver_tf._insertion.function_def_writing import Written
-from amanda_driver_tf._insertion.shape_checks import refusal
+from amanda_driver_tf._insertion.shape_checks import failed_check_error
 from amanda_driver_tf._rewriting.function_rewriting import Call, FunctionRewriter
 from amanda_driver_tf._rewriting.mode import Mode
 from amanda_driver_tf._rewriting.rewritten_function import RewrittenFunction
@@ -186,7 +186,7 @@ class GraphMode(Mode):
         except BaseException as error:
             session.raised(error)
             session.raise_pending()
-            refused = refusal(error)
+            refused = failed_check_error(error)
             if refused is not None:
                 raise refused from error
             raise

@@ -14,7 +14,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import Edit, editing
 
-from .making import Ops, close, dense
+from .reference_programs import Ops, close, dense
 
 v1 = tf.compat.v1
 

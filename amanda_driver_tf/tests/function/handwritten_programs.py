@@ -10,7 +10,7 @@ import tensorflow as tf
 import amanda
 from amanda_core.testing.tools import before
 
-from .making import close, values
+from .reference_programs import close, values
 
 X, W = values((2, 3), (3, 3))
 IDS = tf.constant([0, 2, 2])

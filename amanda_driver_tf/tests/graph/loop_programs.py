@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from amanda_core.testing.tools import Edit
 
-from .making import Ops, arrays, v1
+from .reference_programs import Ops, arrays, v1
 
 VALUES = [value * 0.5 for value in arrays((3, 3), (3, 3))]
 _MASK = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 0]], np.float32)

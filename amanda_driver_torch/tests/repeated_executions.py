@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import amanda
 
-from .making import leaf
+from .tensors import leaf
 
 #: Enough for the plan of an op to be run in its cached form.
 TIMES = 4
