@@ -116,7 +116,11 @@ def tensor_of(old: Any, new: Any, step: Step) -> Any:
             fix="Return a tensor",
         ) from None
     if not isinstance(new, ops.EagerTensor):
-        raise EditError("A symbolic tensor cannot replace a value", where=step.where)
+        raise EditError(
+            "A symbolic tensor cannot replace a value",
+            where=step.where,
+            fix="Return a tensor that has a value",
+        )
     return new
 
 
@@ -130,6 +134,7 @@ def edited(old: Any, new: Any, step: Step) -> Any:
                 f"{'A list of ' + str(len(new)) if isinstance(new, (list, tuple)) else 'One'} "
                 f"cannot replace a list of {len(old)} tensors",
                 where=step.where,
+                fix="Return as many tensors as the list has",
             )
         return [o if n is o else edited(o, n, step) for o, n in zip(old, new, strict=True)]
     new = tensor_of(old, new, step)
@@ -180,7 +185,11 @@ def edited_gradient(old: Any, new: Any, step: Step) -> Any:
         )
     if isinstance(old, list):
         if not isinstance(new, (list, tuple)) or len(new) != len(old):
-            raise EditError(f"Not a list of {len(old)} gradients", where=step.where)
+            raise EditError(
+                f"A routine must return a list of {len(old)} gradients here",
+                where=step.where,
+                fix="Return one gradient for each tensor of the list",
+            )
         return [o if n is o else edited_gradient(o, n, step) for o, n in zip(old, new, strict=True)]
     if new is None or new is old:
         return new

@@ -191,7 +191,10 @@ class Taped:
                 value = [None] * length if value is None else list(value)
                 if len(value) != length:
                     raise RoutineResultError(
-                        f"Input {position} is a list of {length} tensors", where=step.where
+                        f"A replacement of a backward op returned {len(value)} gradients for input "
+                        f"{position}, which is a list of {length} tensors",
+                        where=step.where,
+                        fix="Return a list with a gradient for each tensor, or None",
                     )
             positions.append(value)
         results = flattened(positions, lengths)

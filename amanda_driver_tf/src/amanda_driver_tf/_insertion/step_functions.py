@@ -84,7 +84,7 @@ class Layout:
             if position not in self.slices:
                 if length is not None and _length(value) != length:
                     raise RoutineResultError(
-                        f"A routine returned a list of {_length(value)} for one of {length}",
+                        f"A routine returned {_length(value)} tensors for a list of {length}",
                         where=step.where,
                         fix="Return as many tensors as there are",
                     )

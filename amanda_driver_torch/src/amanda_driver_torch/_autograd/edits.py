@@ -54,7 +54,9 @@ def edited(old: Any, new: Any, step: Step, *, node: bool) -> Any:
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         if len(old) != len(new):
             raise EditError(
-                f"A list of {len(new)} values cannot replace one of {len(old)}", where=step.where
+                f"A list of {len(new)} values cannot replace one of {len(old)}",
+                where=step.where,
+                fix="Return as many values as the list has",
             )
         items = [
             o if n is o else edited(o, n, step, node=node) for o, n in zip(old, new, strict=True)

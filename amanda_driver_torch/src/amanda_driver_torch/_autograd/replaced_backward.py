@@ -95,7 +95,10 @@ def run_with_replaced_backward(call: Call, backward_program: Backward, replaceme
         for position, length in lengths.items():
             if given[position] is not None and len(given[position]) != length:
                 raise RoutineResultError(
-                    f"Input {position} is a list of {length} tensors", where=where
+                    f"A replacement of a backward op returned {len(given[position])} gradients for "
+                    f"input {position}, which is a list of {length} tensors",
+                    where=where,
+                    fix="Return a list with a gradient for each tensor, or None",
                 )
         grads = [
             given[position]

@@ -425,7 +425,7 @@ class Taps:
                 raise UnsupportedError(
                     "The gradients of these outputs go to several backward ops of this op",
                     where=f"insert_before_backward_op, {self._context.where}",
-                    fix="The outputs are views of an input: ask for one at a time",
+                    fix="Insert for one output at a time, since the outputs are views of an input",
                 )
             identities = tap([slots[slot] for slot in chosen], function)
             outputs = placed(outputs, chosen, identities)

@@ -433,6 +433,7 @@ class Run:
                 f"A replacement returned {len(results)} values for {len(destinations)} "
                 "destinations (out=)",
                 where=step.where,
+                fix="Return one value for each destination",
             )
         with torch.no_grad():
             for destination, value in zip(destinations, results, strict=True):
