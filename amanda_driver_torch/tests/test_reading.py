@@ -24,7 +24,7 @@ from torch.masked import masked_tensor
 
 import amanda
 from amanda_core.testing.tools import analysed
-from amanda_driver_torch._torch import reading
+from amanda_driver_torch._torch.tensor_attributes import is_weight
 
 from .unchanged_by_tools import CHANGING_NOTHING, same_under, unlike_plain
 
@@ -325,7 +325,7 @@ def test_a_view_that_is_a_leaf_itself_is_a_weight() -> None:
     flat = torch.zeros(6)
     with torch.no_grad():
         views = [flat[:3].requires_grad_(), flat[3:].requires_grad_()]
-    assert all(reading.is_weight(view) for view in views)
+    assert all(is_weight(view) for view in views)
     contexts, tool = analysed()
     with amanda.apply(tool):
         for view in views:

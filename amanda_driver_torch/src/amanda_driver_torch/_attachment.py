@@ -43,7 +43,7 @@ from amanda_driver_torch._thread.modes import in_users_modes, suspended_modes
 from amanda_driver_torch._thread.state import STATE, opaquely, quietly
 from amanda_driver_torch._torch.facts import FACTS
 from amanda_driver_torch._torch.internals import TENSOR_METHODS, TRACING_MACHINERY
-from amanda_driver_torch._torch.reading import is_weight
+from amanda_driver_torch._torch.tensor_attributes import is_weight
 
 __all__ = ["NAMESPACE", "TorchAttachment"]
 

@@ -28,7 +28,7 @@ from amanda_driver_torch._torch.internals import (
     set_sequence_number,
     top_saved_tensor_hooks,
 )
-from amanda_driver_torch._torch.reading import (
+from amanda_driver_torch._torch.tensor_attributes import (
     PLAIN,
     is_differentiable,
     memory_of,

@@ -20,7 +20,7 @@ from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._operators.signature import outputs_of
 from amanda_driver_torch._thread.modes import hidden_from_modes
 from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence, tree_map_only
-from amanda_driver_torch._torch.reading import is_strided, requires_grad
+from amanda_driver_torch._torch.tensor_attributes import is_strided, requires_grad
 
 __all__ = ["readable"]
 

@@ -13,7 +13,7 @@ import torch
 from amanda_core import Step
 from amanda_core.errors import EditError, UnsupportedError
 from amanda_driver_torch._autograd.driver_nodes import pass_straight
-from amanda_driver_torch._torch.reading import is_nested_strided, requires_grad, shape_of
+from amanda_driver_torch._torch.tensor_attributes import is_nested_strided, requires_grad, shape_of
 
 __all__ = [
     "OfAliasing",

@@ -14,7 +14,7 @@ from amanda_driver_torch._autograd.driver_nodes import DRIVER_NODES
 from amanda_driver_torch._operators.signature import BoundCall
 from amanda_driver_torch._thread.modes import hidden_from_modes
 from amanda_driver_torch._torch.internals import AccumulateGrad, current_node, sequence_number
-from amanda_driver_torch._torch.reading import (
+from amanda_driver_torch._torch.tensor_attributes import (
     base_of,
     is_differentiable,
     node_of,

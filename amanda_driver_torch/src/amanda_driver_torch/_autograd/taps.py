@@ -49,7 +49,7 @@ from amanda_driver_torch._autograd.operator_call import Call
 from amanda_driver_torch._autograd.view_regions import ViewRegion
 from amanda_driver_torch._thread.modes import changes_of
 from amanda_driver_torch._torch.internals import next_sequence
-from amanda_driver_torch._torch.reading import (
+from amanda_driver_torch._torch.tensor_attributes import (
     base_of,
     dtype_of,
     is_nested_strided,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from amanda_driver_torch._torch.reading import base_of
+from amanda_driver_torch._torch.tensor_attributes import base_of
 
 __all__ = ["ViewRegion"]
 

@@ -40,7 +40,7 @@ from amanda_driver_torch._torch.internals import (
     next_sequence,
     some_binding,
 )
-from amanda_driver_torch._torch.reading import is_weight
+from amanda_driver_torch._torch.tensor_attributes import is_weight
 
 __all__ = ["NativeInterceptor"]
 

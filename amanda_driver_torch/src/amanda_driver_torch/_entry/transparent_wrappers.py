@@ -21,7 +21,7 @@ from amanda_driver_torch._torch.internals import (
     function_protocol_enabled,
     no_override,
 )
-from amanda_driver_torch._torch.reading import PLAIN
+from amanda_driver_torch._torch.tensor_attributes import PLAIN
 
 __all__ = ["has_override", "make_transparent", "transparent"]
 

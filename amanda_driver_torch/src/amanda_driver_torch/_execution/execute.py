@@ -32,7 +32,7 @@ from amanda_driver_torch._operators.signature import BoundCall, bind, outputs_of
 from amanda_driver_torch._thread.modes import call_routine, changes_of, resumed_modes
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.internals import next_sequence, version_of
-from amanda_driver_torch._torch.reading import is_weight, memory_of, requires_grad
+from amanda_driver_torch._torch.tensor_attributes import is_weight, memory_of, requires_grad
 
 __all__ = ["Execution", "Run"]
 
@@ -329,7 +329,7 @@ class Run:
         return context.trigger_callback(i_point)
 
     def makes_views(self) -> bool:
-        """Return True if the op makes nothing but views of its inputs."""
+        """Return True if the op makes only views of its inputs."""
         return makes_views(self.operator, *self.bound.given)
 
     def made(self, outputs: Sequence[Any]) -> list[torch.Tensor]:

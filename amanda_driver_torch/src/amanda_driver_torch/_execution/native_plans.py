@@ -22,7 +22,7 @@ from amanda_driver_torch._autograd.taps import Taps, has_gradient_plan
 from amanda_driver_torch._thread.state import STATE
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import autocast_enabled, next_sequence
-from amanda_driver_torch._torch.reading import PLAIN, is_strided
+from amanda_driver_torch._torch.tensor_attributes import PLAIN, is_strided
 
 __all__ = ["compiled", "node_plans"]
 

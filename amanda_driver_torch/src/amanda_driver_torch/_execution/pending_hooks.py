@@ -25,7 +25,7 @@ from amanda_driver_torch._execution.native_plans import node_plans
 from amanda_driver_torch._operators.signature import BoundCall
 from amanda_driver_torch._torch.extension import native
 from amanda_driver_torch._torch.internals import next_sequence, sequence_number
-from amanda_driver_torch._torch.reading import node_of
+from amanda_driver_torch._torch.tensor_attributes import node_of
 
 __all__ = ["LaterHooks", "hook_at_once", "later_hooks"]
 

@@ -1,7 +1,7 @@
-"""Operators that make views: which calls compute nothing and copy nothing.
+"""Operators that make views: calls that compute and copy nothing.
 
-Owns the answer for one call. Some operators make a view or a copy, as their input lies; the driver
-tries those on the side.
+Owns the answer for one call. Some operators make a view or a copy, depending on their input's
+layout. The driver calls these a second time to find out.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from amanda_driver_torch._autograd.nodes import tensors_in
 from amanda_driver_torch._operators.bindings import CONVERSIONS, GETTERS, SLOTS
 from amanda_driver_torch._operators.operator import Operator
 from amanda_driver_torch._operators.signature import outputs_of
-from amanda_driver_torch._torch.reading import memory_of
+from amanda_driver_torch._torch.tensor_attributes import memory_of
 
 __all__ = ["makes_views"]
 
-#: Operators without a schema that says what they share.
+#: Operators without a schema that tells whether they share memory.
 _UNTOLD = CONVERSIONS | SLOTS
 
 
 def makes_views(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if a call of an operator makes nothing but views of its inputs.
+    """Return True if a call of an operator makes only views of its inputs.
 
     Args:
         operator: The operator.

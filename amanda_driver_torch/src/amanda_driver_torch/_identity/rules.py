@@ -19,7 +19,7 @@ from amanda_core.weights.parameters import Layouts, Parameters
 from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
 from amanda_driver_torch._torch.facts import FACTS
 from amanda_driver_torch._torch.internals import children_of, parameter_of
-from amanda_driver_torch._torch.reading import is_weight, layout_of
+from amanda_driver_torch._torch.tensor_attributes import is_weight, layout_of
 
 __all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
 

@@ -25,7 +25,7 @@ from amanda_driver_torch._torch.internals import (
     record_functions,
     set_grad_enabled,
 )
-from amanda_driver_torch._torch.reading import PLAIN
+from amanda_driver_torch._torch.tensor_attributes import PLAIN
 
 __all__ = [
     "call_routine",

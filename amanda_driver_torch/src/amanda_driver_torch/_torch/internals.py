@@ -330,7 +330,7 @@ def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> torch.nn.Parameter | None:
-    """Return the parameter that a module itself holds by a name, None if it holds none."""
+    """Return a module's own parameter of this name, or None."""
     return module._parameters.get(name)
 
 

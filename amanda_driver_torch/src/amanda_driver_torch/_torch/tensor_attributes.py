@@ -129,7 +129,7 @@ def memory_of(tensor: torch.Tensor) -> int | None:
 
 
 def layout_of(tensor: torch.Tensor) -> Memory | None:
-    """Return where the elements of a tensor lie; None where strides do not say so."""
+    """Return where the elements of a tensor are in memory; None if strides do not tell."""
     if not is_strided(tensor):
         return None
     address = memory_of(tensor)
@@ -144,7 +144,7 @@ def layout_of(tensor: torch.Tensor) -> Memory | None:
             tensor.dtype.itemsize,
         )
     except RuntimeError:
-        return None  # What functorch wraps, and symbolic sizes.
+        return None  # Values wrapped by functorch, and symbolic sizes.
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
