@@ -1,7 +1,7 @@
-"""Drivers of the toy framework that are wrong in one respect each, one for each core test.
+"""Drivers of the toy framework that are wrong in one respect, one for each core test.
 
-Each is made of the whole toy driver and a few lines that a real author might get wrong, narrow
-enough that no other core test sees it. Long, so that all of them can be read side by side.
+Each is the toy driver with a mistake that a real author might make, narrow enough that no other
+core test finds it. The module is long so that all of them can be compared.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class View:
 
     @property
     def enabled(self) -> bool:
-        """Whether ops are to be instrumented."""
+        """Return whether ops are to be instrumented."""
         return self.driver.is_enabled(self.real)
 
     @property
     def caching(self) -> bool:
-        """Whether analysis runs once an op."""
+        """Return whether analysis runs once for each op."""
         return self.driver.is_caching(self.real)
 
     @property
     def epoch(self) -> int:
-        """For how long plans hold."""
+        """Return the epoch for which plans hold."""
         return self.driver.epoch_of(self.real)
 
     def open(self, site: Any, *args: Any, **kwargs: Any) -> OpContext:
@@ -55,7 +55,7 @@ class View:
 
 
 class SabotagedAttachment(ToyAttachment):
-    """An attachment whose every part can be made wrong by its driver."""
+    """An attachment each part of which its driver can make wrong."""
 
     driver: Sabotaged
 
@@ -86,7 +86,7 @@ class SabotagedAttachment(ToyAttachment):
 
 
 class Sabotaged(ToyDriver):
-    """The toy driver, right as long as nothing is overridden."""
+    """The toy driver, correct until a subclass overrides something."""
 
     capabilities: ClassVar[frozenset[str]] = CAPABILITIES
 
@@ -103,10 +103,10 @@ class Sabotaged(ToyDriver):
         self.attachments[attachment.thread] = attachment
         return attachment
 
-    # What may be made wrong.
+    # What subclasses override.
 
     def before_attach(self, session: Session) -> None:
-        """Nothing to do."""
+        """Do nothing; a wrong driver overrides this."""
 
     def is_enabled(self, session: Session) -> bool:
         return session.enabled
@@ -198,7 +198,7 @@ class MissesOperatorsInModules(Sabotaged):
 
 class SkipsLaterRoundsOfALoop(Sabotaged):
     def dispatch(self, attachment: Any, proceed: Any, op: toy.Op, arguments: Any) -> Outputs:
-        # Where each value came from; the values are kept, so that no other gets their number.
+        # Where each value came from. The values are kept, or a later one could get their id.
         here = toy_driver._call_site()[:2]
         places = {here}.union(*(self.memory.get(id(a), ((), None))[0] for a in arguments))
         if any(here in self.memory.get(id(a), ((), None))[0] for a in arguments):
@@ -229,7 +229,7 @@ class TellsOpsApartByNameOnly(Sabotaged):
 class SeesTheFirstReaderOnly(Sabotaged):
     def is_overlooked(self, attachment: Any, op: toy.Op, arguments: list[Any]) -> bool:
         made = [value for value in arguments if value.edge and not is_parameter(value)]
-        # The values are kept, so that no later one gets the number of an earlier one.
+        # The values are kept, or a later one could get the id of an earlier one.
         read = any(id(value) in self.memory for value in made)
         self.memory.update((id(value), value) for value in made)
         return read

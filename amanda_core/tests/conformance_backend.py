@@ -1,4 +1,4 @@
-"""The toy framework as the conformance kit uses it."""
+"""A conformance backend of the toy framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amanda_core.testing.toy_driver import REPLACED, ToyDriver
 
 
 class ToyBackend(Backend):
-    """Single numbers, and operators that are looked up when they are called."""
+    """Runs models of single numbers, with operators that are looked up when they are called."""
 
     driver = "toy"
     mode = "eager"

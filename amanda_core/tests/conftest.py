@@ -1,4 +1,4 @@
-"""Each test finds no installed driver, so that no framework is imported, and may register some."""
+"""Hide installed drivers from all tests, which so import no framework and register their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from amanda_core.testing.toy_driver import REPLACED, ToyDriver
 
 
 class Installed:
-    """Entry points as they would be found among installed distributions."""
+    """Entry points in place of those of the installed distributions."""
 
     def __init__(self) -> None:
         self.points: list[Any] = []
@@ -26,7 +26,7 @@ class Installed:
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
-    """What is installed: nothing, until a test appends to `points`."""
+    """Return the entry points that are installed: none until a test appends to `points`."""
     nothing = Installed()
     monkeypatch.setattr(importlib_metadata, "entry_points", nothing.entry_points)
     monkeypatch.setattr(discovery, "registered", None)
@@ -36,7 +36,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Installed:
 
 @pytest.fixture
 def driver(installed: Installed) -> Iterator[ToyDriver]:
-    """The toy driver, registered; afterwards the framework is as it was found."""
+    """Register the toy driver, and check afterwards that the framework is restored."""
     found = {name: getattr(toy, name) for name in REPLACED}
     plugin = ToyDriver()
     discovery.register(plugin, "toy")

@@ -1,4 +1,4 @@
-"""Short ways to make what nearly every test needs: tools of one routine, and sites."""
+"""Helpers that most tests need: tools with one routine, and sites."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLUGGY = FrameworkVersions(
 def tool(
     *routines: Callable[[OpContext], Any], backward: bool = False, require_outputs: bool = False
 ) -> Tool:
-    """A plain tool with analysis routines at one point."""
+    """Return a plain tool with analysis routines at one point."""
     made = Tool()
     for routine in routines:
         made.add_inst_for_op(routine, backward, require_outputs)
@@ -49,19 +49,19 @@ class Named(Tool):
 
 
 def site(key: Any = "op", *, namespace: str = "toy/1.2.3/eager", **facts: Any) -> Site:
-    """A site, for tests that play the driver's part."""
+    """Return a site for tests that play the part of the driver."""
     facts = {"op_type": "linear", "name": f"layer/{key}", **facts}
     return Site(key=key, namespace=namespace, **facts)
 
 
 def session_of(handle: Handle) -> Session:
-    """The session of a handle whose tools are applied."""
+    """Return the session of a handle whose tools are applied."""
     assert handle.session is not None
     return handle.session
 
 
 class Pruner(Tool):
-    """A tool and routine with names to look for in messages."""
+    """A tool with names to look for in messages."""
 
     def __init__(self, result: Any, ask: str = "insert_before_op", **positions: Any) -> None:
         self.result, self.ask, self.positions = result, ask, positions
@@ -75,14 +75,14 @@ class Pruner(Tool):
 
 
 def linear_model() -> toy.Value:
-    """One linear op in a scope: 2 * 3 + 1."""
+    """Run one linear op in a scope: 2 * 3 + 1."""
     with toy.scope("encoder"):
         return toy.linear(toy.Value(2.0), toy.Value(3.0), toy.Value(1.0))
 
 
 @dataclass
 class Point:
-    """An entry point as importlib_metadata gives it."""
+    """An entry point like those of importlib_metadata."""
 
     name: str
     factory: Callable[[], Any]

@@ -1,7 +1,7 @@
-"""An installation for the tests of the command line, as a folder for PYTHONPATH.
+"""An installation for the tests of the command line: a folder for PYTHONPATH.
 
 It has the toy framework (`toyframe`), a driver that does not import it, and distributions with
-tools: what metadata says is all that makes them installed.
+tools. Only their metadata makes them installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from amanda_core.testing import toy
 
-#: Where the toy framework is, of which the installation gets a copy: it needs no pytest then.
+#: The toy framework, which is copied into the installation so that pytest is not needed.
 TESTING = Path(toy.__file__).parent
 
 PLUGIN = """
@@ -149,7 +149,7 @@ METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
 
 
 def distribution(site: Path, name: str, version: str, entry_points: str) -> None:
-    """Pretend that a distribution is installed."""
+    """Write the metadata that makes a distribution installed."""
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(METADATA.format(name=name, version=version))
@@ -157,7 +157,7 @@ def distribution(site: Path, name: str, version: str, entry_points: str) -> None
 
 
 class Site:
-    """The installation, a folder to work in, and programs run in it."""
+    """An installation, a working folder, and programs that run in it."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / "site"
@@ -186,14 +186,14 @@ class Site:
         )
 
     def write(self, name: str, text: str) -> Path:
-        """A file in the folder to work in."""
+        """Write a file into the working folder."""
         path = self.work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """The environment in which this is installed, and other people's drivers are not used."""
+        """Return environment variables with this installation and without other drivers."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -243,5 +243,5 @@ OTHERS = "amanda-driver-torch,amanda-driver-tf,amanda-tools"
 
 
 def lines(text: str) -> Sequence[str]:
-    """The lines of what was written, without our own."""
+    """Return the lines of an output without Amanda's own."""
     return [line for line in text.splitlines() if not line.startswith("amanda: ")]

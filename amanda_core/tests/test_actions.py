@@ -1,4 +1,4 @@
-"""What an analysis routine may ask for, when it is too late, and what wrong requests say."""
+"""What an analysis routine may request, when it is too late, and what wrong requests raise."""
 
 from __future__ import annotations
 

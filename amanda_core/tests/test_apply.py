@@ -1,4 +1,4 @@
-"""Applying and leaving tools: as a context manager, a decorator, a handle; every way out."""
+"""Applying tools as a context manager, a decorator or a handle, and every way out."""
 
 from __future__ import annotations
 
@@ -212,11 +212,11 @@ def test_return_and_break_detach(driver: ToyDriver) -> None:
 
 
 class Interrupted(BaseException):
-    """Like KeyboardInterrupt, which would end the test run if it got out."""
+    """Stands for KeyboardInterrupt, which would end the test run if it got out."""
 
 
 class Sulking(ToyDriver):
-    """Of another framework; its attachment fails to detach, after counting it."""
+    """Drives another framework; its attachment counts detaching, then fails."""
 
     def __init__(self, name: str, failure: BaseException, log: list[str]) -> None:
         super().__init__(name, (name,))

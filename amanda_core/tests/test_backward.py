@@ -1,4 +1,4 @@
-"""Backward actions: the raw view of a backward context, the aligned view of a forward one."""
+"""Backward actions: the raw view of a backward context, and the aligned view of a forward one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("driver")
 
 
 def only(op_type: str, analyse: Any) -> Any:
-    """An analysis routine for one type of op."""
+    """Return an analysis routine for one type of op."""
     return lambda context: analyse(context) if context.op_type == op_type else None
 
 

@@ -1,4 +1,4 @@
-"""`call_offsets`: one offset for one place in a program, however the interpreter gets there."""
+"""`call_offsets`: one offset for one place in a program, whatever bytecode the interpreter runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amanda_core.identity import call_offsets
 
 
 class Noting:
-    """Note where the frame that asked for something stands, in each way to ask in passing."""
+    """Notes where the frame that asked for something stands."""
 
     def __init__(self) -> None:
         self.raw: set[int] = set()

@@ -1,4 +1,4 @@
-"""Capabilities: what a driver does not declare for a mode is refused when it is asked for."""
+"""Capabilities: a request that a driver does not declare for a mode is refused."""
 
 from __future__ import annotations
 

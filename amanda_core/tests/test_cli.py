@@ -1,4 +1,4 @@
-"""What `amanda` lists and finds, for people and as JSON, and which errors it ends with."""
+"""What `amanda` lists and finds, as text and as JSON, and the errors that it ends with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def call(*arguments: str) -> int:
-    """The exit status of a command."""
+    """Return the exit status of a command."""
     outcome = app.parse(arguments)
     assert isinstance(outcome, int)
     return outcome

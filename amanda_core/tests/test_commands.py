@@ -1,4 +1,4 @@
-"""Commands of other distributions: listed, run, and, where they do not work, ending nothing."""
+"""Commands of other distributions: listed, run, and harmless where they are broken."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHIPPED = SimpleNamespace(name="amanda_tools", version="0.1")
 @click.command()
 @click.argument("number", type=int)
 def twice(number: int) -> int:
-    """Say twice a number."""
+    """Print a number doubled."""
     click.echo(2 * number)
     return number
 
@@ -40,7 +40,7 @@ def call(*arguments: str) -> int:
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """The commands in the help, with what it says of each."""
+    """Return the commands in the help, each with its description."""
     assert call("--help") == 0
     lines = capsys.readouterr().out.partition("Commands:")[2].splitlines()
     parts = (line.strip().partition(" ") for line in lines)
@@ -135,7 +135,7 @@ def test_names_of_two_distributions(
 ) -> None:
     @click.command()
     def other() -> None:
-        """Never run."""
+        """Fail if it is run."""
 
     # One's own are always those of Amanda.
     installed.points += [point(lambda: other, "tools"), point(lambda: twice)]
@@ -159,7 +159,7 @@ def test_a_command_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None
 def test_what_a_command_returns_is_a_status_if_it_is_a_number(installed: Installed) -> None:
     @click.command()
     def chatty() -> str:
-        """Return something else."""
+        """Return something that is no number."""
         return "done"
 
     installed.points.append(point(lambda: chatty, "chatty"))

@@ -1,4 +1,4 @@
-"""The table [tool.amanda]: each mistake is told with file, line and what would be right."""
+"""The table [tool.amanda]: each mistake is reported with file, line and what would be right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making tools by name: what is unknown, broken, blocked or refused is told with what to do."""
+"""Making tools by name: unknown, broken, blocked and refused ones, and what to do about each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of flags and variables, and values by the annotations of a tool's parameters."""
+"""Text of flags and variables, converted by the annotations of a tool's parameters."""
 
 from __future__ import annotations
 

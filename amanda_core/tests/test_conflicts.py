@@ -1,4 +1,4 @@
-"""Several tools that change one value: in which order, and that it is reported."""
+"""Several tools that change one value: their order, and the report of the conflict."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Doubling(Tool):
 
 
 class Watching(Tool):
-    """Looks at the input of relu and changes nothing."""
+    """Looks at the input of relu without changing it."""
 
     def __init__(self) -> None:
         self.add_inst_for_op(lambda context: context.insert_before_op(lambda *values: None))

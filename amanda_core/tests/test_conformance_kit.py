@@ -1,4 +1,4 @@
-"""The conformance kit itself: each core test catches a driver that is wrong; oracle; summary."""
+"""The conformance kit: each core test catches a wrong driver; oracle; summary."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _toy_as_it_was() -> Iterator[None]:
 
 
 def result_of(name: str, driver: Sabotaged) -> BaseException | None:
-    """What a test of the suite says of a driver: its failure, or None."""
+    """Return how a driver fails a test of the suite, or None if it passes."""
     backend = ToyBackend(driver)
     with toy_as_it_was(), backend.registered():
         try:
@@ -72,7 +72,7 @@ def result_of(name: str, driver: Sabotaged) -> BaseException | None:
 
 
 def failures_of(driver: type[Sabotaged]) -> list[str]:
-    """The core tests that a driver does not pass."""
+    """Return the core tests that a driver fails."""
     return [name for name in core_tests() if result_of(name, driver()) is not None]
 
 
@@ -290,7 +290,7 @@ def test_a_driver_that_does_not_attach_after_the_import_is_caught(
 
 
 class Forgetful(ToyBackend):
-    """Declares a capability that it cannot show, and one that it has not."""
+    """Declares one capability that it cannot show and one that does not exist."""
 
     without = {"steps": "nothing trains here"}  # noqa: RUF012  Read only.
 
@@ -302,7 +302,7 @@ class Forgetful(ToyBackend):
 
 
 class Untrue(ToyBackend):
-    """A driver that one core test does not let pass."""
+    """A backend of a driver that fails one core test."""
 
     def __init__(self) -> None:
         super().__init__(BROKEN["test_keys_persist"]())

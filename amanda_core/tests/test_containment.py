@@ -1,4 +1,4 @@
-"""Plugins of others end no import of `amanda` and no command, whatever they raise and wherever."""
+"""Broken plugins end neither `import amanda` nor a command, whatever they raise and where."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .test_cli import call
 
 
 class Unheard(BaseException):
-    """No `Exception`, as those of pytest and of asyncio are none."""
+    """A BaseException that is no `Exception`, like some of pytest and of asyncio."""
 
 
 class Unspeakable(Exception):
@@ -115,7 +115,7 @@ def test_a_plugin_that_asks_for_the_plugins_when_it_is_imported_is_refused(
 
 
 class Hooks(ToyDriver):
-    """A driver one of whose hooks raises."""
+    """A driver with one hook that raises."""
 
     def __init__(self, hook: str, raising: Callable[[], Any]) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def test_a_hook_that_exits_while_tools_are_applied_is_an_error_that_says_so(
 
 
 class StrangeAttributes:
-    """A plugin of which pluggy cannot read one attribute."""
+    """A plugin with an attribute that pluggy cannot read."""
 
     @property
     def amanda_driver_info(self) -> Any:
@@ -273,7 +273,7 @@ class Exiting(amanda.Tool):
 
 
 class Unsigned:
-    """A factory that does not say what it takes."""
+    """A factory whose parameters cannot be inspected."""
 
     @property
     def __signature__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Contexts: what they tell, how long it is valid, what forward and backward share."""
+"""Contexts: what they tell, how long they are valid, and what forward and backward share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The switches, threads, steps and scopes."""
+"""Switches, threads, steps and scopes."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_each_switch_is_a_context_manager_and_a_decorator(
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
-    """Result of `function` in another thread, or its exception, raised here."""
+    """Return the result of `function` in another thread, or raise its exception here."""
     result: list[Any] = []
 
     def run() -> None:

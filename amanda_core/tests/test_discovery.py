@@ -1,4 +1,4 @@
-"""Finding drivers: missing, broken, of another interface, imported later."""
+"""Finding drivers: missing ones, broken ones, those of another interface, late imports."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ HOOKS = [name for name in vars(hookspecs) if name.startswith("amanda_")]
 
 
 class Everything(ToyDriver):
-    """A driver that has every hook, under names of its own."""
+    """A driver with every hook, under names of its own."""
 
     @hookimpl(specname="amanda_framework_imported")
     def imported(self) -> None:
@@ -214,7 +214,7 @@ class Everything(ToyDriver):
 
 
 def wrapping(log: list[str], hooks: Sequence[str] = HOOKS) -> Any:
-    """A plugin that is not a driver and wraps hooks."""
+    """Return a plugin that is no driver and wraps hooks."""
 
     def wrapper(name: str) -> Any:
         # pluggy looks at the names of the parameters: none is the least.
@@ -228,7 +228,7 @@ def wrapping(log: list[str], hooks: Sequence[str] = HOOKS) -> Any:
 
 
 def use_every_hook(name: str) -> None:
-    """Do what calls every hook of a driver."""
+    """Call every hook of a driver."""
     discovery.announce()
     found = discovery.driver(name)
     assert [finding.message for finding in preflight(found)] == [f"Of {found.info.name}"]
@@ -397,7 +397,7 @@ def test_listing_tools_imports_none_of_them(installed: Installed) -> None:
 
 
 class Early(ToyDriver):
-    """A driver that wants to know of its framework before tools are applied."""
+    """A driver that asks to know of its framework before tools are applied."""
 
     def __init__(self, module: str) -> None:
         super().__init__(modules=(module,))

@@ -1,4 +1,4 @@
-"""`amanda doctor`: what in an environment would make results wrong, and what is broken."""
+"""`amanda doctor`: what in an environment is broken or would make results wrong."""
 
 from __future__ import annotations
 

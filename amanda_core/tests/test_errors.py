@@ -22,7 +22,7 @@ ERRORS = [error for error in tree() if error.__module__ == "amanda_core.errors"]
 
 
 def documented() -> dict[str, str]:
-    """Slug -> its section of the document."""
+    """Return for each slug its section of the document."""
     parts = re.split(r"^## `([a-z-]+)`.*$", DOCUMENT.read_text(), flags=re.MULTILINE)
     slugs = parts[1::2]
     assert len(slugs) == len(set(slugs))

@@ -1,4 +1,4 @@
-"""Exceptions of routines: they keep their type, and a note says where they come from."""
+"""Exceptions of routines: they keep their type, and a note tells where they come from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("driver")
 
 
 class Broken(Exception):
-    """A user's own exception."""
+    """An exception of the user's own."""
 
 
 class Failing(amanda.Tool):
@@ -138,7 +138,7 @@ def test_a_warning_is_given_once_in_a_session() -> None:
 
 def test_notes_are_kept_where_python_has_no_add_note() -> None:
     class Old:
-        """An exception of Python 3.10, as far as notes go."""
+        """An exception like those of Python 3.10, without add_note."""
 
     error: Any = Old()
     annotate(error, "one")

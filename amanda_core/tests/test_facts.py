@@ -1,4 +1,4 @@
-"""`OpContext.facts`: what the driver answers about tensors, as tools get it."""
+"""`OpContext.facts`: what the driver answers about tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_driver_may_answer_nothing(driver: ToyDriver) -> None:
 
 
 class Fewest(Facts):
-    """What a driver has to write."""
+    """The fewest answers that a driver has to write."""
 
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, float)

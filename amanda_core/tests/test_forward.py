@@ -1,4 +1,4 @@
-"""Forward actions: what a routine gets, what its result means, where gradients flow."""
+"""Forward actions: what a routine gets, what its result means, and where gradients flow."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_steps_run_in_tool_order_each_on_what_the_earlier_made() -> None:
 
 
 class Watcher(amanda.Tool):
-    """Notes what it is given, from the outermost place."""
+    """Notes what it is given, outside of all other tools."""
 
     outermost = True
 

@@ -1,4 +1,4 @@
-"""What `import amanda` costs, and what other processes see: each test starts Python anew."""
+"""What `import amanda` costs, and what other processes see: each test starts a new Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def canonical(name: str) -> str:
 
 
 def required_by(*distributions: str) -> set[str]:
-    """These distributions and all that they require, without extras."""
+    """Return these distributions and all that they require, without extras."""
     found: set[str] = set()
     waiting = list(distributions)
     while waiting:
@@ -102,7 +102,7 @@ SECOND = 4889002843913964525
 
 @pytest.fixture
 def without_tools(tmp_path: Path) -> Path:
-    """A folder from which all can be imported that is here, but not amanda-tools."""
+    """Return a folder that offers everything installed here except amanda-tools."""
     # All of site-packages: what our dependencies need is their business.
     for name in ("pluggy", "amanda", "amanda_core"):
         spec = importlib.util.find_spec(name)

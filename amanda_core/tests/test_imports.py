@@ -1,4 +1,4 @@
-"""A framework that is imported while tools are applied, and what the watcher leaves behind."""
+"""A framework that is imported while tools are applied, and what the import watcher leaves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LateDriver(ToyDriver):
 
 @pytest.fixture
 def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package that can be imported and is not yet."""
+    """Write a package that can be imported and is not imported yet."""
     package = tmp_path / FRAMEWORK
     package.mkdir()
     (package / "__init__.py").write_text("LOADER = __loader__\nSPEC = __spec__.loader\n")
@@ -55,7 +55,7 @@ def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def is_clean(module: ModuleType) -> bool:
-    """Whether nothing of ours is left at a module."""
+    """Return whether nothing of Amanda is left on a module."""
     assert type(module.__spec__) is ModuleSpec
     ours = "amanda_core."
     loaders = (module.__loader__, module.__spec__.loader)
@@ -172,7 +172,7 @@ def test_two_watchers_of_one_module_are_both_told() -> None:
 
 
 class WholeDriver(LateDriver):
-    """Hears of a part of its framework, and attaches only to all of it."""
+    """Is told of a part of its framework, and attaches only to the whole."""
 
     def __init__(self, name: str = "late") -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""The choice between a driver's interceptors, and attaching with the one that is chosen."""
+"""Choosing one of a driver's interceptors, and attaching with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEW = dataclasses.replace(BUILT, versions=dataclasses.replace(PLUGGY, oldest="0.
 
 
 class Attachment:
-    """Counts its calls; fails to attach if it is given an error."""
+    """Counts its calls, and fails to attach if it is given an error."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.calls: list[str] = []
@@ -38,7 +38,7 @@ class Attachment:
 
 @pytest.fixture(autouse=True)
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No interceptor is asked for, and nothing is known of self-tests."""
+    """Request no interceptor, and forget the results of self-tests."""
     monkeypatch.delenv(PLUGGY.variable, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))

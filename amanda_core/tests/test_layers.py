@@ -1,4 +1,4 @@
-"""`amanda_core.testing.layers`: each form of an import is found, and what goes up is refused."""
+"""`amanda_core.testing.layers`: finds each form of import, and reports upward ones."""
 
 from __future__ import annotations
 

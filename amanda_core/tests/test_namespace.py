@@ -1,4 +1,4 @@
-"""Namespaces match whole parts, versions by dotted prefix; `*` is any part."""
+"""Namespaces match whole parts, and versions match by dotted prefix; `*` is any part."""
 
 from __future__ import annotations
 

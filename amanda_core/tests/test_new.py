@@ -1,4 +1,4 @@
-"""`amanda new`: what it makes passes its own tests, and nothing is overwritten or misnamed."""
+"""`amanda new`: what it makes passes its own tests, and it overwrites and misnames nothing."""
 
 from __future__ import annotations
 

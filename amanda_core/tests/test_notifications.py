@@ -1,4 +1,4 @@
-"""An attachment that is told of changes: a driver whose compiled programs are kept by a key."""
+"""Attachments that are told of changes, for drivers that keep compiled programs by a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Key = tuple[bool, bool, int]
 
 
 class KeyedAttachment(ToyAttachment):
-    """Keeps the key under which a compiling framework would look its programs up."""
+    """Keeps the key under which a compiling framework would look up its programs."""
 
     keys: list[Key]
 

@@ -1,4 +1,4 @@
-"""Names of installed plugins: spellings, which tool one means, and how plugins are blocked."""
+"""Names of installed plugins: spellings, ambiguous names, and blocking."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_driver_is_the_same_in_every_spelling(installed: Installed) -> None:
 
 @pytest.fixture
 def three(installed: Installed) -> list[Point]:
-    """Tools of one name: Amanda's own in the middle."""
+    """Install three tools of one name, Amanda's own between the others."""
     return [
         add(installed, "trace", Theirs, "acme_tools"),
         add(installed, "trace", Ours, "amanda-tools"),
@@ -169,7 +169,7 @@ def test_a_path_is_no_name_of_an_installed_tool(text: str) -> None:
 
 @pytest.fixture
 def two_drivers(installed: Installed) -> list[Point]:
-    """A driver, and one that must not be imported."""
+    """Install a driver, and one that must not be imported."""
     points = [
         Point("toy", ToyDriver, dist=of("amanda-driver-toy")),
         Point("worse", broken, dist=of("worse_driver")),

@@ -1,4 +1,4 @@
-"""Positions of inputs, outputs and gradients, and how their arguments may be spelt."""
+"""Positions of inputs, outputs and gradients, and the ways to write them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_both_spellings_of_gradients_are_accepted_and_reserved(
 
 def test_the_papers_positional_call_shapes_work() -> None:
     def routine(*values: Any, **kwargs: Any) -> None:
-        """Changes nothing."""
+        """Change nothing."""
 
     def analyse(context: OpContext) -> None:
         context.insert_before_op(routine, [0], extra=1)

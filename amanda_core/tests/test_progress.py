@@ -1,4 +1,4 @@
-"""What `amanda run` says of a program while it lasts."""
+"""What `amanda run` prints about a program while it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .site import Site
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    """An installation of the test's own."""
+    """Return an installation of the test's own."""
     return Site(tmp_path)
 
 
@@ -36,7 +36,7 @@ class Clock:
 
 
 def predict(count: int = 5) -> None:
-    """A forward run of operators, each in a module of its own, that no step ends."""
+    """Run operators forward, each in a module of its own, without the end of a step."""
     x = toy.Value(1.0)
     for number in range(count):
         with toy.scope(str(number)):
@@ -148,7 +148,7 @@ for number in range(3):
 
 
 def on_terminal(site: Site, *options: str) -> tuple[list[str], str]:
-    """What such a run writes to its terminal and to stdout."""
+    """Return what such a run writes to its terminal and to stdout."""
     site.write("infer.py", PROGRAM)
     first, second = pty.openpty()
     run = subprocess.run(

@@ -1,4 +1,4 @@
-"""The public names and signatures, as committed in public_api.txt, and the paper's own."""
+"""The public names and signatures as committed in public_api.txt, and those of the paper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SNAPSHOT = Path(__file__).with_name("public_api.txt")
 
 
 def signature(function: Any) -> str:
-    """A signature with its annotations as written; `str(inspect.signature)` differs by version."""
+    """Return a signature with its annotations as written.
+
+    `str(inspect.signature)` differs between versions of Python.
+    """
     parts: list[str] = []
     starred = False
     found = inspect.signature(function)
@@ -37,7 +40,7 @@ def signature(function: Any) -> str:
 
 
 def describe(name: str, value: Any) -> list[str]:
-    """One line a name, and one for each public member of a class."""
+    """Return a line for a name, and one for each public member of a class."""
     if inspect.isclass(value):
         bases = ", ".join(base.__name__ for base in value.__bases__ if base is not object)
         lines = [f"class {name}({bases})"]
@@ -81,7 +84,7 @@ def public_api() -> str:
 
 
 def test_public_names_and_signatures_are_as_committed() -> None:
-    """Run with AMANDA_WRITE_SNAPSHOT=1 after a change on purpose, and commit the file with it."""
+    """After an intended change, run with AMANDA_WRITE_SNAPSHOT=1 and commit the file."""
     if os.environ.get("AMANDA_WRITE_SNAPSHOT"):
         SNAPSHOT.write_text(public_api())
     assert public_api() == SNAPSHOT.read_text()

@@ -1,4 +1,4 @@
-"""The folder of results: nothing outside of it, nothing replaced silently; files read as JSON."""
+"""The folder of results: nothing is written outside, nothing replaced silently; reading JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amanda_core.results import HasResult, Output, Result, Table, printable
 
 
 class Found:
-    """A result that writes what it is told to."""
+    """A result that writes what it is given."""
 
     def __init__(self, text: str = "{}", *files: str, told: Sequence[str] | None = None) -> None:
         self.text, self.files = text, files

@@ -1,6 +1,6 @@
-"""`amanda run`: what a program sees is what it sees under plain python, however it ends.
+"""`amanda run`: a program sees what it sees under plain python, however it ends.
 
-Long for the list of programs, and because all of them are run in one installation.
+The module is long because all of its programs run in one installation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Selections: which ops and steps a tool is for."""
+"""Selections: the ops and steps that a tool is for."""
 
 from __future__ import annotations
 

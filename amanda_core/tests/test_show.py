@@ -1,4 +1,4 @@
-"""`amanda show`: any tool's file of results as tables."""
+"""`amanda show`: the results file of any tool as tables."""
 
 from __future__ import annotations
 

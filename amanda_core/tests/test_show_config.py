@@ -1,4 +1,4 @@
-"""`amanda run --show-config`: which settings hold, and what says each."""
+"""`amanda run --show-config`: the settings that hold, and where each comes from."""
 
 from __future__ import annotations
 

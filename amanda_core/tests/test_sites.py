@@ -18,7 +18,7 @@ from amanda_core.sites import FRAMES, FRAMEWORK, OWN, QUIET, STOP, USER, Level, 
 
 
 class Tensor:
-    """A value; `trained` stands for what a framework knows of it."""
+    """A value; `trained` tells what a framework knows of it."""
 
     def __init__(self, trained: bool = False) -> None:
         self.trained = trained
@@ -59,7 +59,7 @@ RULES = Rules(
 
 
 class Toy:
-    """A driver: locates each op that `op` stands for."""
+    """A driver that locates each op of `op`."""
 
     def __init__(self, rules: Rules = RULES) -> None:
         self.place = SimpleNamespace(activations=list[Activation]())

@@ -1,4 +1,4 @@
-"""What the core's sources may hold and import, and that their examples run."""
+"""Rules for the core's sources: what they contain and import, and that their examples run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_engine(path: Path) -> bool:
 
 
 def imported(path: Path) -> set[str]:
-    """All modules that a source file names in an import, wherever it stands."""
+    """Return all modules that a source file imports, wherever the import stands."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Tools: their order, their dependencies, what may be registered."""
+"""Tools: their order, their dependencies, and what can be registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver of a framework that compiles, written from public names: the kit, and what it adds."""
+"""A driver of a compiling framework, written with public names: conformance, and its own tests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def doubling(op: str = "mul") -> amanda.Tool:
 
 
 class OfTheUser(BaseException):
-    """What no framework knows."""
+    """An exception type that no framework knows."""
 
 
 def failing(times: int) -> tuple[list[int], amanda.Tool]:
@@ -154,7 +154,7 @@ def test_a_compiled_function_in_a_routine_is_the_plain_one() -> None:
 
 
 class KeyedLate(TracedAttachment):
-    """Polls for changes when an operator is met, which a warm program never meets."""
+    """Polls for changes at operators, which a warm program never executes."""
 
     def changed(self) -> None:
         pass
@@ -172,7 +172,7 @@ class ForgetfulOfSwitches(TracedAttachment):
 
 
 class Everlasting(TracedAttachment):
-    """Puts what the tools made under the plain program's key."""
+    """Stores the tools' programs under the key of the plain program."""
 
     def changed(self) -> None:
         pass
@@ -187,7 +187,7 @@ class Wasteful(TracedAttachment):
 
 
 class OnlyOneOutput(TracedAttachment):
-    """Takes each operator to have one output."""
+    """Assumes that each operator has one output."""
 
     def trace(self, op: framework.Op, values: Any) -> list[Any]:
         return super().trace(op, values)[:1]

@@ -1,4 +1,4 @@
-"""Trying a tool without a framework: the toy program, and the check of results."""
+"""Trying a tool without a framework: the toy program, and checks of results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from amanda_core.testing.toy_driver import REPLACED, registered
 
 
 class Watching(amanda.Tool):
-    """Notes which operators run, and which gradients come by their inputs."""
+    """Notes which operators run, and the gradients of their inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_it_needs_no_framework_nor_numpy() -> None:
 
 
 class Found:
-    """A result, of which a test changes a part."""
+    """A result of which a test changes a part."""
 
     def __init__(self, json: Any = '{"format": "found/1"}', table: Any = None) -> None:
         self.json, self.shown = json, Table("", ("a",), [(1,)]) if table is None else table

@@ -1,4 +1,4 @@
-"""The framework that compiles as the conformance kit uses it."""
+"""A conformance backend of the framework that compiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .traced_driver import TracedDriver
 
 
 class TracedBackend(Backend):
-    """Each model is a compiled function."""
+    """Builds each model as a compiled function."""
 
     driver = "traced"
     mode = "compiled"

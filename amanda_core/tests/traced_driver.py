@@ -1,6 +1,6 @@
 """A driver of a framework that compiles, from public names alone: tools are part of the trace.
 
-It shows what eager drivers need not: analysis on placeholders while a function is traced, plans
+It shows what eager drivers do not need: analysis on placeholders while a function is traced, plans
 written into the program, a cache key that follows the tools, and errors that are raised later.
 """
 
@@ -80,7 +80,7 @@ class TracedDriver:
 
 
 class TracedAttachment:
-    """The hold on the framework for one session."""
+    """Holds the framework for one session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -98,7 +98,7 @@ class TracedAttachment:
         return [Blind("operators outside compiled functions", "only what is traced has a program")]
 
     def changed(self) -> None:
-        """Look programs up under a key that tells apart what the tools make of them."""
+        """Use a cache key that tells apart what different tools make of a program."""
         # The framework looks at it before any operator of the program is met.
         framework.set_cache_key(self.key())
 
@@ -119,7 +119,7 @@ class TracedAttachment:
     # While a function is traced.
 
     def trace(self, op: framework.Op, values: Sequence[Any]) -> list[Any]:
-        """Write an operator down, and what the tools ask for around it."""
+        """Write an operator and the actions around it into the trace."""
         key, source = _place()
         site = Site((op.name, *key), op.name, NAMESPACE, op.name, source=source)
         context = self.session.open(
@@ -138,7 +138,9 @@ class TracedAttachment:
             context.release()
 
     def write(self, plan: Plan, values: Sequence[Any]) -> list[Any]:
-        """Walk the steps: a staged one runs now, on placeholders; another one with the program."""
+        """Walk the steps: run a staged one now on placeholders, and write the others into the
+        program.
+        """
         new = list(values)
         for step in plan:
             if step.action.staged:
@@ -191,7 +193,7 @@ def _as_list(result: Any) -> list[Any]:
 
 
 def _place() -> tuple[tuple[str, int], str]:
-    """Function and offset in it of the call outside the framework, and ``file:line``."""
+    """Return function and offset of the call outside the framework, and ``file:line``."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__") in (__name__, framework.__name__):
         assert frame.f_back is not None

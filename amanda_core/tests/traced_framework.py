@@ -1,8 +1,8 @@
 """A framework that compiles, for tests without a real one: functions are traced, then run.
 
-It knows nothing of Amanda and has what makes real ones awkward: programs are looked up by a key
-before any operator runs, bodies of branches and loops have caches of their own, and what a host
-callback raises is lost.
+It knows nothing of Amanda and has the awkward parts of real ones. It looks programs up by a key
+before any operator runs. Bodies of branches and loops have caches of their own. It loses what a
+host callback raises.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def mapped(function: Callable[..., Any], copies: int, *values: Any) -> tuple[Any
 def callback(function: Function, values: Sequence[Any], results: int) -> list[Any]:
     """Call Python code with numbers when the program runs.
 
-    Where it fails, the program does not: zeros come out.
+    If the code fails, the program continues with zeros.
     """
     assert _local.trace is not None
 
@@ -270,7 +270,7 @@ lost: list[Any] = []
 
 @contextmanager
 def cache_key(key: Hashable) -> Iterator[None]:
-    """Extent in which compiled programs are looked up under another key."""
+    """Look compiled programs up under another key inside `with`."""
     before = set_cache_key(key)
     try:
         yield

@@ -1,4 +1,5 @@
-"""The suite: each module a side of the driver interface, each test one thing that a driver must do.
+"""The suite: a module for each side of the driver interface, a test for each duty of a driver.
 
-A test's docstring says what that is and by which call of the core a driver usually does it.
+The docstring of a test says what a driver must do, and by which call of the core it usually does
+it.
 """

@@ -1,4 +1,4 @@
-"""Gives each test of the suite each backend that the command line names."""
+"""Give each test of the suite every backend that the command line names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amanda_core.testing.rig import Rig
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One case for each backend."""
+    """Make one case for each backend."""
     if "rig" not in metafunc.fixturenames:
         return
     if not metafunc.config.pluginmanager.has_plugin("amanda_core.testing.plugin"):
@@ -25,5 +25,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """The backend in a test's hands."""
+    """Return the rig of a test: its backend, and helpers around it."""
     yield from rig_of(request.param, request)

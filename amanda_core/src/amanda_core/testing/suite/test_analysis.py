@@ -16,9 +16,9 @@ def _counting(count: Counter[str], rig: Rig) -> Any:
 
 
 def test_analysis_runs_once_an_op(rig: Rig) -> None:
-    """While the cache is on, analysis runs at an op's first execution only.
+    """Analyse an op only at its first execution while the cache is on.
 
-    `context.trigger_callback` sees to it; one key, and so one context, for all executions.
+    `context.trigger_callback` does this. Use one key, and so one context, for all executions.
     """
     built = rig.build("chain")
     count: Counter[str] = Counter()
@@ -29,7 +29,7 @@ def test_analysis_runs_once_an_op(rig: Rig) -> None:
 
 
 def test_analysis_runs_each_time_without_the_cache(rig: Rig) -> None:
-    """Under cache_disabled each execution is analysed: keep no plan where not `session.caching`."""
+    """Analyse each execution under cache_disabled: keep no plan unless `session.caching`."""
     built = rig.build("chain")
     count: Counter[str] = Counter()
     with apply(_counting(count, rig)):
@@ -42,7 +42,7 @@ def test_analysis_runs_each_time_without_the_cache(rig: Rig) -> None:
 
 
 def test_the_cache_can_be_enabled_again(rig: Rig) -> None:
-    """cache_enabled inside cache_disabled: once an op again."""
+    """Use the cache again under cache_enabled inside cache_disabled."""
     built = rig.build("chain")
     count: Counter[str] = Counter()
     with cache_disabled(), apply(_counting(count, rig)), cache_enabled():
@@ -52,7 +52,7 @@ def test_the_cache_can_be_enabled_again(rig: Rig) -> None:
 
 
 def test_what_analysis_asked_for_is_forgotten_without_the_cache(rig: Rig) -> None:
-    """Each analysis asks anew: the plan of an execution is what its own analysis made."""
+    """Without the cache, follow the plan of the execution's own analysis only."""
     built = rig.build("chain")
     amounts = iter([2.0, 3.0])
 
@@ -67,7 +67,7 @@ def test_what_analysis_asked_for_is_forgotten_without_the_cache(rig: Rig) -> Non
 
 
 def test_an_invalidated_tool_is_asked_again(rig: Rig) -> None:
-    """After `tool.invalidate()` analysis runs again, its new plan holds: watch `session.epoch`."""
+    """Analyse again after `tool.invalidate()`: compare `session.epoch` before you use a plan."""
     built = rig.build("chain")
     amounts = iter([2.0, 3.0])
 
@@ -86,7 +86,7 @@ def test_an_invalidated_tool_is_asked_again(rig: Rig) -> None:
 
 
 def test_a_routine_registered_later_runs(rig: Rig) -> None:
-    """Routines may be added while a tool is applied: an op without a plan may get one."""
+    """Run routines that are added while a tool is applied, also at ops that had no plan."""
     built = rig.build("chain")
     count: Counter[str] = Counter()
     tool = rig.tool(lambda context: None, "mul")
@@ -103,7 +103,7 @@ def test_a_routine_registered_later_runs(rig: Rig) -> None:
 
 
 def test_tools_applied_again_resume(rig: Rig) -> None:
-    """The same tools applied again are not analysed anew, and what they asked for holds."""
+    """Reuse analysis and plans when the same tools are applied again."""
     built = rig.build("chain")
     count: Counter[str] = Counter()
 
@@ -120,9 +120,9 @@ def test_tools_applied_again_resume(rig: Rig) -> None:
 
 
 def test_inputs_before_and_outputs_behind(rig: Rig) -> None:
-    """Before an op a context has inputs and no outputs; behind it, both.
+    """Give a context its inputs before the op, and also its outputs after it.
 
-    Give the inputs to `Session.open`; `context.fill(outputs=...)` after the op has run.
+    Pass the inputs to `Session.open`, and call `context.fill(outputs=...)` after the op has run.
     """
     built = rig.build("chain")
     before: list[tuple[bool, bool]] = []

@@ -26,7 +26,7 @@ def _contexts(rig: Rig, name: str = "chain", runs: int = 1) -> list[OpContext]:
 
 
 def test_facts_of_an_op(rig: Rig) -> None:
-    """`Site` has a type, a readable name and a namespace; the raw operator is something."""
+    """Give a `Site` a type, a readable name and a namespace, and its context the operator."""
     raw: list[Any] = []
     ids: list[int] = []
     built = rig.build("chain")
@@ -49,7 +49,7 @@ def test_facts_of_an_op(rig: Rig) -> None:
 
 
 def test_the_namespace_is_a_declared_one(rig: Rig) -> None:
-    """``framework/version/mode``, matching `DriverInfo.namespaces`."""
+    """Use a namespace ``framework/version/mode`` that matches `DriverInfo.namespaces`."""
     found = _contexts(rig)
     assert len(found) == 3
     for context in found:
@@ -60,7 +60,7 @@ def test_the_namespace_is_a_declared_one(rig: Rig) -> None:
 
 
 def test_operators_have_common_words(rig: Rig) -> None:
-    """context["type"] is of the common vocabulary, by `amanda_prepare_context` and `DriverInfo`."""
+    """Set context["type"] to a common word, by `amanda_prepare_context` or `DriverInfo`."""
     words = [context["type"] for context in _contexts(rig)]
     assert words == ["mul", "add", "relu"]
     for context in _contexts(rig):
@@ -72,7 +72,7 @@ def test_operators_have_common_words(rig: Rig) -> None:
 
 
 def test_keys_persist(rig: Rig) -> None:
-    """What a tool writes into a context is there in all runs: one context an op and session."""
+    """Keep one context per op and session: what a tool writes into it is there in all runs."""
     built = rig.build("chain")
     seen: list[Any] = []
     with apply(rig.tool(lambda context: context.__setitem__("mark", "here"), "mul")):
@@ -84,14 +84,14 @@ def test_keys_persist(rig: Rig) -> None:
 
 
 def test_values_are_not_kept(rig: Rig) -> None:
-    """Values are valid only during the call of a routine: `context.release()` after each run."""
+    """Call `context.release()` after each run: values are valid only while a routine runs."""
     (context,) = [c for c in _contexts(rig) if c["type"] == "mul"]
     with pytest.raises(StaleContextError):
         context.get_inputs()
 
 
 def test_the_value_of_a_parameter_is_known_in_analysis(rig: Rig) -> None:
-    """`context.value(i)` is the concrete parameter in every mode: give `constant` to `open`."""
+    """Pass `constant` to `open`, so that `context.value(i)` is the parameter in every mode."""
     built = rig.build("chain")
     seen: list[Any] = []
 
@@ -105,7 +105,7 @@ def test_the_value_of_a_parameter_is_known_in_analysis(rig: Rig) -> None:
 
 
 def test_the_driver_describes_itself(rig: Rig) -> None:
-    """`amanda_driver_info` and `amanda_preflight`: an API, known capabilities, no errors here."""
+    """Declare an API and known capabilities, and find no errors in `amanda_preflight`."""
     info = rig.info
     assert isinstance(info, DriverInfo)
     assert info.api == DRIVER_API
@@ -120,7 +120,7 @@ def test_the_driver_describes_itself(rig: Rig) -> None:
 
 
 def test_blind_spots_are_reported(rig: Rig) -> None:
-    """`Attachment.coverage` says what the driver cannot see, each with its reason."""
+    """List in `Attachment.coverage` what the driver cannot see, each with its reason."""
     with apply(rig.tool(lambda context: None, "mul")) as handle:
         coverage = handle.coverage()
     assert rig.info.name in coverage
@@ -131,7 +131,7 @@ def test_blind_spots_are_reported(rig: Rig) -> None:
 
 
 def test_everything_is_restored(rig: Rig) -> None:
-    """After apply the framework is as it was found, and routines run no more."""
+    """Restore the framework when apply ends, and run no routine afterwards."""
     built = rig.build("chain")
     built.run()
     before = dict(rig.backend.found())

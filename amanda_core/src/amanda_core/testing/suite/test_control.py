@@ -1,4 +1,4 @@
-"""Switches, nesting, handles, threads: where tools are active, and where not."""
+"""Switches, nesting, handles and threads: where tools are active."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DOUBLED = Edits(after={"h": _double})
 
 
 def test_disabled_and_enabled(rig: Rig) -> None:
-    """Inside disabled() the program is the plain one, inside enabled() in it the edited one.
+    """Run the plain program inside disabled(), and the edited one inside enabled() within it.
 
-    Ask `session.enabled` before each execution.
+    Check `session.enabled` before each execution.
     """
     built = rig.build("chain")
     with apply(_doubling(rig)):
@@ -44,7 +44,7 @@ def test_disabled_and_enabled(rig: Rig) -> None:
 
 
 def test_disabled_from_the_beginning(rig: Rig) -> None:
-    """An op that ran first while tools were disabled is analysed when they are not."""
+    """Analyse an op that first ran while tools were disabled as soon as they are enabled."""
     built = rig.build("chain")
     with apply(_doubling(rig)):
         with disabled():
@@ -53,7 +53,10 @@ def test_disabled_from_the_beginning(rig: Rig) -> None:
 
 
 def test_a_nested_tool_runs_after_the_outer_one_and_only_inside(rig: Rig) -> None:
-    """One session for both; plans are of one epoch, so watch `session.epoch`."""
+    """Run a nested tool after the outer one, and only inside: watch `session.epoch`.
+
+    Both share a session, and a plan holds for one epoch.
+    """
     built = rig.build("chain")
     lowering = rig.asking("insert_after_op", rig.edit(_lower), "mul", outputs=[0])
     both = Edits(after={"h": lambda number: _double(_lower(number))})
@@ -66,9 +69,9 @@ def test_a_nested_tool_runs_after_the_outer_one_and_only_inside(rig: Rig) -> Non
 
 
 def test_a_handle_is_removed_once(rig: Rig) -> None:
-    """attach() holds until remove(), which may be called again, and before that of newer tools.
+    """Keep the tools of attach() until remove(), even if newer tools are still attached.
 
-    Plans are of one epoch, so watch `session.epoch`.
+    A plan holds for one epoch, so watch `session.epoch`. A second remove() does nothing.
     """
     built = rig.build("chain")
     first = attach(rig.asking("insert_after_op", rig.edit(_lower), "mul", outputs=[0]))
@@ -89,7 +92,7 @@ def test_a_handle_is_removed_once(rig: Rig) -> None:
 
 
 def test_tools_are_applied_one_after_the_other(rig: Rig) -> None:
-    """A driver attaches and detaches any number of times, each time for other tools."""
+    """Attach and detach any number of times, for other tools each time."""
     built = rig.build("chain")
     lowering = rig.asking("insert_after_op", rig.edit(_lower), "mul", outputs=[0])
     for _ in range(2):
@@ -101,7 +104,7 @@ def test_tools_are_applied_one_after_the_other(rig: Rig) -> None:
 
 
 def test_a_model_built_while_tools_are_applied(rig: Rig) -> None:
-    """Models made inside apply are as good as those made before it."""
+    """Instrument models built inside apply like those built before it."""
     with apply(_doubling(rig)):
         built = rig.build("chain")
         outputs = built.run()
@@ -110,7 +113,7 @@ def test_a_model_built_while_tools_are_applied(rig: Rig) -> None:
 
 
 def test_operators_inside_a_routine_are_not_instrumented(rig: Rig) -> None:
-    """A routine may call the framework: ask `session.enabled`, which is False inside routines."""
+    """Check `session.enabled`, which is False inside routines: they may call the framework."""
     built = rig.build("chain")
     calls: list[Any] = []
 
@@ -137,7 +140,7 @@ def _squared(value: Value) -> Value:
 
 
 def test_other_threads_run_as_without_tools(rig: Rig) -> None:
-    """Tools are for the thread that applied them: what others of the user's run is left alone."""
+    """Instrument the thread that applied the tools, and leave the user's other threads alone."""
     built = rig.build("chain")
     outputs: list[Any] = []
     with apply(_doubling(rig)):

@@ -1,4 +1,4 @@
-"""Forward actions: what routines get, and that what they return takes effect, there alone."""
+"""Forward actions: what routines get, and where the values that they return are used."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _lower(number: float) -> float:
 
 
 def test_an_input_is_edited(rig: Rig) -> None:
-    """The op runs on what insert_before_op returned, in the very run in which it was asked for.
+    """Run the op on what insert_before_op returned, already in the run that asked for it.
 
-    Fold `context.trigger_callback(IPoint.BEFORE_FORWARD)` over the inputs.
+    Apply the plan of `context.trigger_callback(IPoint.BEFORE_FORWARD)` to the inputs.
     """
     built = rig.build("chain")
     with apply(rig.asking("insert_before_op", rig.edit(_lower), "relu", inputs=[0])):
@@ -36,9 +36,9 @@ def test_an_input_is_edited(rig: Rig) -> None:
 
 
 def test_an_output_is_edited(rig: Rig) -> None:
-    """Readers get what insert_after_op returned: other ops, and who called the program.
+    """Give what insert_after_op returned to all readers: other ops, and the program's caller.
 
-    Fold `context.trigger_callback(IPoint.AFTER_FORWARD)` over the outputs.
+    Apply the plan of `context.trigger_callback(IPoint.AFTER_FORWARD)` to the outputs.
     """
     built = rig.build("chain")
     with apply(rig.asking("insert_after_op", rig.edit(_double), "mul", "relu", outputs=[0])):
@@ -48,9 +48,9 @@ def test_an_output_is_edited(rig: Rig) -> None:
 
 
 def test_an_output_edit_asked_for_before_the_op(rig: Rig) -> None:
-    """An analysis before the op may ask for insert_after_op, beside one behind the op.
+    """Run insert_after_op of an analysis before the op as well as of one after it.
 
-    The plan that `trigger_callback` returns behind the op has both.
+    The plan that `trigger_callback` returns after the op has both.
     """
     built = rig.build("chain")
 
@@ -65,7 +65,7 @@ def test_an_output_edit_asked_for_before_the_op(rig: Rig) -> None:
 
 
 def test_an_output_is_the_value_that_the_op_computed(rig: Rig) -> None:
-    """A routine after an op gets its result, computed on what routines before it made."""
+    """Pass routines after an op its result, computed from the edited inputs."""
     built = rig.build("chain")
     seen: list[Value] = []
     with apply(
@@ -77,7 +77,7 @@ def test_an_output_is_the_value_that_the_op_computed(rig: Rig) -> None:
 
 
 def test_a_routine_gets_the_positions_that_it_asked_for(rig: Rig) -> None:
-    """Positions are those of the op's signature, in the order in which they were asked for."""
+    """Count positions by the op's signature, and pass values in the order that was asked for."""
     built = rig.build("chain")
     seen: list[Value] = []
     with apply(rig.asking("insert_before_op", rig.taking(seen), "mul", inputs=[1, 0])):
@@ -86,7 +86,7 @@ def test_a_routine_gets_the_positions_that_it_asked_for(rig: Rig) -> None:
 
 
 def test_without_positions_a_routine_gets_all_inputs(rig: Rig) -> None:
-    """The operands come first, and what the analysis saw as inputs is what the routine gets."""
+    """Pass all inputs that analysis saw, operands first, if a routine names no positions."""
     built = rig.build("chain")
     counts: list[int] = []
     seen: list[list[Any]] = []
@@ -106,7 +106,7 @@ def test_without_positions_a_routine_gets_all_inputs(rig: Rig) -> None:
 
 
 def test_an_edit_is_of_one_op_only(rig: Rig) -> None:
-    """A value with two readers, edited for one of them, stays what it was for the other."""
+    """Use an edited input for its op only: other readers of the value see the original."""
     built = rig.build("diamond")
     with apply(rig.asking("insert_before_op", rig.edit(_lower), "relu", inputs=[0])):
         outputs = built.run()
@@ -114,7 +114,7 @@ def test_an_edit_is_of_one_op_only(rig: Rig) -> None:
 
 
 def test_an_edited_parameter_stays_what_it_was(rig: Rig) -> None:
-    """A parameter edited for one op is the old one for others, and in the model afterwards."""
+    """Leave an edited parameter as it was in the model and for other ops."""
     built = rig.build("tied")
     with apply(rig.asking("insert_before_op", rig.edit(_double), "mul", inputs=[1])):
         outputs = built.run()
@@ -123,7 +123,7 @@ def test_an_edited_parameter_stays_what_it_was(rig: Rig) -> None:
 
 
 def test_several_routines_run_in_order_each_on_what_the_last_one_made(rig: Rig) -> None:
-    """Tools run in the order in which they were applied: execute all steps of a plan in order."""
+    """Execute the steps of a plan in order: tools run in the order in which they were applied."""
     built = rig.build("chain")
     lower = rig.asking("insert_before_op", rig.edit(_lower), "relu", inputs=[0])
     double = rig.asking("insert_before_op", rig.edit(_double), "relu", inputs=[0])
@@ -134,7 +134,7 @@ def test_several_routines_run_in_order_each_on_what_the_last_one_made(rig: Rig) 
 
 
 def test_a_dependency_runs_first(rig: Rig) -> None:
-    """A tool's routines see what the tools that it depends on made: take the order of the plan."""
+    """Keep the order of the plan: a tool runs after the tools that it depends on."""
     built = rig.build("chain")
     lower = rig.asking("insert_after_op", rig.edit(_lower), "mul", outputs=[0])
     double = rig.asking("insert_after_op", rig.edit(_double), "mul", outputs=[0])
@@ -145,7 +145,7 @@ def test_a_dependency_runs_first(rig: Rig) -> None:
 
 
 def test_keyword_arguments_come_by_reference(rig: Rig) -> None:
-    """What a tool changes in an object that it passed on is seen at the next execution."""
+    """Pass keyword arguments by reference: the next execution sees what a tool changes in them."""
     built = rig.build("chain")
     factors = {"now": 2.0}
 
@@ -161,7 +161,7 @@ def test_keyword_arguments_come_by_reference(rig: Rig) -> None:
 
 
 def test_a_wrong_number_of_results_is_an_error(rig: Rig) -> None:
-    """The core raises it in the plan's step; let it out as it is."""
+    """Let the core's error about a wrong number of results leave the plan's step."""
     built = rig.build("chain")
 
     def wrong(left: Any, right: Any) -> Any:
@@ -176,7 +176,7 @@ def test_a_wrong_number_of_results_is_an_error(rig: Rig) -> None:
 
 
 def test_a_position_that_does_not_exist_is_an_error(rig: Rig) -> None:
-    """Give all inputs by position to `Session.open`, and the core knows what is too far."""
+    """Pass all inputs by position to `Session.open`, so that the core can refuse others."""
     built = rig.build("chain")
     with (
         apply(rig.asking("insert_before_op", lambda value: None, "relu", inputs=[7])),

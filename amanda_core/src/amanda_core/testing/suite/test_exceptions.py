@@ -1,4 +1,4 @@
-"""Exceptions of routines come out as they are, and end nothing but the run."""
+"""Exceptions of routines: they keep their type, and end only the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from amanda_core.testing.rig import Rig
 
 
 class OfTheUser(Exception):
-    """What no framework knows."""
+    """An exception type that no framework knows."""
 
 
 def _double(number: float) -> float:
@@ -31,9 +31,9 @@ def _failing_once() -> Any:
 
 
 def test_an_exception_of_a_routine_keeps_its_type_and_says_where(rig: Rig) -> None:
-    """It comes out of the program's own call, with the core's note of tool, routine and op.
+    """Raise it from the program's own call, with the core's note of tool, routine and op.
 
-    Let it out, or keep it by `plan.guarded` and raise it by `session.raise_pending`.
+    Let it pass, or keep it by `session.defer` and raise it by `session.raise_pending`.
     """
     built = rig.build("chain")
     routine = _failing_once()
@@ -49,7 +49,7 @@ def test_an_exception_of_a_routine_keeps_its_type_and_says_where(rig: Rig) -> No
 
 
 def test_a_session_survives_an_exception_of_a_routine(rig: Rig) -> None:
-    """The next run is a whole one: nothing of the failed one is left, and plans hold."""
+    """Drop what a failed run left behind: the next run is complete, and plans still hold."""
     built = rig.build("chain")
     doubling = rig.asking("insert_after_op", rig.edit(_double), "mul", outputs=[0])
     with apply(doubling, rig.asking("insert_after_op", _failing_once(), "add")):
@@ -61,7 +61,7 @@ def test_a_session_survives_an_exception_of_a_routine(rig: Rig) -> None:
 
 
 def test_a_failed_analysis_is_not_taken_for_a_done_one(rig: Rig) -> None:
-    """An exception of an analysis comes out, and the analysis runs again: cache no plan then."""
+    """Cache no plan of an analysis that raised: the next execution analyses again."""
     built = rig.build("chain")
     fails = iter([True])
 
@@ -78,7 +78,7 @@ def test_a_failed_analysis_is_not_taken_for_a_done_one(rig: Rig) -> None:
 
 
 def test_an_exception_that_leaves_apply_takes_the_tools_along(rig: Rig) -> None:
-    """`Attachment.detach` is called by whatever way apply is left."""
+    """Restore the framework in `Attachment.detach`, which runs however apply is left."""
     built = rig.build("chain")
     before = dict(rig.backend.found())
     doubling = rig.asking("insert_after_op", rig.edit(_double), "mul", outputs=[0])

@@ -1,4 +1,4 @@
-"""Capability ``facts``: what the driver answers when a tool asks what a tensor is."""
+"""Capability ``facts``: what a driver answers when a tool asks about tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _looked(rig: Rig, look: Callable[[Facts, Any], Any]) -> list[Any]:
 
 @needs("facts")
 def test_a_tensor_is_told_from_other_values(rig: Rig) -> None:
-    """`Attachment.facts` is given, and `is_tensor` is true for the results of ops."""
+    """Set `Attachment.facts`; answer `is_tensor` with True for results of ops only."""
     assert all(_looked(rig, lambda facts, value: facts.is_tensor(value)))
     others: tuple[Any, ...] = (None, 1, 2.0, True, "text", b"text", [], (), {}, object(), float)
     assert not any(_looked(rig, lambda facts, _: [x for x in others if facts.is_tensor(x)]))
@@ -40,7 +40,7 @@ def test_a_tensor_is_told_from_other_values(rig: Rig) -> None:
 
 @needs("facts")
 def test_dtype_shape_device_and_layout(rig: Rig) -> None:
-    """The dtype has its plain name, and a dense tensor on some device has its shape."""
+    """Answer dtypes by plain names such as float32, and layout, shape and device of tensors."""
 
     def look(facts: Facts, value: Any) -> Any:
         return (facts.dtype(value), facts.shape(value), facts.device(value), facts.layout(value))
@@ -56,7 +56,7 @@ def test_dtype_shape_device_and_layout(rig: Rig) -> None:
 
 @needs("facts")
 def test_the_values_of_a_tensor(rig: Rig) -> None:
-    """`values` gives a copy, which a tool may keep and change."""
+    """Return a copy from `values`, which a tool may keep and change."""
     numpy = pytest.importorskip("numpy", reason="tools read values by NumPy, which is not here")
 
     def look(facts: Facts, value: Any) -> Any:
@@ -73,7 +73,7 @@ def test_the_values_of_a_tensor(rig: Rig) -> None:
 
 @needs("facts")
 def test_the_memory_of_a_tensor(rig: Rig) -> None:
-    """`storage` has one key as long as the tensor lives; what lives beside it has another."""
+    """Keep the key of `storage` while a tensor lives, and give other memory another key."""
     alive: list[Any] = []
 
     def look(facts: Facts, value: Any) -> Any:
@@ -93,7 +93,7 @@ def test_the_memory_of_a_tensor(rig: Rig) -> None:
 
 @needs("facts")
 def test_writes_views_and_parameters(rig: Rig) -> None:
-    """`version`, `base` and the like have defaults, for a framework that has none of it."""
+    """Answer `version`, `base` and the like; a framework without them keeps the defaults."""
 
     def look(facts: Facts, value: Any) -> Any:
         version = facts.version(value)

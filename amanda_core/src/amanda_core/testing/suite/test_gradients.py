@@ -1,4 +1,4 @@
-"""Capability ``gradients``: the backward program under tools, and raw actions on its ops."""
+"""Capability ``gradients``: the backward program under tools, and actions on gradients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _assert_gradients(rig: Rig, built: Built, found: Any, edits: Edits | None = 
 
 
 def _backward_tool(rig: Rig, analyse: Any, word: str, *, after: bool = False) -> Tool:
-    """A tool that analyses the backward ops of forward ops of this word."""
+    """Return a tool that analyses the backward ops of forward ops of this word."""
     tool = Tool()
 
     def routine(context: OpContext) -> None:
@@ -51,7 +51,7 @@ def _backward_tool(rig: Rig, analyse: Any, word: str, *, after: bool = False) ->
 @needs("gradients")
 @pytest.mark.parametrize("name", ["chain", "diamond", "tied", "twins", "loop", "fork"])
 def test_plain_gradients_are_right(rig: Rig, name: str) -> None:
-    """Without tools: the backend itself computes what the oracle computes."""
+    """Compute without tools the gradients that the oracle computes: this checks the backend."""
     built = rig.build(name)
     _assert_gradients(rig, built, built.gradients())
 
@@ -59,7 +59,7 @@ def test_plain_gradients_are_right(rig: Rig, name: str) -> None:
 @needs("gradients")
 @pytest.mark.parametrize("name", ["chain", "diamond", "tied", "twins", "loop", "fork"])
 def test_watching_backward_changes_nothing(rig: Rig, name: str) -> None:
-    """Gradients under a tool with routines at all four points are those without, bit for bit."""
+    """Keep gradients bit for bit under a tool with routines at all four points."""
     built = rig.build(name)
     plain = built.gradients()
     tool = Tool()
@@ -73,7 +73,7 @@ def test_watching_backward_changes_nothing(rig: Rig, name: str) -> None:
 
 @needs("gradients")
 def test_backward_ops_know_their_forward_op(rig: Rig) -> None:
-    """A backward context reads through to its forward context: give `forward` to `Session.open`."""
+    """Pass `forward` to `Session.open`: a backward context reads through to it."""
     built = rig.build("chain")
     ids: dict[str, int] = {}
     seen: Counter[str] = Counter()
@@ -104,7 +104,7 @@ def test_backward_ops_know_their_forward_op(rig: Rig) -> None:
 
 @needs("gradients")
 def test_backward_ids_are_stable_and_analysed_once(rig: Rig) -> None:
-    """A backward op has one id in all runs, and its analysis runs once."""
+    """Give a backward op the same id in all runs, and analyse it once."""
     built = rig.build("chain")
     count: Counter[int | None] = Counter()
     executed: list[int | None] = []
@@ -127,7 +127,7 @@ def test_backward_ids_are_stable_and_analysed_once(rig: Rig) -> None:
 
 @needs("gradients")
 def test_gradients_arrive_before_and_leave_behind(rig: Rig) -> None:
-    """Behind a backward op its context has the gradients that it computed."""
+    """Give a backward context the arriving gradients, and after the op the computed ones."""
     built = rig.build("chain")
     seen: list[bool] = []
 
@@ -142,7 +142,7 @@ def test_gradients_arrive_before_and_leave_behind(rig: Rig) -> None:
 
 @needs("gradients")
 def test_a_gradient_that_arrives_at_a_backward_op_is_edited(rig: Rig) -> None:
-    """insert_before_backward_op on a backward context: that op's own first gradient."""
+    """Apply insert_before_backward_op on a backward context to that op's own gradients."""
     built = rig.build("chain")
 
     def analyse(context: OpContext) -> None:
@@ -156,7 +156,7 @@ def test_a_gradient_that_arrives_at_a_backward_op_is_edited(rig: Rig) -> None:
 
 @needs("gradients")
 def test_a_gradient_that_a_backward_op_computed_is_edited(rig: Rig) -> None:
-    """insert_after_backward_op on a backward context: that op's own first result."""
+    """Apply insert_after_backward_op on a backward context to that op's own results."""
     built = rig.build("chain")
 
     def analyse(context: OpContext) -> None:
@@ -176,7 +176,7 @@ def test_a_gradient_that_a_backward_op_computed_is_edited(rig: Rig) -> None:
 def test_an_edited_input_lets_gradients_straight_through(
     rig: Rig, name: str, word: str, result: str, position: int
 ) -> None:
-    """The op's formula sees the new value; its gradient goes to where the old one came from."""
+    """Differentiate at the edited input, and send its gradient to where the original came from."""
     built = rig.build(name)
     with apply(rig.asking("insert_before_op", rig.edit(_lower), word, inputs=[position])):
         first, second = built.gradients(), built.gradients()
@@ -187,7 +187,7 @@ def test_an_edited_input_lets_gradients_straight_through(
 @needs("gradients")
 @pytest.mark.parametrize("name", ["chain", "diamond", "tied"])
 def test_an_edited_output_lets_gradients_straight_through(rig: Rig, name: str) -> None:
-    """Readers see the new value; the gradient of it is the gradient of the old one."""
+    """Give readers the edited output, and take its gradient for that of the original."""
     built = rig.build(name)
     with apply(rig.asking("insert_after_op", rig.edit(_double), "mul", outputs=[0])):
         first, second = built.gradients(), built.gradients()
@@ -196,12 +196,12 @@ def test_an_edited_output_lets_gradients_straight_through(rig: Rig, name: str) -
 
 
 class OfTheUser(Exception):
-    """What no framework knows."""
+    """An exception type that no framework knows."""
 
 
 @needs("gradients")
 def test_an_exception_in_backward_keeps_its_type(rig: Rig) -> None:
-    """It comes out of backward or of the run around it, and the next run is a whole one."""
+    """Raise it from backward or from the run around it, and keep the next run complete."""
     built = rig.build("chain")
     fails = iter([True])
 
@@ -222,7 +222,7 @@ def test_an_exception_in_backward_keeps_its_type(rig: Rig) -> None:
 
 @needs("gradients")
 def test_backward_is_disabled_too(rig: Rig) -> None:
-    """Inside disabled() backward ops are plain, and outside again they are not."""
+    """Run backward ops plain inside disabled(), and edited again outside of it."""
     built = rig.build("chain")
 
     def analyse(context: OpContext) -> None:
@@ -245,7 +245,7 @@ def test_backward_is_disabled_too(rig: Rig) -> None:
     [("chain", "add", "a"), ("diamond", "mul", "h"), ("fork", "mul", "h"), ("tied", "mul", "h")],
 )
 def test_the_whole_gradient_of_an_output(rig: Rig, name: str, word: str, result: str) -> None:
-    """grad_outputs=[0] of a forward op is the sum of what all its readers send."""
+    """Pass as grad_outputs of a forward op the sum of what all readers of the output send."""
     built = rig.build(name)
     seen: list[Any] = []
     with apply(rig.asking("insert_before_backward_op", rig.taking(seen), word, grad_outputs=[0])):
@@ -268,7 +268,7 @@ def test_the_whole_gradient_of_an_output(rig: Rig, name: str, word: str, result:
 def test_an_ops_contribution_to_the_gradient_of_an_input(
     rig: Rig, name: str, word: str, result: str, position: int
 ) -> None:
-    """grad_inputs=[i] of a forward op is its own part, before the parts of others are added."""
+    """Pass as grad_inputs of a forward op its own part, before other readers' parts are added."""
     built = rig.build(name)
     seen: list[Any] = []
     with apply(
@@ -285,7 +285,7 @@ def test_an_ops_contribution_to_the_gradient_of_an_input(
     [("chain", "add", "a"), ("diamond", "mul", "h"), ("fork", "mul", "h")],
 )
 def test_the_gradient_of_an_output_is_edited(rig: Rig, name: str, word: str, result: str) -> None:
-    """The op's backward program runs on what the routine made of the whole gradient."""
+    """Run the op's backward program on the whole gradient as the routine returned it."""
     built = rig.build(name)
     with apply(rig.asking("insert_before_backward_op", rig.edit(_double), word, grad_outputs=[0])):
         first, second = built.gradients(), built.gradients()
@@ -307,7 +307,7 @@ def test_the_gradient_of_an_output_is_edited(rig: Rig, name: str, word: str, res
 def test_a_contribution_is_edited(
     rig: Rig, name: str, word: str, result: str, position: int
 ) -> None:
-    """One op's part of an input's gradient is changed; the parts of other readers are not."""
+    """Change one op's part of an input's gradient, and no other reader's part."""
     built = rig.build(name)
     with apply(
         rig.asking("insert_after_backward_op", rig.edit(_double), word, grad_inputs=[position])
@@ -319,7 +319,7 @@ def test_a_contribution_is_edited(
 
 @needs("gradients", "aligned_gradients")
 def test_edits_of_values_and_gradients_together(rig: Rig) -> None:
-    """A masked weight and its masked gradient, as pruning does it, and a scaled one elsewhere."""
+    """Edit a value and its gradient together: a masked weight, as in pruning, and a scaled one."""
     built = rig.build("chain")
     with apply(
         rig.asking("insert_before_op", rig.edit(_lower), "mul", inputs=[1]),
@@ -335,7 +335,7 @@ def test_edits_of_values_and_gradients_together(rig: Rig) -> None:
 
 @needs("gradients", "aligned_gradients")
 def test_several_routines_on_one_gradient_run_in_order(rig: Rig) -> None:
-    """Tools run in the order of application on gradients, too."""
+    """Run routines on one gradient in the order in which the tools were applied."""
     built = rig.build("chain")
     with apply(
         rig.asking("insert_before_backward_op", rig.edit(_lower), "add", grad_outputs=[0]),
@@ -347,7 +347,7 @@ def test_several_routines_on_one_gradient_run_in_order(rig: Rig) -> None:
 
 @needs("gradients", "aligned_gradients", "late_gradients")
 def test_gradients_are_asked_for_once_the_op_has_run(rig: Rig) -> None:
-    """An after-forward analysis asks for them, in the very execution in which they are edited."""
+    """Accept requests for gradients after the op has run, already for this execution."""
     built = rig.build("chain")
 
     def analyse(context: OpContext) -> None:
@@ -363,7 +363,7 @@ def test_gradients_are_asked_for_once_the_op_has_run(rig: Rig) -> None:
 
 @needs("gradients", "replace_backward")
 def test_the_backward_program_of_an_op_is_replaced(rig: Rig) -> None:
-    """replace_backward_op on a forward context: the routine gives the gradients of the inputs."""
+    """Use what replace_backward_op on a forward context returns as the inputs' gradients."""
     built = rig.build("chain")
 
     def backward(gradient: Any) -> Any:
@@ -378,7 +378,7 @@ def test_the_backward_program_of_an_op_is_replaced(rig: Rig) -> None:
 
 @needs("gradients", "replace_backward")
 def test_the_backward_program_of_an_op_of_two_inputs_is_replaced(rig: Rig) -> None:
-    """One gradient for each input, in the order of the signature."""
+    """Expect one gradient for each input, in the order of the signature."""
     built = rig.build("tied")
 
     def backward(gradient: Any) -> Any:
@@ -391,7 +391,7 @@ def test_the_backward_program_of_an_op_of_two_inputs_is_replaced(rig: Rig) -> No
 
 @needs("gradients", words=("matmul", "tanh"))
 def test_gradients_of_a_matrix_product(rig: Rig) -> None:
-    """An edited weight of a dense layer, its gradients straight through."""
+    """Send the gradients of a dense layer with an edited weight straight through."""
     built = rig.build("dense")
     with apply(rig.asking("insert_before_op", rig.edit(_lower), "matmul", inputs=[1])):
         found = built.gradients()

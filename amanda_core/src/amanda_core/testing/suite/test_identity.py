@@ -1,4 +1,4 @@
-"""Which ops there are, what they are called, and that watching them changes nothing."""
+"""Which ops are seen, by which ids, and that watching them changes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from amanda_core.tool import Tool
 
 
 def test_each_op_is_seen_once_and_in_order(rig: Rig) -> None:
-    """An op executed is one execution of its plan: no op is missed, none counted twice.
+    """Execute a plan once for each execution of its op: miss none, and count none twice.
 
     Open a context for each op that a user would name, and none for what the op calls inside.
     Modules around ops change nothing.
@@ -24,7 +24,7 @@ def test_each_op_is_seen_once_and_in_order(rig: Rig) -> None:
 
 
 def test_a_loop_executes_its_ops_each_time(rig: Rig) -> None:
-    """One layer run three times executes three times, by one op or by three."""
+    """Count three executions of a layer that runs three times, as one op or as three."""
     built = rig.build("loop")
     executed: list[tuple[str, int]] = []
     with apply(rig.recording(executed, *built.model.words)):
@@ -34,9 +34,9 @@ def test_a_loop_executes_its_ops_each_time(rig: Rig) -> None:
 
 
 def test_ids_stay_the_same_from_run_to_run(rig: Rig) -> None:
-    """An op has the same id in every iteration: make `Site.key` of what does not change.
+    """Give an op the same id in every run: make `Site.key` of what does not change.
 
-    It has the same one where each execution is analysed anew, too.
+    This holds where each execution is analysed, too.
     """
     built = rig.build("chain")
     executed: list[tuple[str, int]] = []
@@ -51,7 +51,7 @@ def test_ids_stay_the_same_from_run_to_run(rig: Rig) -> None:
 
 
 def test_two_equal_ops_have_two_ids(rig: Rig) -> None:
-    """Ops that only their place in the program tells apart are two ops: `Site.key` holds it."""
+    """Tell equal ops apart by their place in the program: put it into `Site.key`."""
     built = rig.build("twins")
     executed: list[tuple[str, int]] = []
     with apply(rig.recording(executed, "mul")):
@@ -60,7 +60,7 @@ def test_two_equal_ops_have_two_ids(rig: Rig) -> None:
 
 
 def test_readers_of_one_value_are_seen(rig: Rig) -> None:
-    """Each op of a graph that branches and joins is seen once, after what it reads."""
+    """See each op of a branching graph once, after the ops that it reads from."""
     built = rig.build("diamond")
     executed: list[tuple[str, int]] = []
     with apply(rig.recording(executed, *built.model.words)):
@@ -69,7 +69,7 @@ def test_readers_of_one_value_are_seen(rig: Rig) -> None:
 
 
 def test_watching_changes_nothing(rig: Rig) -> None:
-    """Results under a tool that only looks are those without tools, to the last bit."""
+    """Keep results bit for bit under a tool that only looks."""
     built = rig.build("chain")
     plain = built.run()
     looked = Tool()
@@ -82,7 +82,7 @@ def test_watching_changes_nothing(rig: Rig) -> None:
 
 
 def test_routines_that_return_none_or_what_they_got_change_nothing(rig: Rig) -> None:
-    """None and the same object mean unchanged: write back only what a plan's step returns."""
+    """Write back only what a plan's step returns: None and the same object mean unchanged."""
     built = rig.build("chain")
     plain = built.run()
     words = sorted(built.model.words)
@@ -96,13 +96,13 @@ def test_routines_that_return_none_or_what_they_got_change_nothing(rig: Rig) -> 
 
 @needs(words=("matmul", "tanh"))
 def test_a_matrix_product(rig: Rig) -> None:
-    """A dense layer: ops seen, values right."""
+    """See the ops of a dense layer, with the right values."""
     _sequence(rig, "dense")
 
 
 @needs(words=("exp", "sum"))
 def test_a_reduction(rig: Rig) -> None:
-    """A reduction to one number: ops seen, values right."""
+    """See the ops of a reduction to one number, with the right values."""
     _sequence(rig, "reduced")
 
 

@@ -15,7 +15,7 @@ from amanda_core.testing.rig import Rig
 
 @needs(optional=True)
 def test_a_framework_that_is_imported_under_tools_is_instrumented(rig: Rig) -> None:
-    """`amanda_attach` is called again after the import: attach then as before it."""
+    """Attach when `amanda_attach` is called again, after the framework's import."""
     backend = type(rig.backend)
     if not rig.backend.is_installed:
         pytest.skip(f"the driver of {rig.backend.title} is not installed")

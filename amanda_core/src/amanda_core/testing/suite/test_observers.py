@@ -24,7 +24,7 @@ def _lower(number: float) -> float:
 
 @needs("observers")
 def test_an_observer_sees_inputs_and_outputs(rig: Rig) -> None:
-    """A routine that observes gets what any routine at that point gets, and the run is plain."""
+    """Pass an observer what any routine at that point gets, and keep the run plain."""
     built = rig.build("chain")
     before: list[Any] = []
     after: list[Any] = []
@@ -40,7 +40,7 @@ def test_an_observer_sees_inputs_and_outputs(rig: Rig) -> None:
 
 @needs("observers")
 def test_an_observer_stands_between_edits(rig: Rig) -> None:
-    """It sees what the routines before it made, and not what those behind it make."""
+    """Show an observer what earlier routines returned, and not what later ones return."""
     built = rig.build("chain")
     seen: list[Any] = []
     with apply(
@@ -56,7 +56,7 @@ def test_an_observer_stands_between_edits(rig: Rig) -> None:
 
 @needs("observers")
 def test_an_observer_runs_each_time(rig: Rig) -> None:
-    """It is part of the plan like any other step."""
+    """Run an observer at each execution, like any other step of the plan."""
     built = rig.build("loop")
     once: list[Any] = []
     twice: list[Any] = []
@@ -71,7 +71,7 @@ def test_an_observer_runs_each_time(rig: Rig) -> None:
 
 @needs("observers")
 def test_an_observer_that_returns_something_is_an_error(rig: Rig) -> None:
-    """The core raises it in the plan's step; let it out as it is."""
+    """Let the core's error about a returned value leave the plan's step."""
     built = rig.build("chain")
 
     def wrong(value: Any) -> Any:
@@ -88,7 +88,7 @@ def test_an_observer_that_returns_something_is_an_error(rig: Rig) -> None:
 @needs("gradients", "aligned_gradients", "observers")
 @pytest.mark.parametrize("name", ["chain", "diamond", "tied", "twins", "fork"])
 def test_observers_at_gradients_change_nothing(rig: Rig, name: str) -> None:
-    """Outputs and gradients are those without, bit for bit."""
+    """Keep outputs and gradients bit for bit under observers of gradients."""
     built = rig.build(name)
     plain = built.gradients()
     seen: list[Any] = []
@@ -107,7 +107,7 @@ def test_observers_at_gradients_change_nothing(rig: Rig, name: str) -> None:
 
 @needs("gradients", "aligned_gradients", "observers")
 def test_an_observer_sees_the_gradients_of_an_op(rig: Rig) -> None:
-    """Before the backward of an op those of its outputs, after it those of its inputs."""
+    """Show the gradients of an op's outputs before its backward, of its inputs after it."""
     built = rig.build("chain")
     edited: list[Any] = []
     arrived: list[Any] = []

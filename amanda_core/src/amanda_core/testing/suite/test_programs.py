@@ -1,4 +1,4 @@
-"""Steps, modules, the order of routines and recomputation."""
+"""Steps, modules, the order of routines, and recomputation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _steps() -> tuple[list[str], Tool]:
 
 @needs("steps")
 def test_steps_end_where_the_framework_ends_them(rig: Rig) -> None:
-    """A driver calls `session.end_step()` behind what ends a training step."""
+    """Call `session.end_step()` after what ends a training step."""
     built = rig.build("chain")
     events, tool = _steps()
     with apply(tool):
@@ -41,7 +41,7 @@ def test_steps_end_where_the_framework_ends_them(rig: Rig) -> None:
 
 @needs("ordered")
 def test_routines_run_in_program_order(rig: Rig) -> None:
-    """An op's routines enclose it, and are through before those of an op that reads its result."""
+    """Run an op's routines around it, and before those of an op that reads its result."""
     built = rig.build("chain")
     events: list[tuple[str, str]] = []
 
@@ -64,7 +64,7 @@ def test_routines_run_in_program_order(rig: Rig) -> None:
 
 @needs("scopes")
 def test_ops_know_the_module_that_they_run_in(rig: Rig) -> None:
-    """`Site.module_path` is the path from the outermost module on."""
+    """Set `Site.module_path` to the path of the modules, from the outermost one on."""
     built = rig.build("scoped")
     paths: dict[str, str] = {}
 
@@ -84,7 +84,7 @@ def test_ops_know_the_module_that_they_run_in(rig: Rig) -> None:
 
 @needs("scope_events")
 def test_tools_hear_of_modules(rig: Rig) -> None:
-    """`session.enter_scope` and `leave_scope` around each call, where `session.watches_scopes`."""
+    """Call `session.enter_scope` and `leave_scope` around modules if `session.watches_scopes`."""
     built = rig.build("scoped")
     events: list[tuple[str, str]] = []
     tool = Tool()
@@ -106,7 +106,7 @@ def test_tools_hear_of_modules(rig: Rig) -> None:
 @needs("gradients", "recomputed_edits")
 @pytest.mark.parametrize("position", [0, 1])
 def test_what_is_recomputed_is_edited_again(rig: Rig, position: int) -> None:
-    """Edits hold in a recomputation: gradients are those of the edited run."""
+    """Repeat edits in a recomputation: gradients are those of the edited run."""
     built = rig.build_recomputed("chain")
     plain = built.gradients()
     assert rig.same(plain.gradients["w"], built.expected().gradients["w"])
@@ -120,7 +120,7 @@ def test_what_is_recomputed_is_edited_again(rig: Rig, position: int) -> None:
 
 @needs("gradients", "recomputed_edits", "recomputed_flag")
 def test_recomputation_is_the_same_op_and_flagged(rig: Rig) -> None:
-    """Routines run again, with `context.recomputed`: say so to `Session.open`."""
+    """Pass `recomputed` to `Session.open` when an op runs again: it is the same op."""
     built = rig.build_recomputed("chain")
     executed: list[tuple[int, bool]] = []
 

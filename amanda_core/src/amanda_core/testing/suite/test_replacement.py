@@ -42,9 +42,9 @@ def _assert_is(rig: Rig, model: Model, found: Any) -> None:
 
 @needs("replace")
 def test_an_op_is_replaced(rig: Rig) -> None:
-    """The routine gets the op's inputs and its result stands for the op's.
+    """Run `plan.replacement` on the op's inputs, and use its result as the op's.
 
-    Call `plan.replacement.replace(values)` where a plan has one, after the steps before the op.
+    Call `plan.replacement.replace(values)` after the steps before the op, if the plan has one.
     """
     built = rig.build("chain")
     with apply(rig.asking("replace_op", _square(rig), "relu", inputs=[0])):
@@ -56,7 +56,7 @@ def test_an_op_is_replaced(rig: Rig) -> None:
 
 @needs("replace")
 def test_a_replacement_runs_between_the_insertions(rig: Rig) -> None:
-    """It gets what insertions before the op made, and insertions behind get what it returned."""
+    """Run a replacement on what insertions before the op returned, and pass on its result."""
     built = rig.build("chain")
     with apply(
         rig.asking("insert_after_op", rig.edit(lambda n: n + 1), "relu", outputs=[0]),
@@ -86,7 +86,7 @@ def _constant(rig: Rig, number: float) -> Any:
 
 @needs("replace")
 def test_a_replacement_that_returns_none_is_an_error(rig: Rig) -> None:
-    """The core raises it in `replace`; let it out."""
+    """Let the core's error pass, which `replace` raises."""
     built = rig.build("chain")
     with (
         apply(rig.asking("replace_op", lambda value: None, "relu", inputs=[0])),
@@ -98,7 +98,7 @@ def test_a_replacement_that_returns_none_is_an_error(rig: Rig) -> None:
 
 @needs("replace")
 def test_two_replacements_are_an_error(rig: Rig) -> None:
-    """The core raises it in the analysis; let it out."""
+    """Let the core's error pass, which the analysis raises."""
     built = rig.build("chain")
     with (
         apply(
@@ -113,7 +113,7 @@ def test_two_replacements_are_an_error(rig: Rig) -> None:
 
 @needs("gradients", "replace")
 def test_a_replacement_is_differentiated_as_written(rig: Rig) -> None:
-    """Gradients flow through what the routine computed: run it where the framework records."""
+    """Run a replacement where the framework records, so that gradients flow through it."""
     built = rig.build("chain")
     with apply(rig.asking("replace_op", _square(rig), "relu", inputs=[0])):
         found = built.gradients()
@@ -125,7 +125,7 @@ def test_a_replacement_is_differentiated_as_written(rig: Rig) -> None:
 
 @needs("gradients", "autodiff")
 def test_inserted_code_is_not_differentiated(rig: Rig) -> None:
-    """Without the switch what a routine computes is a value like any: straight through."""
+    """Without autodiff_enabled, send gradients straight through inserted code."""
     built = rig.build("chain")
 
     def square(number: float) -> float:
@@ -140,7 +140,7 @@ def test_inserted_code_is_not_differentiated(rig: Rig) -> None:
 
 @needs("gradients", "autodiff")
 def test_inserted_code_is_differentiated_on_request(rig: Rig) -> None:
-    """Under autodiff_enabled, as the action is recorded: `step.action.autodiff`."""
+    """Differentiate inserted code if `step.action.autodiff` says so."""
     built = rig.build("chain")
 
     def analyse(context: OpContext) -> None:
@@ -167,7 +167,7 @@ def _staged_square(rig: Rig) -> Any:
 
 @needs("staged")
 def test_a_staged_routine_gives_the_same_as_any_other(rig: Rig) -> None:
-    """`step.action.staged` allows to embed it; results do not differ."""
+    """Embed a routine only if `step.action.staged` allows it; results are the same."""
     results = []
     for routine in (_square(rig), _staged_square(rig)):
         built = rig.build("chain")
@@ -181,7 +181,7 @@ def test_a_staged_routine_gives_the_same_as_any_other(rig: Rig) -> None:
 
 @needs("replace", "staged")
 def test_a_staged_replacement(rig: Rig) -> None:
-    """A replacement may be staged, too."""
+    """Accept a staged replacement, too."""
     built = rig.build("chain")
     with apply(rig.asking("replace_op", _staged_square(rig), "relu", inputs=[0])):
         outputs = built.run()
@@ -190,7 +190,7 @@ def test_a_staged_replacement(rig: Rig) -> None:
 
 @needs("gradients", "aligned_gradients", "staged")
 def test_a_staged_routine_on_a_gradient(rig: Rig) -> None:
-    """Gradients, too, are edited alike by staged and other routines."""
+    """Edit gradients alike by staged and by other routines."""
     results = []
     for routine in (_square(rig), _staged_square(rig)):
         built = rig.build("chain")

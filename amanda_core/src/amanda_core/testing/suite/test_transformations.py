@@ -1,4 +1,4 @@
-"""Programs that are compiled, branch, loop, are mapped or recomputed: edited where they are."""
+"""Compiled programs, branches, loops, maps and recomputation under tools."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _assert_runs(rig: Rig, built: Built, given: Transformed, edits: Edits | None
 def test_a_program_is_edited_only_while_tools_are_active(
     rig: Rig, transformation: str, warm: bool
 ) -> None:
-    """Inside, disabled, inside again, after: what ran before must not decide what runs now.
+    """Follow the switches at each run: what was compiled before must not decide.
 
-    Put `session.enabled`, `caching` and `epoch` into the key of compiled programs; a framework that
+    Put `session.enabled`, `caching` and `epoch` into the key of compiled programs. A framework that
     looks them up before the driver runs needs `Attachment.changed`. Each execution of an op calls
     its routines once.
     """
@@ -77,9 +77,9 @@ def test_a_program_is_edited_only_while_tools_are_active(
 @needs(optional=True)
 @pytest.mark.parametrize("transformation", ["", *TRANSFORMATIONS], ids=lambda name: name or "plain")
 def test_a_compiled_program_is_the_plain_one_afterwards(rig: Rig, transformation: str) -> None:
-    """What was compiled before apply is used again after it, and not compiled once more.
+    """Keep the plain compiled program for the time after apply: it is not compiled again.
 
-    Keep the programs of tools under keys of their own, and leave the plain ones where they are.
+    Keep the programs of tools under keys of their own.
     """
     built, given = _built(rig, transformation)
     _assert_runs(rig, built, given)
@@ -99,7 +99,7 @@ def test_a_compiled_program_is_the_plain_one_afterwards(rig: Rig, transformation
 
 
 class _Everywhere(Tool):
-    """Inserts at all points of all ops whatever the driver lets it, and counts."""
+    """Inserts at all points of all ops that the driver allows, and counts."""
 
     def __init__(self, has_gradients: bool, how: str) -> None:
         super().__init__()
@@ -129,9 +129,9 @@ class _Everywhere(Tool):
 @needs(optional=True)
 @pytest.mark.parametrize("how", ["nothing", "same values", "observers"])
 def test_a_tool_at_all_points_of_all_ops_changes_nothing(rig: Rig, how: str) -> None:
-    """A tool without a filter meets integers, random keys, and what the driver itself computes.
+    """Pass integers and random keys to tools as they are, and hide the driver's own ops.
 
-    What has no gradient has None; what a driver does on the way (copies, gates) is no operator.
+    A value without a gradient has None. Copies and gates that a driver makes are no operators.
     """
     program = rig.backend.mixed()
     if program is None:

@@ -1,4 +1,4 @@
-"""Values: what the axes and positions of an op mean, and edits that change more than numbers."""
+"""What the axes and positions of an op mean, and edits that change shape or dtype."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WEIGHT_SIZES = {"O": 3, "I": 2, "H": 2, "W": 2}
 
 
 def _without(value: Any, axis: int, index: int) -> Any:
-    """The value with zeros at one index of an axis."""
+    """Return the value with zeros at one index of an axis."""
     if axis:
         return [_without(item, axis - 1, index) for item in value]
     return [mapped(lambda _: 0.0, v) if i == index else v for i, v in enumerate(value)]
@@ -52,7 +52,7 @@ def _without_output(rig: Rig, built: Built, word: str, index: int) -> tuple[list
 
 @needs(words=("matmul", "tanh"))
 def test_the_roles_of_a_matrix_product(rig: Rig) -> None:
-    """``input_roles`` says which operand is which, ``weight_layout`` where its outputs are."""
+    """Name the operands in ``input_roles``, and the weight's axes in ``weight_layout``."""
     built = rig.build("dense")
     outputs, context = _without_output(rig, built, "matmul", 1)
     assert context["input_roles"][:2] in (("left", "right"), ("input", "weight"))
@@ -62,7 +62,7 @@ def test_the_roles_of_a_matrix_product(rig: Rig) -> None:
 
 @needs(words=("conv2d",))
 def test_the_roles_and_layouts_of_a_convolution(rig: Rig) -> None:
-    """``layout`` and ``weight_layout`` name the axes in the order in which the values have them."""
+    """Name the axes in ``layout`` and ``weight_layout`` in the order that the values have."""
     layout, weight_layout = rig.backend.conv2d_layouts
     model = Model(
         "convolved",
@@ -87,7 +87,7 @@ def test_the_roles_and_layouts_of_a_convolution(rig: Rig) -> None:
 
 
 def _turned(value: Any, axes: str, wanted: str) -> Any:
-    """A value with its axes in another order."""
+    """Return a value with its axes in another order."""
     if not wanted:
         return value
     place = axes.index(wanted[0])
@@ -96,14 +96,14 @@ def _turned(value: Any, axes: str, wanted: str) -> Any:
 
 
 def _along(value: Any, axis: int) -> list[Any]:
-    """The parts of a value at the indices of an axis."""
+    """Return the parts of a value at the indices of an axis."""
     if not axis:
         return list(value)
     return [list(part) for part in zip(*(_along(item, axis - 1) for item in value), strict=True)]
 
 
 def _convolved(x: Any, w: Any) -> Any:
-    """The convolution of NCHW with OIHW, without borders."""
+    """Return the convolution of NCHW with OIHW, without padding."""
     height, width = len(x[0][0]) - len(w[0][0]) + 1, len(x[0][0][0]) - len(w[0][0][0]) + 1
     return [
         [
@@ -139,7 +139,7 @@ def _is_used_or_refused(rig: Rig, routine: Any, expected: Sequence[Value]) -> No
 
 @needs(optional=True)
 def test_a_routine_that_returns_another_shape(rig: Rig) -> None:
-    """It is used as the framework has it, or it is an error that names the routine."""
+    """Use a value of another shape as the framework does, or raise an error with the routine."""
     if len(rig.backend.shape) != 2:
         pytest.skip(f"the values of {rig.backend.title} are no matrices")
 
@@ -155,7 +155,7 @@ def test_a_routine_that_returns_another_shape(rig: Rig) -> None:
 
 @needs(optional=True)
 def test_a_routine_that_returns_another_type_of_numbers(rig: Rig) -> None:
-    """It is used as the framework has it, or it is an error that names the routine."""
+    """Use a value of another dtype as the framework does, or raise an error with the routine."""
     if rig.backend.of_another_type(rig.backend.from_python(rig.build("chain").inputs[0])) is None:
         pytest.skip(f"the values of {rig.backend.title} are of one type")
 
