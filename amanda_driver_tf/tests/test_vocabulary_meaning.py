@@ -379,7 +379,7 @@ def test_what_words_are_not_held_to_their_meaning_here() -> None:
     words = {OP_TYPES.get(name, "conv2d") for name in run_here}
     missing = set(OP_TYPES.values()) - words
     assert missing == {
-        # Random, or of what is not there.
+        # Random, or without a value.
         *("random", "empty", "constant"),
         # Into variables.
         *("assign", "assign_slice"),

@@ -1,4 +1,4 @@
-"""Tools that hand one gradient of an op to a routine, and a program to repeat under them."""
+"""Tools that pass one gradient of an op to a routine, and a program to repeat under them."""
 
 # mypy: allow-untyped-calls
 # torch leaves Tensor.backward and its like untyped.

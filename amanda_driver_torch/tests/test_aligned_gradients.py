@@ -2,7 +2,7 @@
 
 The oracle is `torch.autograd.grad` on a plain program in which each use of an op has inputs of its
 own.
-Long, since it is a list of cases.
+The module is long because it is a list of cases.
 """
 
 # mypy: allow-untyped-calls
@@ -165,7 +165,7 @@ def test_all_inputs_at_once_with_none_where_there_is_no_gradient(late: bool) -> 
     close([weight, bias], expected(lambda w, b: F.linear(x, w, b), layer.weight, layer.bias))
 
 
-# Where there is no gradient.
+# Without a gradient.
 
 
 @LATE

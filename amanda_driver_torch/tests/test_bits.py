@@ -114,12 +114,12 @@ def test_no_node_is_added_to_a_graph(name: str, routine: Any) -> None:
         for _ in range(3):
             found = nodes(PROGRAMS[name](a, b))
             if routine is clones:
-                # A copied view is no view: its own node, and that of the identity.
+                # A copied view is not a view: it lacks its own node, and that of the identity.
                 found.pop("AmandaEditBackward", None)
             assert found == expected
 
 
-# Edited values stand where the old ones stood.
+# Edited values replace the old ones.
 
 
 def test_gradients_reach_a_leaf_that_was_edited_wherever_its_stand_in_is_kept() -> None:

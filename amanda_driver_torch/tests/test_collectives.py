@@ -1,4 +1,4 @@
-"""Collectives of torch.distributed write where the program told them to, under tools that edit."""
+"""Collectives of torch.distributed write the tensors that they were given, even if tools edit."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_nothing_is_found_where_nothing_is() -> None:
     assert found() == []
     with amanda.apply(amanda.Tool()):
         torch.relu(torch.ones(1))
-        assert found() == []  # Ours is not foreign.
+        assert found() == []  # The driver's own functions are not reported.
 
 
 @pytest.mark.parametrize(

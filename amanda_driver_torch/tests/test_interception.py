@@ -121,7 +121,7 @@ def test_operator_of_python(program: Any, names: list[str]) -> None:
     assert ops_of(program) == names
 
 
-# What is no op.
+# Not an op.
 
 
 def test_metadata_and_questions_are_no_ops() -> None:

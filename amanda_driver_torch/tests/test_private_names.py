@@ -20,7 +20,7 @@ OWNERS = {
     "vocabulary.py",
 }
 
-#: Names that objects of PyTorch have which the driver meets.
+#: Names of attributes of PyTorch's objects that the driver uses.
 NODE = torch.ones(1, requires_grad=True).exp().grad_fn
 THEIRS = frozenset(
     name

@@ -206,7 +206,7 @@ def test_function_modes_of_the_user_hear_nothing_of_edits() -> None:
         for n in range(1, TIMES + 1):
             heard.clear()
             output = product(x, w)
-            # Whether they hear what the routine itself computes is the interceptor's business.
+            # Whether they see what the routine itself computes depends on the interceptor.
             assert [name for name in heard if name != "mul"] == ["linear"]
             equal(output.detach(), plain(x, w * n))
 

@@ -298,7 +298,7 @@ def test_restored_when_a_thread_ends_with_tools_applied(found: dict[str, Any]) -
     thread.start()
     thread.join()
     assert differences(found) == {}
-    handles.pop().remove()  # There is nothing left to take back.
+    handles.pop().remove()  # There is nothing left to restore.
     with amanda.apply(everything()):
         work()
     assert differences(found) == {}

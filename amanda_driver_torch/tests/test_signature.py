@@ -275,7 +275,7 @@ def test_calls_of_one_kind_are_parsed_once() -> None:
     for alpha in range(50):
         bind(torch.add, (torch.ones(alpha), y))
     assert len(signature._plans) == before
-    # A keyword named like a kind of value is no value.
+    # A keyword named like a kind of value is not a value.
     assert call(torch.add, x, other=y).bound
     assert not call(torch.add, x, object(), y).bound
 

@@ -1,4 +1,4 @@
-"""Symbolic tracing by torch.fx: proxies are no values, whatever holds them."""
+"""Symbolic tracing by torch.fx: proxies are not treated as values, whatever contains them."""
 
 # mypy: allow-untyped-calls
 

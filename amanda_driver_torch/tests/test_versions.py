@@ -1,4 +1,4 @@
-"""Which versions of torch the driver takes, and what it says of the one that is installed."""
+"""The versions of torch that the driver accepts, and what it reports about the installed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the driver itself fails at an operator: it says so, or the program goes on without it."""
+"""If the driver itself fails at an operator, it raises, or the program continues without it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gradients of an op as a whole (aligned), and its backward ops one by one (raw).
 
-Long, since it is a list of cases.
+The module is long because it is a list of cases.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators
@@ -337,7 +337,7 @@ def test_sums_of_gradients_are_backward_ops_without_forward_op() -> None:
         assert Counter(count for _, count, _ in found) == {2: 2, 3: 2}
         inner = {number for number, count, _ in found if count == 2}
         found.clear()
-        # What is summed for y is told by whose gradients they are, not by how many came before.
+        # A sum for y is identified by the ops whose gradients it adds, not by its position.
         gradient(lambda x: program(x, True), x)
         assert {number for number, _, _ in found} == inner
 

@@ -264,7 +264,7 @@ def executed() -> None:
 
 
 def unhandled() -> None:
-    # Neither converted nor executed: what was said to the fallback is left over.
+    # Neither converted nor executed, so the entry for the fallback is left over.
     with contextlib.suppress(ValueError):
         tf.raw_ops.MatMul(a=X, b=object())
 

@@ -1,6 +1,6 @@
 """The ways of TensorFlow to differentiate: persistent and nested tapes, jacobians, forward mode,
 functions with gradients of their own, recomputation; and a gradient that is computed too late.
-Long, since it is a list of them.
+The module is long because it is a list of cases.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls, allow-untyped-decorators

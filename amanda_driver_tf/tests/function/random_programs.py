@@ -1,7 +1,7 @@
 """Random programs: ops on few values, in functions, loops, branches and gradients of one another.
 
-A program is drawn from a seed as a tree of lines, of which those are kept that lead to the result.
-All values are matrices of one shape, so that any line can read any value that it sees.
+A program is drawn from a seed as a tree of lines, of which only those that lead to the result are
+kept. All values are matrices of one shape, so that any line can read any value in its scope.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BROADCAST = {"b": "Mul", "c": "AddV2"}
 
 #: Kind of line -> how often it is drawn.
 OF_ONE_OP = {"one": 6, "two": 9, "twice": 3, "broadcast": 2, "stopped": 1, "rows": 1, "parts": 1}
-#: Likewise those with blocks inside, which are not drawn any more where the tree is deep.
+#: Likewise kinds with nested blocks, which are not drawn once the tree is deep.
 NESTED = {
     "call": 4,
     "call twice": 2,
@@ -221,7 +221,7 @@ def _small(values: Sequence[Any]) -> Values:
 
 
 def _last(o: Ops, line: Line, values: Sequence[Any]) -> Values:
-    # Right behind what is inside: no other op is between it and the gradient of that.
+    # Directly after the inner block, with no op between it and the block's gradient.
     return [o("Tanh", line.name, values[0]), *_small(values[1:])]
 
 

@@ -35,7 +35,7 @@ AT_GRADIENTS = [
 ]
 #: What TensorFlow does not differentiate that way.
 WITHOUT = dict.fromkeys(TWICE, ("recomputed", "gradient", "map"))
-#: What may be refused: one tensor that stands for several gradients, or a second derivative.
+#: Expected refusals: one tensor that is several gradients, or a second derivative.
 REFUSED = "it is not known which|differentiated once more|cannot follow"
 
 

@@ -96,7 +96,7 @@ def test_each_is_read_as_it_was_edited(program: Any, way: str) -> None:
         try:
             check(program, [X, W], [edit], way)
             changed += 1
-        except Unchanged:  # There is no op of that name.
+        except Unchanged:  # No op has that name.
             pass
     assert changed >= 3
 

@@ -159,7 +159,7 @@ def test_a_new_model_is_not_taken_for_one_that_is_gone() -> None:
         close(found, X.numpy() @ (weight * (weight > 0)))
         del function, variable
         gc.collect()
-    # What belongs to models that are gone goes with them.
+    # Data of models that are gone is dropped.
     assert counts[-1] <= counts[1] + 3
 
 

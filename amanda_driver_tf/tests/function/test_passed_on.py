@@ -1,4 +1,4 @@
-"""One tensor that is several gradients at once, which TensorFlow hands on without an op."""
+"""One tensor that is several gradients at once, which TensorFlow passes on without an op."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_identity_and_what_it_reads_are_one_input_of_a_branch() -> None:
         check(program, [X, W], [Edit("p3", "grad_out", wave, 0)], way)
 
 
-# In a gradient that recomputes, what arrives may be handed on as what it asked for itself.
+# A gradient function that recomputes may return the gradient it was passed as its own.
 
 
 def doubled(o: Ops, x: Any, w: Any) -> Any:
@@ -201,7 +201,7 @@ def test_every_recomputed_op_is_a_forward_op(differentiate: Callable[..., Any]) 
     with amanda.apply(watch):
         differentiate(custom_in_recomputed, Ops(), [X, W], True)
     assert counted["Square", "before"] == counted["Square", "after"] == 2
-    # That of the program, twice; in the gradient function of the custom gradient it is no more.
+    # That of the program, twice; it is not part of the custom gradient's gradient function.
     assert counted["Tanh", "before"] == 2
 
 

@@ -1,4 +1,4 @@
-"""What a context says of an op of a graph."""
+"""The facts that a context gives about an op of a graph."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_raw_edits_of_gradients_in_a_loop(new: bool) -> None:
             found = results(session, built)
     assert len(seen) == 3
     equal(found[0], plain[0])
-    # The first product's gradient is behind a tanh, as that of each later one.
+    # The first product's gradient comes after a tanh, like that of each later one.
     close(found[1:], [np.zeros((3, 3), np.float32)] * 2)
 
 

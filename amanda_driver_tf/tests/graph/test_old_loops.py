@@ -1,6 +1,6 @@
-"""Loops of TensorFlow 1 and their gradients under tools; the reference is the loop unrolled.
+"""Loops of TensorFlow 1 and their gradients under tools; the reference is the unrolled loop.
 
-Edits of gradients act there, and edits in loops that are not differentiated. Other edits are
+Edits of gradients apply there, and edits in loops that are not differentiated. Other edits are
 refused.
 """
 
@@ -219,7 +219,7 @@ def test_two_invariants_of_one_op(staging: bool) -> None:
         flags = tf.greater(x, 0.0)
 
         def step(turn: Any, h: Any) -> Any:
-            # What differs from turn to turn comes last.
+            # Values that differ between iterations come last.
             return ops("SelectV2", "chosen", flags, w, ops("Sin", "act", h))
 
         # Not differentiated, so that values may be edited there.
@@ -357,7 +357,7 @@ def test_two_differentiations_of_one_loop() -> None:
         graph, fetches = both(None)
         with new_session(graph) as session, amanda.apply(editing(edit)):
             close(session.run(fetches), wanted)
-            # One of them alone, of which another run's clones are no part.
+            # Only one of them, without the clones of the other run.
             close(session.run(fetches[2]), wanted[2])
 
 

@@ -194,7 +194,7 @@ def test_a_monitored_session_that_recovers(tmp_path: pathlib.Path) -> None:
     ):
         for _ in range(4):
             session.run(model.train)
-        # The session made anew goes on from the last checkpoint.
+        # The new session continues from the last checkpoint.
         step, w = session.run([model.step, model.w])
         close(w, reached(int(step)))
         assert step > 2

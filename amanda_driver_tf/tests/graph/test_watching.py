@@ -216,7 +216,7 @@ def results(program: Callable[[], Made], tools: list[Tool]) -> list[Any]:
 )
 def test_watching_changes_nothing(program: Callable[[], Made], new: bool) -> None:
     calls: list[int] = []
-    # A Hessian's gradients are computed in a loop behind their ops, where only raw views serve.
+    # A Hessian's gradients are computed in a loop after their ops, which only has raw views.
     aligned = program is not hessian
     watch = Everywhere(lambda *values: calls.append(1), aligned)
     same = Everywhere(lambda *values: list(values) or None, aligned)
