@@ -30,7 +30,7 @@ class IPoint(Enum):
 
     @classmethod
     def of(cls, backward: bool, require_outputs: bool) -> IPoint:
-        """The point that `Tool.add_inst_for_op` names by two flags."""
+        """Return the point that the two flags of `Tool.add_inst_for_op` select."""
         if backward:
             return cls.AFTER_BACKWARD if require_outputs else cls.BEFORE_BACKWARD
         return cls.AFTER_FORWARD if require_outputs else cls.BEFORE_FORWARD

@@ -76,7 +76,7 @@ class _Stack:
         self.session.set_policy(first.on_driver_error)
 
     def resolve(self) -> tuple[Tool, ...]:
-        """The tools of all entries and what they depend on, in order."""
+        """Return the tools of all entries and their dependencies, in order."""
         return in_dependency_order(tool for entry in self.entries for tool in entry.tools)
 
     def open(self) -> None:
@@ -241,10 +241,11 @@ class Handle:
         return {name: [*held.coverage(), *failed(name)] for name, held in attachments.items()}
 
     def conflicts(self) -> list[Conflict]:
-        """The values that several of the applied tools have changed, and in which order.
+        """Return the values that several of the applied tools have changed, with the order of
+        changes.
 
-        Tools that change one value see each other's changes, dependencies first, else in the order
-        of `apply`. Holds for the time until `remove` once that was called.
+        Tools that change one value see each other's changes: dependencies first, otherwise in the
+        order of `apply`. After `remove` the conflicts up to that call are returned.
         """
         session = self.session
         if session is not None and session.contended:

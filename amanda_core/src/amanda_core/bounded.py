@@ -13,14 +13,14 @@ class Unreadable(Exception):
 
 
 def read(path: Path, limit: int) -> bytes:
-    """The content of a file.
+    """Read a regular file.
 
     Args:
         path: The file.
-        limit: Most bytes that it may have.
+        limit: The maximum size in bytes.
 
     Raises:
-        Unreadable: It is not to be had.
+        Unreadable: The file cannot be read or is too large.
     """
     try:
         # A pipe or a device would never end; opening one may wait for ever.

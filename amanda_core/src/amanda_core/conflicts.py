@@ -45,7 +45,7 @@ class Conflict:
 
 
 def conflicts(session: Session) -> list[Conflict]:
-    """The values that several of the applied tools have changed so far."""
+    """Return the values that several of the applied tools have changed so far."""
     order = {tool._amanda.serial: tool.tool_name for tool in session.tools}
     found = []
     for context in session.contexts():

@@ -93,11 +93,13 @@ class OpContext(dict[str, Any]):
         return super().__contains__(key) or (self._forward is not None and key in self._forward)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key` here or in the forward context, else `default`."""
+        """Return the value of `key` here or in the forward context, or else `default`."""
         return self[key] if key in self else default  # noqa: SIM401  This is `get`.
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """The value of `key` here or in the forward context; if there is none, `default`, kept."""
+        """Return the value of `key` here or in the forward context; if there is none, set
+        `default`.
+        """
         if key not in self:
             self[key] = default
         return self[key]
@@ -115,27 +117,29 @@ class OpContext(dict[str, Any]):
     # Inspection API (paper, listing 4).
 
     def get_op(self) -> Any:
-        """The raw operator of the backend; for a backward op that has no forward op, itself."""
+        """Return the backend's raw operator, or the raw backward op if it has no forward op."""
         return self._forward.get_op() if self._forward is not None else self._raw()
 
     def get_op_id(self) -> int:
-        """The same number for the same operator in every iteration."""
+        """Return the id of the operator, the same number in every iteration."""
         return self._forward.get_op_id() if self._forward is not None else self._id
 
     def get_inputs(self) -> Any:
-        """Inputs by position of the op's signature, or None in a context without forward op."""
+        """Return the inputs by position of the op's signature; None in a context without forward
+        op.
+        """
         return self._read("inputs", of_forward=True)
 
     def get_outputs(self) -> Any:
-        """Outputs by position, or None before the op has run."""
+        """Return the outputs by position; None before the op has run."""
         return self._read("outputs", of_forward=True)
 
     def get_backward_op(self) -> Any:
-        """The raw backward operator, or None in a forward context."""
+        """Return the raw backward operator; None in a forward context."""
         return self._raw() if self._backward else None
 
     def get_backward_op_id(self) -> int | None:
-        """The same number for the same backward op in every iteration; None in forward contexts."""
+        """Return the id of the backward op, fixed across iterations; None in a forward context."""
         return self._id if self._backward else None
 
     def get_grad_outputs(self) -> Any:
@@ -226,13 +230,13 @@ class OpContext(dict[str, Any]):
         return f"op {self.name!r} (id {self._id}{module}{source})"
 
     def value(self, position: int) -> Any:
-        """The concrete value of a parameter or constant input, in every execution mode.
+        """Return the concrete value of a parameter or constant input, in every execution mode.
 
         Args:
             position: Input position of the op's signature.
 
         Returns:
-            The value, or None where input `position` is computed or not known yet.
+            The value, or None if input `position` is computed or not known yet.
 
         Raises:
             PositionError: The op has no such input.
@@ -401,7 +405,7 @@ class OpContext(dict[str, Any]):
         return self.plan(i_point)
 
     def plan(self, i_point: IPoint) -> Plan:
-        """The plan of a point as it stands, without analysis.
+        """Return the current plan of a point without running analysis.
 
         The backward points of a forward context are the aligned view.
 

@@ -30,7 +30,7 @@ def distribution_names() -> frozenset[str]:
 
 
 def unreadable() -> tuple[str, ...]:
-    """The distributions whose entry points cannot be read, each by name or place, and why."""
+    """Return the distributions whose entry points cannot be read, each with its name and why."""
     found = []
     for distribution in importlib_metadata.distributions():
         try:

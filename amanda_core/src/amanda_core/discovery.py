@@ -270,11 +270,11 @@ def drivers() -> tuple[Driver, ...]:
 
 
 def driver(name: str) -> Driver:
-    """The driver called `name`, or of the framework of that name.
+    """Return the driver called `name`, or the one of the framework of that name.
 
     Raises:
-        MissingDriverError: None of that name is installed.
-        DriverError: It is installed but broken; the cause is chained.
+        MissingDriverError: No such driver is installed.
+        DriverError: The driver is installed but broken; the cause is chained.
     """
     known = plugins()
     wanted = canonical(name)

@@ -24,7 +24,7 @@ _TO_CALL = 4
 
 @functools.lru_cache(maxsize=65536)
 def stable_id(key: Hashable) -> int:
-    """A number of 63 bits that depends on nothing but the key's printed form.
+    """Return a number of 63 bits that depends only on the printed form of the key.
 
     >>> stable_id(("conv1", 3)) == stable_id(("conv1", 3))
     True

@@ -65,7 +65,7 @@ class Table:
                 )
 
     def text(self) -> list[list[str]]:
-        """The values as they are shown."""
+        """Return the values as they are shown."""
         return [[printable(_number(value)) for value in row] for row in self.rows]
 
     def is_right(self, column: int) -> bool:
@@ -74,7 +74,7 @@ class Table:
         return bool(values) and all(isinstance(value, (int, float)) for value in values)
 
     def first(self, count: int) -> Table:
-        """The table with its first rows only."""
+        """Return the table with its first rows only."""
         return Table(self.title, self.columns, self.rows[:count])
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Result(Protocol):
     """
 
     def table(self) -> Table:
-        """The summary for people."""
+        """Return the summary for people."""
 
     def to_json(self) -> str:
         """All of it, as JSON (RFC 8259, so without NaN).
@@ -209,7 +209,7 @@ class Output:
 
     @staticmethod
     def taken(folder: Path, names: Sequence[str]) -> list[str]:
-        """The files and folders of these tools that `folder` has already."""
+        """Return the files and folders of these tools that already exist in `folder`."""
         found = [f"{name}.json" for name in names] + list(names)
         return [name for name in found if os.path.lexists(folder / name)]
 

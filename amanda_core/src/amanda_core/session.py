@@ -128,7 +128,7 @@ class Session:
             self.set_tools(before)
 
     def tools_changed(self) -> None:
-        """A tool registered something or was invalidated: no cached plan holds."""
+        """Drop all cached plans after a tool registered something or was invalidated."""
         # It may have got dependencies.
         self.set_tools(self._resolve())
 
@@ -206,7 +206,7 @@ class Session:
         self._drivers[info.name] = info, facts
 
     def persistent(self, name: str, factory: Callable[[], T]) -> T:
-        """An object of a driver's that resumes with the contexts, made at the first call."""
+        """Return a driver's object that resumes with the contexts; the first call makes it."""
         kept = self._store.persistent
         if name not in kept:
             kept[name] = factory()
@@ -231,20 +231,20 @@ class Session:
         constant: Callable[[Any], Any] | None = None,
         recomputed: bool = False,
     ) -> OpContext:
-        """The context of an op at the begin of an execution.
+        """Return the context of an op at the start of an execution.
 
         Args:
             site: The op's facts; its key decides which context it is.
-            raw: The raw (backward) operator; a weak reference to it where it is a part of the
-                user's model, which a context must not keep alive.
+            raw: The raw (backward) operator. Pass a weak reference if it is a part of the user's
+                model, which a context must not keep alive.
             inputs: Values by position of the signature; of a forward op only.
             attrs: Arguments that are not positions.
             forward: Context of the forward op of a backward op, if it has one.
             input_names: Names of the input positions, as far as known.
             backward: Whether this is a backward op.
             constant: Maps an input to its concrete value if it is a parameter or constant, else to
-                None. Kept by the context: it must hold no tensor.
-            recomputed: Whether this reruns an execution that already took place.
+                None. The context keeps it, so it must hold no tensor.
+            recomputed: Whether this runs an execution again that already took place.
         """
         owner = None if forward is None else forward.get_op_id()
         place = (site.namespace, backward, owner, site.key)
@@ -386,7 +386,7 @@ class Session:
     def actions_of(
         self, context: OpContext, *, without: tuple[Tool, IPoint] | None = None
     ) -> Iterator[Action]:
-        """Logged actions of the applied tools for an op, in tool order."""
+        """Yield the logged actions of the applied tools for an op, in tool order."""
         for tool in self.tools:
             log = tool._amanda.logs.get(self._store)
             if not log or not self._selects(tool, context):

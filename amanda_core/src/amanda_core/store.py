@@ -66,7 +66,7 @@ class Store:
 
     @classmethod
     def resume(cls, tools: Sequence[Tool]) -> Store:
-        """The store of an earlier session of exactly these tools, or a new one."""
+        """Return the store of an earlier session of exactly these tools, or a new one."""
         if not tools:
             return cls(())
         stores = max((tool._amanda for tool in tools), key=lambda kept: kept.serial).stores

@@ -121,10 +121,10 @@ def standing_for(op: Callable[[Sequence[Any]], Any]) -> Iterator[None]:
 
 
 def original() -> Callable[[Sequence[Any]], Any] | None:
-    """The op that the running replacement stands for, as a function of its inputs by position.
+    """Return the op that the running replacement replaces, as a function of its inputs.
 
-    For a replacement that holds for some executions only. What the function gives is the op's
-    result, differentiated like the op. It may be kept and called later. None outside of a
-    replacement, and where the driver cannot run the op itself.
+    Use it in a replacement that applies to some executions only. The function takes the inputs by
+    position and returns the op's result, differentiated like the op. It can be kept and called
+    later. None outside of a replacement, and if the driver cannot run the op itself.
     """
     return THREAD.control.original

@@ -239,12 +239,12 @@ def check_tool(tool: object, where: str) -> None:
 
 
 def in_dependency_order(tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """The tools and all that they depend on, each once, dependencies first.
+    """Return the tools and all that they depend on, each once, dependencies first.
 
-    Otherwise the order is the given one.
+    Otherwise the given order is kept.
 
     Raises:
-        DependencyCycleError: The dependencies form a circle; the message prints it.
+        DependencyCycleError: The dependencies form a cycle; the message prints it.
     """
     # By identity: a tool may be a dataclass, with an equality of its own and no hash.
     order: dict[int, Tool] = {}

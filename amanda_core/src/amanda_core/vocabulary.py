@@ -301,7 +301,7 @@ AXES: Mapping[str, str] = MappingProxyType(
 
 
 def backward_word(word: str) -> str:
-    """The word for a backward operator of the forward operator type `word`.
+    """Return the word for the backward operator of the forward operator type `word`.
 
     >>> backward_word("conv2d")
     'conv2d_backward'

@@ -184,7 +184,7 @@ class Run:
             return [f"what a driver did not see is not known: {described(error)}"]
 
     def _idle(self) -> Iterator[str]:
-        """The tools that no operator was given to, and what is to be done; asked before the end."""
+        """Describe the tools that were given no operator, and what to do; called before the end."""
         for name, tool in self.tools.items():
             known = tool._amanda
             if known.analysed or not any(known.routines.values()):
@@ -221,7 +221,9 @@ class Run:
             yield f"{name} was given no operator: {why}"
 
     def _skipped(self) -> Iterator[str]:
-        """The operators that were left out since a driver failed there; asked before the end."""
+        """Describe the operators that were skipped after a driver failed there; called before the
+        end.
+        """
         session = self._handle.session
         for framework in self._handle.coverage():
             for left_out in session.failures.coverage(framework):

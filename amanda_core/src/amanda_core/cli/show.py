@@ -87,7 +87,7 @@ def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
 
 
 def _table(title: str, values: Sequence[Any], names: Sequence[str] | None = None) -> Table:
-    """A row for each value, with its name in front where they have names."""
+    """Return a table with a row for each value, and its name first if the values have names."""
     columns: dict[str, None] = {}
     rows = [value if isinstance(value, dict) else {"value": value} for value in values]
     for row in rows:

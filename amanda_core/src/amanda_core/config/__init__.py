@@ -68,7 +68,7 @@ def load(
 
 
 def from_file(start: Path, file: Path | None = None) -> Layer:
-    """The layer of `file`, or of the nearest pyproject.toml; empty where there is none."""
+    """Return the layer of `file` or of the nearest pyproject.toml; empty if there is none."""
     found = document.Document(file) if file is not None else document.find(start.resolve())
     return schema.read(found) if found is not None else Layer()
 
@@ -102,15 +102,15 @@ def from_flags(
     *,
     names: tuple[str, ...] = ("-t", "-o", "--drivers", "--disable-plugins"),
 ) -> Layer:
-    """The layer of values given as text.
+    """Return the layer of values given as text.
 
     Args:
         tools: Each ``[ALIAS=]TOOL[:key=value,...]``.
         output: The folder of results.
-        drivers: Names with commas between.
+        drivers: Names, separated by commas.
         select: The ops and steps that all tools are for.
-        disabled: Names of plugins and distributions with commas between, or ``*``.
-        names: What all but `select` are called in messages.
+        disabled: Names of plugins and distributions, separated by commas, or ``*``.
+        names: The names in messages of all these but `select`.
     """
     if output is not None and ("\0" in output or not output.strip()):
         raise ConfigError(f"{output[:80]!r} is no folder", where=names[1])

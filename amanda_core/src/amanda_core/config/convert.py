@@ -52,10 +52,10 @@ def expected(annotation: Any) -> str:
 
 
 def convert(setting: Setting, annotation: Any) -> Any:
-    """The value as the annotation wants it.
+    """Return the value in the type of the annotation.
 
     Raises:
-        MismatchError: It cannot be.
+        MismatchError: The value does not fit the annotation.
     """
     return _convert(setting.value, annotation, setting)
 
@@ -145,7 +145,7 @@ def _list(value: Any, annotation: Any, item: Any, setting: Setting) -> Any:
 
 
 def _item(annotation: Any) -> Any:
-    """The type of the items of a list, a sequence or a tuple of any length; None for others."""
+    """Return the item type of a list, a sequence or a tuple of any length; None for other types."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in (list, Sequence) or origin in (list, Sequence):
         return arguments[0] if arguments else Any

@@ -66,7 +66,7 @@ class Document:
         return self._first_line(low, budget) if low <= len(self._lines) else 0
 
     def _first_line(self, last: int, budget: int) -> int:
-        """The line on which the statement begins that ends on line `last`."""
+        """Return the first line of the statement that ends on line `last`."""
         for line in range(last, 0, -1):
             parses, spent = self._has_by(line - 1, (), budget, whole=False)
             budget -= spent
@@ -97,10 +97,10 @@ class Document:
 
 
 def find(start: Path) -> Document | None:
-    """The nearest pyproject.toml with a table ``[tool.amanda]`` in `start` or a folder above it.
+    """Return the nearest pyproject.toml with a table ``[tool.amanda]``, in `start` or above.
 
     Raises:
-        ConfigError: A nearer one cannot be read: it might have had the table.
+        ConfigError: A nearer one cannot be read, so it is unknown whether it has the table.
     """
     for folder in (start, *start.parents):
         path = folder / _FILE

@@ -24,7 +24,7 @@ RESERVED = ("enable", "select", "tool")
 
 
 def nearest(name: str, known: Iterable[str], what: str = "it has") -> str:
-    """A hint at the nearest of the known names, and all of them."""
+    """Return a hint with the most similar of the known names, and all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, 1, 0.5)
     meant = f"Did you mean {close[0]!r}? " if close else ""
@@ -32,10 +32,10 @@ def nearest(name: str, known: Iterable[str], what: str = "it has") -> str:
 
 
 def read(document: Document) -> Layer:
-    """The layer of a file that has the table.
+    """Return the layer of a file that has the table.
 
     Raises:
-        ConfigError: Some key is unknown or its value is of another type.
+        ConfigError: A key is unknown, or its value has the wrong type.
     """
     table = _table(document.data.get("tool", {}), document, _ROOT[:1]).get("amanda", {})
     table = _known(table, _KEYS, document, _ROOT)

@@ -56,7 +56,7 @@ class Selecting:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def over(self, lower: Selecting) -> Selecting:
-        """This, with what it leaves open taken from `lower`."""
+        """Return a copy with the unset fields taken from `lower`."""
         return Selecting(
             lower.ops if self.ops is None else self.ops,
             lower.modules if self.modules is None else self.modules,
@@ -105,7 +105,7 @@ class ToolSettings:
         return self.tool or self.name
 
     def over(self, lower: ToolSettings) -> ToolSettings:
-        """This, with what it leaves open taken from `lower`."""
+        """Return a copy with the unset fields taken from `lower`."""
         if self.tool is not None and self.tool != lower.reference:
             return self  # The same name for another tool: the options there mean something else.
         return ToolSettings(

@@ -70,7 +70,7 @@ def unquoted(text: str) -> str:
 
 
 def parse_list(text: str, where: str) -> list[str]:
-    """The parts of ``[a,b]``; anything else is a list of one."""
+    """Return the parts of ``[a,b]``; anything else is a list of one."""
     if text.startswith("[") and text.endswith("]"):
         return [unquoted(part) for part in split(text[1:-1], ",", where)]
     return [unquoted(text)] if text else []

@@ -1,9 +1,9 @@
 """Test support for authors of tools and of drivers.
 
-A tool is tried without a framework: `run_toy_program`, `check_result`. A driver runs through the
-conformance kit: write a `Backend`, then ``TestConformance = conformance(MyBackend)`` in a test, or
-``pytest -p amanda_core.testing.plugin --pyargs amanda_core.testing.suite --amanda-backend=m:Name``.
-Stands beside the engine, which never imports it; needs pytest.
+Try a tool without a framework by `run_toy_program` and `check_result`. Test a driver with the
+conformance kit: write a `Backend`, then ``TestConformance = conformance(MyBackend)`` in a test
+module, or run ``pytest -p amanda_core.testing.plugin --pyargs amanda_core.testing.suite
+--amanda-backend=m:Name``. The engine never imports this package, which needs pytest.
 """
 
 from __future__ import annotations

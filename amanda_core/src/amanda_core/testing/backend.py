@@ -1,7 +1,7 @@
-"""`Backend`: the few lines in which a driver's author says how his framework runs a model.
+"""`Backend`: how a framework runs a model, in a few lines by the author of its driver.
 
-Owns what the suite needs of a framework and nothing of any. Most authors write `functions`,
-`to_python`, `from_python` and `gradients`; the rest has defaults for frameworks called from Python.
+Owns what the suite needs of any framework. Most authors write `functions`, `to_python`,
+`from_python` and `gradients`; the rest has defaults for frameworks that are called from Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Backend", "Gradients", "Transformed"]
 
 @dataclass
 class Gradients:
-    """Results of a run with its backward program, in Python numbers.
+    """Results of a run with its backward program, as Python numbers.
 
     Attributes:
         outputs: The model's outputs.
@@ -36,12 +36,12 @@ class Gradients:
 
 @dataclass
 class Transformed:
-    """A program inside one of the framework's transformations; it computes what the program does.
+    """A program inside one of the framework's transformations, which computes the same.
 
     Attributes:
         program: What `Backend.run` runs, or `Backend.gradients` if `backward`.
         calls: How often each op of the program executes in one run.
-        backward: Whether it is run with its backward program, such as what is recomputed there.
+        backward: Whether it has to be run with its backward program, as for recomputation.
     """
 
     program: Program
@@ -50,19 +50,19 @@ class Transformed:
 
 
 class Backend(ABC):
-    """One framework, in one of its execution modes, as the suite uses it.
+    """One framework in one of its execution modes, as the suite uses it.
 
     Attributes:
         driver: `DriverInfo.name` of the driver under test, the first part of its namespaces.
-        mode: Last part of the namespace that its contexts are to carry; empty for any.
-        functions: Common word -> the framework's own function of values. Not a wrapper around it:
-            it is called by the line that stands for the op. ``add``, ``mul`` and ``relu`` have to
-            be there; the suite uses the other words of `models.ARITY` where they are.
-        shape: Of all values. ``()`` for a framework of single numbers.
-        tolerance: Relative and absolute, of results against the oracle.
+        mode: The last part of the namespace of its contexts; empty for any.
+        functions: Common word -> the framework's own function of values. Pass no wrapper of it: the
+            line that calls it identifies the op. ``add``, ``mul`` and ``relu`` are required; the
+            suite uses the other words of `models.ARITY` if they are given.
+        shape: The shape of all values; ``()`` for a framework of single numbers.
+        tolerance: Relative and absolute tolerance of results against the oracle.
         conv2d_layouts: Axes of the input and of the weight of ``functions["conv2d"]``.
-        without: Capability that the driver declares -> why this mode has not got it.
-        plugin: The driver's plugin, for a driver that is not installed.
+        without: Capability that the driver declares -> why this mode lacks it.
+        plugin: The driver's plugin, if the driver is not installed.
     """
 
     driver: ClassVar[str]
@@ -83,17 +83,17 @@ class Backend(ABC):
 
     @abstractmethod
     def from_python(self, value: Value, like: Any = None) -> Any:
-        """A value of the framework.
+        """Return a value of the framework.
 
         Args:
             value: A number or nested lists.
-            like: What it is to stand for, where a routine makes it. Only a framework whose
-                gradients are of another type than its values looks at it.
+            like: The value that a routine replaces by it. Only a framework whose gradients have
+                another type than its values needs it.
         """
 
     @abstractmethod
     def to_python(self, value: Any) -> Value:
-        """The number, or nested lists, of a value or gradient; also inside a routine."""
+        """Return a value or gradient as a number or nested lists; also called inside routines."""
 
     def gradients(
         self, program: Program, inputs: Sequence[Value], seeds: Sequence[Value]
@@ -113,11 +113,13 @@ class Backend(ABC):
     # What an author may write.
 
     def parameter(self, value: Value) -> Any:
-        """A parameter of a model, one that wants a gradient if the framework marks such values."""
+        """Return a parameter of a model, marked as needing a gradient if the framework has such
+        marks.
+        """
         return self.from_python(value)
 
     def build(self, model: Model, values: Mapping[str, Value]) -> Program:
-        """Make a model: here a Python function that calls `functions`.
+        """Build a model: here a Python function that calls `functions`.
 
         Args:
             model: The description.
@@ -127,18 +129,18 @@ class Backend(ABC):
         return Program(model, function, [self.parameter(values[n]) for n in model.parameters])
 
     def run(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
-        """Run a program forward, and give its outputs as numbers."""
+        """Run a program forward, and return its outputs as numbers."""
         outputs = program.function(*map(self.from_python, inputs), *program.parameters)
         return [self.to_python(output) for output in outputs]
 
     def call(self, word: str, *values: Any) -> Any:
-        """An operator of the framework, called by a routine."""
+        """Call an operator of the framework from a routine."""
         return self.functions[word](*values)
 
     def scoped(
         self, name: str, function: Callable[..., Any], inner: Mapping[str, Callable[..., Any]]
     ) -> Callable[..., Any]:
-        """A module of the framework's that runs `function`; capability ``scopes``.
+        """Return a module of the framework that runs `function`; capability ``scopes``.
 
         Args:
             name: Its name within the module around it.
@@ -148,7 +150,7 @@ class Backend(ABC):
         return function
 
     def build_recomputed(self, model: Model, values: Mapping[str, Value]) -> Program:
-        """Like `build`, of a program that backward runs again; capability ``recomputed_edits``."""
+        """Build, as by `build`, a program that backward runs again; needs ``recomputed_edits``."""
         raise NotImplementedError(f"{type(self).__name__} has no build_recomputed()")
 
     def transformed(self, program: Program) -> Mapping[str, Transformed]:
@@ -163,20 +165,20 @@ class Backend(ABC):
     def traces(self, program: Program) -> int | None:
         """Return how often the framework has traced or compiled a program; None if it never does.
 
-        Only the program as it is without tools counts, if the two can be told apart.
+        Count only the program without tools, if the two can be told apart.
         """
         return None
 
     def mixed(self) -> Callable[[], Sequence[Value]] | None:
         """Return a program on integers and random keys, with an operator of several outputs.
 
-        As far as the framework has these. It gives the same numbers at each call: random ones from
-        a fixed seed. With gradients, if the driver has them.
+        Leave out what the framework lacks. The program returns the same numbers at each call, so
+        random ones need a fixed seed. It has gradients if the driver has them.
         """
         return None
 
     def of_another_type(self, value: Any) -> Any:
-        """Return a value's numbers in another type of numbers; None if there is no other."""
+        """Return a value converted to another dtype; None if there is no other."""
         return None
 
     def end_step(self, program: Program) -> None:
@@ -184,9 +186,9 @@ class Backend(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no end_step()")
 
     def found(self) -> Mapping[str, object]:
-        """Return what a driver may have changed and must restore, by name; compared by identity.
+        """Return what a driver may change and must restore, by name; compared by identity.
 
-        Here all public attributes of the framework's modules.
+        The default is all public attributes of the framework's modules.
         """
         return {
             f"{module}.{name}": value
@@ -197,9 +199,9 @@ class Backend(ABC):
         }
 
     def versions(self) -> Mapping[str, str]:
-        """Return what is tested: the framework's version, and what else tells runs apart.
+        """Return what is tested: the version of the framework, and what else tells runs apart.
 
-        Here ``__version__`` of the framework's modules.
+        The default is ``__version__`` of the framework's modules.
         """
         found = {
             name: getattr(sys.modules.get(name), "__version__", None)
@@ -211,7 +213,7 @@ class Backend(ABC):
 
     @contextmanager
     def registered(self) -> Iterator[None]:
-        """Extent in which `plugin` is known as a driver, unless it is installed."""
+        """Register `plugin` as a driver inside `with`, unless it is installed."""
         if self.plugin is None or any(d.info.name == self.driver for d in discovery.drivers()):
             yield
             return
@@ -222,12 +224,12 @@ class Backend(ABC):
             discovery.unregister(self.driver)
 
     def installed(self) -> discovery.Driver:
-        """The driver, inside `registered`."""
+        """Return the driver, inside `registered`."""
         return next(d for d in discovery.drivers() if d.info.name == self.driver)
 
     @property
     def is_installed(self) -> bool:
-        """Whether an entry point names the driver; inside `registered`."""
+        """Return whether an entry point names the driver, inside `registered`."""
         return self.installed().distribution != self._by_hand
 
     @property
@@ -235,5 +237,5 @@ class Backend(ABC):
         return f"{type(self).__name__}.plugin"
 
     def info(self) -> DriverInfo:
-        """Return what the driver says of itself, inside `registered`."""
+        """Return the driver's description of itself, inside `registered`."""
         return self.installed().info

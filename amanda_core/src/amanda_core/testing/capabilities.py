@@ -57,12 +57,12 @@ OPTIONAL = "optional programs"
 
 @dataclass(frozen=True)
 class Needs:
-    """What a test asks for.
+    """What a test needs.
 
     Attributes:
-        capabilities: All have to be declared; the last one is what the test is about.
+        capabilities: All have to be declared; the test is about the last one.
         words: Operators that the backend must offer beside those that all have.
-        optional: Whether it is about what a backend may give; the test skips by itself.
+        optional: Whether the test is about what a backend may provide; it skips itself.
     """
 
     capabilities: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Needs:
 
     @property
     def group(self) -> str:
-        """What the result counts for."""
+        """The group in reports that the result counts for."""
         if self.optional:
             return OPTIONAL
         if self.capabilities:
@@ -82,7 +82,7 @@ class Needs:
 def needs(
     *capabilities: str, words: tuple[str, ...] = (), optional: bool = False
 ) -> Callable[[F], F]:
-    """Mark a test of the suite."""
+    """Mark a test of the suite with what it needs."""
     unknown = set(capabilities) - set(CAPABILITIES)
     if unknown:
         raise ValueError(f"No such capabilities: {sorted(unknown)}")
@@ -96,13 +96,13 @@ def needs(
 
 
 def needs_of(function: object) -> Needs:
-    """Return what a test asks for; nothing where it has no mark."""
+    """Return what a test needs; nothing if it has no mark."""
     found = getattr(function, "__amanda_needs__", None)
     return found if isinstance(found, Needs) else Needs()
 
 
 def reason_to_skip(needed: Needs, backend: Backend, info: DriverInfo) -> str:
-    """Why a test cannot be asked of a backend, or an empty string."""
+    """Return why a backend cannot run a test, or an empty string."""
     for capability in needed.capabilities:
         if capability not in info.capabilities_in(""):
             return f"the driver {info.name!r} does not declare {capability!r}"

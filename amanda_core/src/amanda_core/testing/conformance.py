@@ -1,6 +1,6 @@
 """Running the suite: as a class among a driver's own tests, or by a call.
 
-Owns the list of the suite's modules and how they are handed to pytest.
+Owns the list of the suite's modules, and hands them to pytest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUITE = "amanda_core.testing.suite"
 
 
 def suite_tests() -> dict[str, Callable[..., None]]:
-    """Name -> function of each test of the suite."""
+    """Return the tests of the suite: name -> function."""
     found: dict[str, Callable[..., None]] = {}
     package = importlib.import_module(SUITE)
     for module in pkgutil.iter_modules(package.__path__):
@@ -41,22 +41,22 @@ def suite_tests() -> dict[str, Callable[..., None]]:
 
 
 def core_tests() -> tuple[str, ...]:
-    """Names of the tests that every driver has to pass."""
+    """Return the names of the tests that every driver has to pass."""
     return tuple(name for name, test in suite_tests().items() if needs_of(test).group == CORE)
 
 
 def conformance(
     backend: type[Backend] | Backend, marks: Mapping[str, pytest.MarkDecorator] | None = None
 ) -> type:
-    """A class of tests for pytest to collect: the suite over one backend.
+    """Return a test class with the suite over one backend.
 
-    Assign it to a name that begins with ``Test`` in a test module; that is the one line::
+    Assign it to a name that begins with ``Test`` in a test module::
 
         TestConformance = conformance(MyBackend)
 
     Args:
         backend: The backend, or its class, which is then created once for all tests.
-        marks: Name of a test of the suite -> a mark of your own, such as that of slow tests.
+        marks: Name of a test of the suite -> a pytest mark of your own, such as for slow tests.
     """
     made: list[Backend] = [backend] if isinstance(backend, Backend) else []
 

@@ -1,7 +1,7 @@
 """How a test of the suite gets its `Rig`, and how its result is labelled for the report.
 
-Owns the set-up and taking down of one test; used by the suite's own conftest and by the classes
-that `conformance` makes.
+Owns set-up and tear-down of one test, for the suite's own conftest and the classes of
+`conformance`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROPERTY = "amanda_conformance"
 
 
 def rig_of(backend: Backend, request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """The rig of one test; skips what is not declared, and checks that nothing stays applied."""
+    """Yield the rig of one test; skip what is undeclared, and check that no tool stays applied."""
     with backend.registered():
         installed = backend.installed()
         needed = needs_of(request.function)
@@ -54,7 +54,7 @@ def rig_of(backend: Backend, request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 
 def _name(request: pytest.FixtureRequest) -> str:
-    """The test's name and its own parameters, without the backend's."""
+    """Return the test's name with its own parameters, without the backend's."""
     callspec = getattr(request.node, "callspec", None)
     own = [str(v) for name, v in callspec.params.items() if name != "rig"] if callspec else []
     return f"{request.function.__name__}[{'-'.join(own)}]" if own else request.function.__name__

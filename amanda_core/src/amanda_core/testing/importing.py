@@ -1,7 +1,7 @@
 """``python -m amanda_core.testing.importing FILE CLASS``: apply tools, then import a framework.
 
-Owns the program of one process, in which no framework is loaded before. FILE defines a `Backend`,
-whose import is that of the framework; ``sys.path`` comes as JSON from standard input.
+Owns the program of a process in which no framework is loaded before. FILE defines a `Backend`,
+whose import loads the framework. ``sys.path`` comes as JSON from standard input.
 """
 
 from __future__ import annotations

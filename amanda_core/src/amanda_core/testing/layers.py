@@ -1,8 +1,8 @@
 """The layers of a package: which of its modules may import which.
 
-A driver is read from top to bottom if imports go one way. A test of the driver lists its layers,
-uppermost first, and expects that `Layers.problems` finds none. All imports count: those inside
-functions and those for annotations only, too.
+A package is read from top to bottom if its imports go one way. A test lists its layers, uppermost
+first, and expects that `Layers.problems` finds none. All imports count, also those inside functions
+and those for annotations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Layers:
 
     Attributes:
         modules: The modules by their names inside the package, such as ``eager.sites``. A
-            package's own module has the package's name, and that of the whole is ``__init__``.
+            subpackage's own module has the subpackage's name; that of the whole is ``__init__``.
         imports: All imports of one of them by another.
     """
 
@@ -39,8 +39,8 @@ class Layers:
 
         Args:
             package: The folder of the package.
-            layers: Modules and subpackages, uppermost first. Those in one tuple stand side by
-                side and do not know one another; inside a subpackage only circles are refused.
+            layers: Modules and subpackages, uppermost first. Those in one tuple are side by side
+                and do not import one another. Inside a subpackage only cycles are refused.
         """
         self.modules = {_name_of(path, package): path for path in sorted(package.rglob("*.py"))}
         self._package = package.name
@@ -51,7 +51,7 @@ class Layers:
             self._following[one.importer].add(one.imported)
 
     def problems(self) -> list[str]:
-        """Return what is wrong with the layers as sentences: empty if all imports go down."""
+        """Return a sentence for each import that does not go down, and for each cycle."""
         listed = [name for names in self._layers for name in names]
         return [
             *(f"{name} is in no layer" for name in self.modules if self._place(name) is None),
@@ -64,11 +64,11 @@ class Layers:
         ]
 
     def upward(self) -> list[Import]:
-        """Return the imports of a module from a layer above, or from beside."""
+        """Return the imports of a module from a layer above or beside."""
         return [one for one in self.imports if self._is_upward(one)]
 
     def circles(self) -> list[list[str]]:
-        """Return the largest sets of modules each of which leads to all others of its set."""
+        """Return the largest import cycles: sets of modules that all reach each other."""
         reached = {name: self._reached_from(name) for name in self.modules}
         circles = {
             tuple(sorted(other for other in reached[name] if name in reached[other]))
@@ -81,7 +81,7 @@ class Layers:
         return [n for n in listed if not any(_is_in(module, n) for module in self.modules)]
 
     def _place(self, module: str) -> tuple[int, str] | None:
-        """Return the number of a module's layer and the listed name that it belongs to."""
+        """Return the index of a module's layer and the listed name that it belongs to."""
         places = [
             (number, name)
             for number, names in enumerate(self._layers)

@@ -1,7 +1,7 @@
-"""Descriptions of models in no framework's terms: small graphs over common words.
+"""Small models as graphs over common words, independent of any framework.
 
-Owns the models whose operator sequences the suite knows, and the numbers that they run on. How a
-backend builds one is `backend`'s, what is to come out `oracle`'s.
+Owns the models whose operator sequences the suite knows, and the numbers that they run on.
+`backend` builds them, and `oracle` computes what they return.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ class Model:
 
     @property
     def words(self) -> frozenset[str]:
-        """The words of its operators."""
+        """The words of the operators."""
         return frozenset(node.word for node in self.nodes)
 
     @property
     def sequence(self) -> list[str]:
-        """The words of its operators in the order of execution."""
+        """The words of the operators in the order of execution."""
         return [node.word for node in self.nodes] * self.times
 
     def node(self, result: str) -> Node:
-        """The node that computes `result`."""
+        """Return the node that computes `result`."""
         return next(node for node in self.nodes if node.result == result)
 
     def values(self, shape: Sequence[int]) -> dict[str, Value]:
-        """Numbers for the inputs and parameters, another one at each place."""
+        """Return numbers for the inputs and parameters, a different one at each place."""
         names = self.inputs + self.parameters
         return {
             name: numbers(self.shapes.get(name, shape), 3 * place)
@@ -96,19 +96,19 @@ class Model:
         }
 
     def seeds(self, shape: Sequence[int]) -> list[Value]:
-        """Gradients that arrive at the outputs; never the same number twice."""
+        """Return gradients that arrive at the outputs, with no number twice."""
         return [
             numbers(() if self.node(name).word == "sum" else shape, 9 + 3 * place)
             for place, name in enumerate(self.outputs)
         ]
 
     def with_nodes(self, *nodes: Node) -> Model:
-        """Another model whose nodes these are."""
+        """Return a model with these nodes."""
         return replace(self, nodes=nodes)
 
 
 def numbers(shape: Sequence[int], start: int = 0) -> Value:
-    """Nested lists of `shape`, filled from a fixed row of numbers.
+    """Return nested lists of `shape`, filled from a fixed sequence of numbers.
 
     >>> numbers((2, 2), 1)
     [[-2.25, 0.75], [0.5, 1.0]]

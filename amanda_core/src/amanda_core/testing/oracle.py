@@ -1,7 +1,7 @@
-"""What a model computes, and its gradients, in plain Python: what every backend is held to.
+"""What a model computes, and its gradients, in plain Python: the reference for every backend.
 
-Owns an evaluator and a reverse-mode derivative on nested lists, and what edits do to both. It
-shares no line with any driver, nor with the core.
+Owns an evaluator and a reverse-mode derivative on nested lists, and the effect of edits on both. It
+shares no code with any driver or the core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Edit = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Edits:
-    """What tools change, op by op. Keys name the op by its result.
+    """Edits of tools by op; keys name an op by its result.
 
     Attributes:
         before: (result, position) -> change of that input, for this op alone.
@@ -60,7 +60,7 @@ class Trace:
 
 
 def mapped(function: Callable[..., float], *values: Value) -> Value:
-    """`function` of each number, or of the numbers at the same place of several values."""
+    """Apply `function` to each number, or to the numbers at the same place of several values."""
     if isinstance(values[0], list):
         return [mapped(function, *items) for items in zip(*values, strict=True)]
     return function(*values)

@@ -1,7 +1,7 @@
 """The pytest plugin: ``-p amanda_core.testing.plugin``.
 
-Owns the options ``--amanda-backend`` and ``--amanda-report``, and gathers the results of the suite
-wherever it runs, by the labels that its fixtures leave.
+Owns the options ``--amanda-backend`` and ``--amanda-report``, and collects the results of the suite
+wherever it runs, by the labels of its fixtures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def backends_of(config: pytest.Config) -> list[Backend]:
-    """The backends named on the command line."""
+    """Return the backends named on the command line."""
     return [_load(name) for name in config.getoption("--amanda-backend")]
 
 
@@ -58,7 +58,7 @@ def _load(name: str) -> Backend:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Why a test was skipped or failed, in a line; empty where it is not known."""
+    """Return in one line why a test was skipped or failed; empty if it is not known."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -85,7 +85,7 @@ class _Gathering:
             kept.add(label["test"], label["group"], report.outcome, _reason(report))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say in a line for each backend how it stands, and write the report."""
+        """Print a line with the verdict on each backend, and write the report."""
         if not self.reports:
             return
         terminalreporter.section("conformance to Amanda's driver interface")
@@ -104,6 +104,6 @@ class _Gathering:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin to gather."""
+    """Start collecting results."""
     path = config.getoption("--amanda-report")
     config.pluginmanager.register(_Gathering(Path(path) if path else None), "amanda-gathering")

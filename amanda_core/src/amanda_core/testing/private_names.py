@@ -1,8 +1,8 @@
-"""Private names of a framework in the sources of its driver: there is one place for them.
+"""Private names of a framework in the sources of its driver.
 
-A private name may be gone in the next release of the framework. A driver names each of them in one
-module, where it is looked up when a new release is out; a test of the driver searches its other
-`DriverSources` and expects to find none. Owns the search; the caller says what is private.
+A private name may be gone in the next release of the framework. So a driver names all of them in
+one module, which its author checks against each release. A test of the driver searches its other
+`DriverSources` and expects to find none. Owns the search; the caller defines what is private.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def mentions(
     is_private: Callable[[str], bool] = has_underscore,
     theirs: Collection[str] = (),
 ) -> list[Mention]:
-    """Return where a Python source says private names of a framework.
+    """Return the private names of a framework in a Python source, with their lines.
 
     Args:
         source: The source.
         framework: Top-level module of the framework.
         own: Names with an underscore that the driver defines, as `own_names` returns them.
-        is_private: Says whether a dotted name that begins with `framework` is private.
+        is_private: Tells whether a dotted name that begins with `framework` is private.
         theirs: Names with an underscore that objects of the framework have. One that is in `own`,
             too, is the driver's only as an attribute of `self` or `cls`.
     """

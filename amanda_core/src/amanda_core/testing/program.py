@@ -80,7 +80,7 @@ def _scopes(nodes: Sequence[Node]) -> list[str]:
 
 
 def source_of(model: Model) -> str:
-    """The program's source.
+    """Return the program's source.
 
     >>> from amanda_core.testing.models import MODELS
     >>> print(source_of(MODELS["tied"]))
@@ -112,7 +112,7 @@ def source_of(model: Model) -> str:
 def function_of(
     model: Model, functions: Mapping[str, Callable[..., Any]], scoped: Scoped
 ) -> Callable[..., Any]:
-    """The program's function, calling the framework's own functions by the words' names."""
+    """Return the program's function, which calls the framework's functions by the words' names."""
     source = source_of(model)
     # No file below a package: drivers leave out their own frames, the core's and the framework's.
     filename = f"<model {model.name}>"

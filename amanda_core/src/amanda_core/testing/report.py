@@ -123,7 +123,7 @@ class Report:
         return f"ran without {len(self.missing)} tests" if self.missing else "conforms"
 
     def verdict(self, capability: str) -> str:
-        """``passed``, ``failed``, ``undeclared``, or why the mode has not got it."""
+        """Return ``passed``, ``failed``, ``undeclared``, or why the mode lacks the capability."""
         if capability not in self.subject.declared:
             return "undeclared"
         if capability in self.subject.without:
@@ -143,7 +143,7 @@ def _versions() -> dict[str, str]:
 
 
 def as_json(reports: list[Report]) -> dict[str, Any]:
-    """The reports as plain data; ``conforms`` says whether all is well."""
+    """Return the reports as plain data; ``conforms`` is the verdict on all."""
     return {
         "format": FORMAT,
         "versions": _versions(),
@@ -165,7 +165,7 @@ def as_json(reports: list[Report]) -> dict[str, Any]:
 
 
 def as_markdown(reports: list[Report]) -> str:
-    """The reports as one table, a column for each backend; below it what failed or was skipped."""
+    """Return a table with a column for each backend, and below it what failed or was skipped."""
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     rows = [
         ["", *(report.subject.title for report in reports)],
@@ -206,7 +206,7 @@ def _cell(text: str) -> str:
 
 
 def _left_over(report: Report) -> list[str]:
-    """Lists of the tests of a backend that did not pass."""
+    """Return lists of the tests of a backend that did not pass."""
     groups = report.groups.values()
     lines = {
         "Failed": [_line(*item) for group in groups for item in group.failed.items()],

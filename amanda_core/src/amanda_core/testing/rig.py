@@ -77,16 +77,16 @@ class Rig:
     # Models.
 
     def build(self, name: str) -> Built:
-        """The model of that name, built."""
+        """Build the model of that name."""
         return self.build_model(MODELS[name])
 
     def build_model(self, model: Model) -> Built:
-        """A model, built."""
+        """Build a model."""
         values = model.values(self.backend.shape)
         return Built(self.backend, model, self.backend.build(model, values), values)
 
     def transform(self, name: str, transformation: str) -> tuple[Built, Transformed]:
-        """A model built and put into a transformation of the backend's, which it may not give."""
+        """Build a model inside a transformation; skip the test if the backend provides none."""
         built = self.build(name)
         given = self.backend.transformed(built.program)
         if transformation not in given:
@@ -95,7 +95,7 @@ class Rig:
         return replace(built, program=found.program), found
 
     def build_recomputed(self, name: str) -> Built:
-        """The model of that name, built so that backward runs it again."""
+        """Build the model of that name so that backward runs it again."""
         model = MODELS[name]
         values = model.values(self.backend.shape)
         return Built(self.backend, model, self.backend.build_recomputed(model, values), values)
@@ -118,7 +118,7 @@ class Rig:
         *words: str,
         after: bool = False,
     ) -> Tool:
-        """A tool that analyses the forward ops of these words."""
+        """Return a tool that analyses the forward ops of these words."""
 
         def routine(context: OpContext) -> None:
             if self.is_ours(context, words):
@@ -129,12 +129,12 @@ class Rig:
         return tool
 
     def asking(self, ask: str, routine: Routine, *words: str, **arguments: Any) -> Tool:
-        """A tool that makes one request of each op of these words.
+        """Return a tool that makes one request at each op of these words.
 
         Args:
             ask: A method of `OpContext`, such as ``insert_before_op``.
             routine: The instrumentation routine.
-            *words: Operators that it is asked for.
+            *words: The operators.
             **arguments: Positions, and keyword arguments of the routine.
         """
         return self.tool(
@@ -144,7 +144,7 @@ class Rig:
         )
 
     def recording(self, executed: list[tuple[str, int]], *words: str) -> Tool:
-        """A tool that notes each execution: word and op id."""
+        """Return a tool that notes each execution: word and op id."""
 
         def analyse(context: OpContext) -> None:
             word, number = context["type"], context.get_op_id()
@@ -157,7 +157,7 @@ class Rig:
         return self.tool(analyse, *words)
 
     def edit(self, change: Edit) -> Routine:
-        """A routine that changes each number of each value that it gets."""
+        """Return a routine that changes each number of each value."""
 
         def routine(*values: Any) -> Any:
             return [self.changed(change, value) for value in values]
@@ -165,11 +165,11 @@ class Rig:
         return routine
 
     def changed(self, change: Edit, value: Any) -> Any:
-        """A value of the framework with each number changed."""
+        """Return a value of the framework with each number changed."""
         return self.backend.from_python(mapped(change, self.backend.to_python(value)), like=value)
 
     def taking(self, seen: list[Any]) -> Routine:
-        """A routine that keeps the numbers that it gets: one value, or a list of several."""
+        """Return a routine that notes its values as numbers: one value, or a list of several."""
 
         def routine(*values: Any) -> None:
             found = [None if value is None else self.backend.to_python(value) for value in values]

@@ -1,4 +1,4 @@
-"""Short ways to make what nearly every test of a driver needs: tools of one action on some ops.
+"""Tools with one action on some ops, for the tests of drivers.
 
 An op is named by its type, its name, or the last part of its name.
 """
@@ -68,7 +68,7 @@ _METHODS = {
 
 
 def is_named(context: OpContext, name: str | None) -> bool:
-    """Return True if an op is one of those that a name stands for; None stands for all."""
+    """Return whether `name` means an op; None means every op."""
     last = context.name.rpartition("/")[2]
     if context.recomputed:
         last = _NUMBER.sub("", last)  # In the same graph it has the first one's name and a number.
@@ -82,7 +82,7 @@ def tool(
     backward: bool = False,
     require_outputs: bool = False,
 ) -> Tool:
-    """A tool with one analysis routine, for one (backward) op or for all."""
+    """Return a tool with one analysis routine, for one (backward) op or for all."""
 
     def chosen(context: OpContext) -> None:
         if is_named(context, op):
@@ -94,7 +94,7 @@ def tool(
 
 
 def editing(*edits: Edit) -> Tool:
-    """A tool that does what the edits say, to all forward ops that they name."""
+    """Return a tool that applies the edits to all forward ops that they name."""
 
     def analyse(context: OpContext) -> None:
         for edit in edits:
@@ -109,15 +109,14 @@ def editing(*edits: Edit) -> Tool:
 
 
 class Everywhere(Tool):
-    """A tool that inserts a routine at every point of every op.
+    """Inserts a routine at every point of every op.
 
     The points are those of forward ops, of the gradients aligned with them, and of raw backward
-    ops. What is left out of it is said by a subclass in `forward` and `backward`, its analysis
-    routines.
+    ops. A subclass leaves some out in `forward` and `backward`, the analysis routines.
 
     Args:
         routine: The routine.
-        aligned: Whether also at the gradients of forward ops.
+        aligned: Whether to insert at the gradients of forward ops, too.
     """
 
     def __init__(self, routine: Routine, aligned: bool = True) -> None:
@@ -143,36 +142,36 @@ class Everywhere(Tool):
 
 
 def before(op: str, routine: Routine, inputs: Positions = None) -> Tool:
-    """A tool that inserts `routine` before every op of a name."""
+    """Return a tool that inserts `routine` before every op of a name."""
     return _asking(op, "before", routine, inputs)
 
 
 def after(op: str, routine: Routine, outputs: Positions = None) -> Tool:
-    """A tool that inserts `routine` after every op of a name."""
+    """Return a tool that inserts `routine` after every op of a name."""
     return _asking(op, "after", routine, outputs)
 
 
 def replacing(op: str, routine: Routine, inputs: Positions = None) -> Tool:
-    """A tool that replaces every op of a name."""
+    """Return a tool that replaces every op of a name."""
     return _asking(op, "replace", routine, inputs)
 
 
 def replacing_backward(op: str, routine: Routine) -> Tool:
-    """A tool that replaces the whole backward of every op of a name (aligned)."""
+    """Return a tool that replaces the whole backward of every op of a name (aligned)."""
     return _asking(op, "backward", routine, None)
 
 
 def at_outputs(
     op: str, routine: Routine, grad_outputs: Positions = None, *, late: bool = False
 ) -> Tool:
-    """A tool that inserts at the gradients of outputs (aligned), asked before or after the op."""
+    """Return a tool that inserts at aligned gradients of outputs, asked before or after the op."""
     return _asking(op, "grad_out", routine, grad_outputs, late)
 
 
 def at_inputs(
     op: str, routine: Routine, grad_inputs: Positions = None, *, late: bool = False
 ) -> Tool:
-    """A tool that inserts at the gradients of inputs (aligned), asked before or after the op."""
+    """Return a tool that inserts at aligned gradients of inputs, asked before or after the op."""
     return _asking(op, "grad_in", routine, grad_inputs, late)
 
 
@@ -187,7 +186,7 @@ def _ask(context: OpContext, kind: str, routine: Routine, positions: Sequence[in
 
 
 def watching() -> tuple[list[str], Tool]:
-    """The types of the forward ops that run, in order, and the tool that writes them down."""
+    """Return a list for the types of the forward ops that run, and the tool that fills it."""
     seen: list[str] = []
 
     def analyse(context: OpContext) -> None:
@@ -198,9 +197,9 @@ def watching() -> tuple[list[str], Tool]:
 
 
 def around() -> tuple[Counter[tuple[str, str]], Tool]:
-    """Return how often routines before and after the forward ops of each type ran, and the tool.
+    """Return a count of the routines before and after the forward ops of each type, and the tool.
 
-    They are counted as (type, "before") and (type, "after").
+    Keys are (type, "before") and (type, "after").
     """
     seen: Counter[tuple[str, str]] = Counter()
 
@@ -213,7 +212,7 @@ def around() -> tuple[Counter[tuple[str, str]], Tool]:
 
 
 def watching_backward() -> tuple[list[tuple[str, str | None]], Tool]:
-    """The backward ops that run, each with the type of its forward op, and the tool."""
+    """Return a list of the backward ops that run, with their forward ops' types, and its tool."""
     seen: list[tuple[str, str | None]] = []
 
     def analyse(context: OpContext) -> None:
@@ -225,13 +224,13 @@ def watching_backward() -> tuple[list[tuple[str, str | None]], Tool]:
 
 
 def analysed(backward: bool = False) -> tuple[list[OpContext], Tool]:
-    """The contexts that are analysed, and the tool that collects them."""
+    """Return a list for the contexts that are analysed, and the tool that fills it."""
     contexts: list[OpContext] = []
     return contexts, tool(contexts.append, backward=backward)
 
 
 def idle() -> Tool:
-    """A tool that analyses at all four points and inserts nothing."""
+    """Return a tool that analyses at all four points and inserts nothing."""
     made = Tool()
     for backward in (False, True):
         for require_outputs in (False, True):

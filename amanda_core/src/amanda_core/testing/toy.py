@@ -1,8 +1,8 @@
 """A framework of single numbers, for tests without a real one: operators, and a tape.
 
-It stands in for a real eager framework, knows nothing of Amanda, and has what makes real ones
-awkward: inputs that are lists, defaults, several outputs, one op with several backward nodes. Its
-driver is `toy_driver`.
+It stands in for a real eager framework and knows nothing of Amanda. It has the awkward parts of
+real ones: inputs that are lists, defaults, several outputs, and ops with several backward nodes.
+Its driver is `toy_driver`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Edge = tuple["Node", int]
 
 
 class Node:
-    """A node of the backward program: gradients of its outputs in, those along its edges out."""
+    """A node of the backward program: takes gradients of outputs, returns those along its edges."""
 
     def __init__(self, name: str, run: Run, edges: Sequence[Edge | None], arity: int = 1) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class Node:
         return self.name
 
     def __call__(self, gradients: Gradients) -> Gradients:
-        """Compute the gradients that go along its edges."""
+        """Compute the gradients that go along the edges."""
         run: Run = self._differentiable
         for wrapper in self.wrappers:
             run = partial(wrapper, run)
@@ -67,7 +67,7 @@ class Node:
 
 
 class Value:
-    """A scalar, where it came from, and its gradient if it is a leaf that wants one."""
+    """A scalar, its origin, and its gradient if it is a leaf that needs one."""
 
     def __init__(
         self, data: float, edge: Edge | None = None, *, name: str = "", requires_grad: bool = False
@@ -91,7 +91,7 @@ class Value:
 
 
 def parameter(data: float, name: str = "") -> Value:
-    """A leaf that gets a gradient."""
+    """Return a leaf that gets a gradient."""
     return Value(data, name=name, requires_grad=True)
 
 
@@ -106,7 +106,7 @@ _local = _Local()
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Extent in which nothing is recorded for backward."""
+    """Record nothing for backward inside `with`."""
     before, _local.recording = _local.recording, False
     try:
         yield
@@ -184,7 +184,7 @@ OPS = (ADD, MUL, LINEAR, RELU, PAIR, TOTAL)
 
 
 def flat(arguments: Sequence[Any]) -> list[Value | None]:
-    """Arguments with the lists among them opened."""
+    """Return arguments with the lists among them flattened."""
     opened: list[Value | None] = []
     for argument in arguments:
         opened.extend(argument if isinstance(argument, list) else [argument])
@@ -198,7 +198,7 @@ def _data(argument: Any) -> Any:
 
 
 def dispatch(op: Op, arguments: list[Any]) -> tuple[Value, ...]:
-    """Run an operator; every one goes through here."""
+    """Run an operator; every operator passes here."""
     results = op.compute(*map(_data, arguments))
     if not _local.recording or all(_edge(value) is None for value in flat(arguments)):
         return tuple(Value(result, None) for result in results)
@@ -240,7 +240,7 @@ def total(values: list[Value]) -> Value:
 
 
 def _order(root: Node) -> list[Node]:
-    """The nodes that `root` reaches, each before those that it feeds."""
+    """Return the nodes that `root` reaches, each before those that it feeds."""
     done: dict[Node, None] = {}
 
     def visit(node: Node) -> None:
@@ -304,16 +304,16 @@ lost: list[Value] = []
 
 
 def scope_entered(path: str) -> None:
-    """Called when a scope is entered."""
+    """Do nothing when a scope is entered; drivers replace this."""
 
 
 def scope_left(path: str) -> None:
-    """Called when a scope is left."""
+    """Do nothing when a scope is left; drivers replace this."""
 
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Extent of a named part of a model."""
+    """Name a part of a model inside `with`."""
     _local.path.append(name)
     path = scope_path()
     scope_entered(path)
@@ -325,12 +325,12 @@ def scope(name: str) -> Iterator[None]:
 
 
 def scope_path() -> str:
-    """Return the path of the scope that the program is in."""
+    """Return the path of the current scope."""
     return ".".join(_local.path)
 
 
 def update(parameters: Sequence[Value], rate: float) -> None:
-    """End a step: take one of gradient descent, and drop the gradients."""
+    """End a step: take a step of gradient descent, and drop the gradients."""
     for value in parameters:
         value.data -= rate * (value.grad or 0.0)
         value.grad = None

@@ -1,9 +1,9 @@
-"""A complete eager driver, of the framework `toy`, written against the public interface only.
+"""A complete eager driver of the framework `toy`, written against the public interface only.
 
-With it, tools are tried where no framework is installed: `registered`. What it shows: facts and
+`registered` makes it available, so that tools can be tried without a framework. It shows facts and
 site keys, analysis at the first execution, plans cached for an epoch, values edited beside the
-tape, raw backward ops, aligned gradients by gates around an op. In one file, though long, so that
-it can be read from top to bottom.
+tape, raw backward ops, and aligned gradients by gates around an op. It is one long file so that it
+can be read from top to bottom.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Planned:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was asked for."""
+        """Return whether nothing was requested."""
         return not (self.before or self.after or self.aligned_before or self.aligned_after)
 
 
 class ToyFacts(Facts):
-    """What tools may ask: a `toy.Value` is a number of 8 bytes; a gradient is a plain float."""
+    """Facts about tensors: a `toy.Value` is a number of 8 bytes; a gradient is a plain float."""
 
     def is_tensor(self, value: Any) -> bool:
         """Return True for a value of the framework."""
@@ -141,7 +141,7 @@ class ToyDriver:
 
     @hookimpl
     def amanda_preflight(self) -> Sequence[Finding]:
-        """Say something of the environment."""
+        """Report something about the environment."""
         return [Finding("info", "The toy framework has one version")]
 
     @hookimpl
@@ -167,7 +167,7 @@ class ToyDriver:
         return attachment
 
     def release(self, attachment: ToyAttachment) -> None:
-        """Let go of an attachment; with the last one the framework is as it was found."""
+        """Release an attachment; the last one restores the framework."""
         with self._lock:
             del self.attachments[attachment.thread]
             self.detached += 1
@@ -193,7 +193,7 @@ class ToyDriver:
 
 @contextmanager
 def registered() -> Iterator[ToyDriver]:
-    """Extent in which the toy framework has a driver, as if one were installed.
+    """Register a driver of the toy framework inside `with`, as if it were installed.
 
     ``with registered(), amanda.apply(tool): toy.relu(toy.Value(1.0))``
     """
@@ -210,7 +210,7 @@ def registered() -> Iterator[ToyDriver]:
 
 
 class ToyAttachment:
-    """The driver's hold on the framework for one session."""
+    """Holds the framework for one session."""
 
     def __init__(self, driver: ToyDriver, session: Session) -> None:
         self.driver = driver
@@ -222,17 +222,17 @@ class ToyAttachment:
         self.leaves: list[tuple[toy.Node, Any]] = []
 
     def detach(self) -> None:
-        """Restore what was found."""
+        """Restore the framework."""
         for node, wrapper in self.leaves:
             node.wrappers.remove(wrapper)
         self.driver.release(self)
 
     def isolate(self) -> AbstractContextManager[object]:
-        """Return an extent in which nothing is recorded for backward."""
+        """Record nothing for backward inside `with`."""
         return toy.no_grad()
 
     def coverage(self) -> Sequence[Blind]:
-        """Say what is not seen."""
+        """Describe what is not seen."""
         return [Blind("Value.data", "an attribute is read without dispatch")]
 
     # What stands in place of the framework's functions.
@@ -357,7 +357,7 @@ class ToyAttachment:
     def _exit(
         self, planned: Planned | list[Planned], arguments: list[Any]
     ) -> tuple[list[Any], toy.Node]:
-        """Put a gate below the op, where its contributions to its inputs' gradients come by."""
+        """Put a gate below the op, which its contributions to its inputs' gradients pass."""
         edges = [value.edge if value is not None else None for value in toy.flat(arguments)]
         # Not the arguments: the tape would keep them alive.
         lengths = [len(a) if isinstance(a, list) else None for a in arguments]
@@ -390,7 +390,7 @@ class ToyAttachment:
         exit_gate: toy.Node,
         outputs: tuple[toy.Value, ...],
     ) -> tuple[toy.Value, ...]:
-        """Watch the backward ops of an op, and put a gate above them where one is of use."""
+        """Watch the backward ops of an op, and put a gate above them if one is needed."""
         if self.session.wants_backward:
             for ordinal, node in enumerate(_between(outputs, exit_gate)):
                 self._watch(node, (ordinal, node.name), planned.context)
@@ -466,7 +466,7 @@ class ToyAttachment:
 
 
 def _call_site() -> tuple[str, int, str]:
-    """Function, offset in its bytecode, and ``file:line`` of the first frame outside."""
+    """Return function, bytecode offset and ``file:line`` of the first frame outside."""
     frame = sys._getframe(1)
     while frame.f_globals["__name__"] in OWN:
         assert frame.f_back is not None
@@ -477,7 +477,7 @@ def _call_site() -> tuple[str, int, str]:
 
 
 def _beside(new: Any, old: Any) -> Any:
-    """The new value in the old one's place on the tape: gradients flow straight through."""
+    """Return the new value in the old one's place on the tape: gradients flow straight through."""
     if isinstance(new, list):
         return [_beside(n, o) for n, o in zip(new, old, strict=True)]
     if new is None or old is None:
@@ -486,7 +486,7 @@ def _beside(new: Any, old: Any) -> Any:
 
 
 def _between(outputs: Sequence[toy.Value], gate: toy.Node) -> list[toy.Node]:
-    """The backward nodes of an op, from its outputs down to the gate below it."""
+    """Return the backward nodes of an op, from its outputs down to the gate below it."""
     found: dict[toy.Node, None] = {}
     waiting = [output.edge for output in outputs]
     while waiting:
@@ -498,7 +498,7 @@ def _between(outputs: Sequence[toy.Value], gate: toy.Node) -> list[toy.Node]:
 
 
 def _nested(gradients: toy.Gradients, lengths: Sequence[int | None]) -> list[Any]:
-    """Gradients by position: a list of as many as are in a list, one for anything else."""
+    """Return gradients by position: a list for an input that is a list, one for any other."""
     rest = iter(gradients)
     return [
         next(rest) if length is None else [next(rest) for _ in range(length)] for length in lengths
@@ -517,6 +517,6 @@ def _as_list(result: Any) -> list[Any]:
 
 
 def plans_of(driver: ToyDriver, session: Session) -> Mapping[Any, Planned]:
-    """What the driver has cached for a session."""
+    """Return what the driver has cached for a session."""
     planned: dict[Any, Planned] = session.persistent("toy.planned", dict)
     return planned

@@ -1,4 +1,4 @@
-"""Trying a tool without a framework: a toy program under it, and whether its result is well-formed.
+"""Trying a tool without a framework: a toy program under it, and a check of its result.
 
 For authors of tools. Owns one program of a few operators, forward and backward, whose numbers can
 be computed by hand, and the check of what `amanda run` and `amanda show` need of a result.
@@ -25,7 +25,7 @@ OPERATORS = ("hidden/linear", "hidden/relu", "pair", "total", "output/linear", "
 
 @dataclass
 class ToyRun:
-    """What a run of the toy program came to.
+    """The result of a run of the toy program.
 
     Attributes:
         losses: The loss of each step.
@@ -41,12 +41,12 @@ class ToyRun:
 def run_toy_program(*tools: amanda.Tool, steps: int = 1, rate: float = 0.125) -> ToyRun:
     """Train a toy model under tools: `OPERATORS` in each step, then backward and an update.
 
-    Besides plain operators it has what tools are likely to miss: an operator with two outputs
-    (``pair``), one whose input is a list (``total``), two calls of one operator of which one leaves
-    out an argument (``linear``), and operators in modules and outside of any.
+    The program has what tools are likely to miss: an operator with two outputs (``pair``), one
+    whose input is a list (``total``), two calls of one operator of which one leaves out an argument
+    (``linear``), and operators inside and outside of modules.
 
     Args:
-        *tools: The tools; without one the program runs plain, which shows what a tool changes.
+        *tools: The tools. Without tools the program runs plain, to compare with.
         steps: How many steps to train.
         rate: The learning rate.
 
@@ -88,7 +88,7 @@ def _loss(x: toy.Value, weight: toy.Value, bias: toy.Value, scale: toy.Value) ->
 
 
 def check_result(result: Any) -> dict[str, Any]:
-    """Check that `amanda run` can show and write what a tool found, and `amanda show` read it.
+    """Check that `amanda run` can show and write a result, and `amanda show` can read it.
 
     Args:
         result: What the tool's ``result()`` returned.
@@ -97,8 +97,8 @@ def check_result(result: Any) -> dict[str, Any]:
         The content of its JSON.
 
     Raises:
-        AssertionError: It has not the form; the message says what is missing.
-        ResultError: Its JSON is none.
+        AssertionError: The result lacks something; the message says what.
+        ResultError: Its JSON is invalid.
         OutputError: It writes outside of the folder that it is given.
     """
     kind = type(result).__name__
