@@ -57,6 +57,19 @@ def ask(capabilities: frozenset[str], action: Ask, point: IPoint, mode: str = MO
         context.trigger_callback(point)
 
 
+def test_a_selection_by_calls_names_a_mode_that_tells_of_none() -> None:
+    selected = tool(lambda context: None).where(amanda.select(calls=[0]))
+    with amanda.apply(selected) as handle:
+        session = session_of(handle)
+        everywhere = {"graph": frozenset[str](), "eager": CAPABILITIES}
+        session.declare(DriverInfo("flow", ("flow",), ("flow/*/*",), everywhere, api=2))
+        session.open(site(namespace="flow/1.0/eager"), None, [1.0]).trigger_callback(
+            IPoint.BEFORE_FORWARD
+        )
+        with pytest.warns(amanda.AmandaWarning, match=r"selects nothing in flow/1\.0/graph"):
+            session.open(site(namespace=MODE), None, [1.0]).trigger_callback(IPoint.BEFORE_FORWARD)
+
+
 @pytest.mark.parametrize(("capability", "action", "point"), NEEDS)
 def test_what_is_not_declared_for_a_mode_is_refused_when_it_is_asked_for(
     capability: str, action: Ask, point: IPoint

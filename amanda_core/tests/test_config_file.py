@@ -198,7 +198,7 @@ def test_precedence_key_by_key(tmp_path: Path) -> None:
     assert config.output == tmp_path / "file"
     assert config.drivers == ("a",)
     one = config.tools[0]
-    assert one.select == Selecting(("conv*",), ("net.*",), None, (3,), one.select.where)
+    assert one.select == Selecting(("conv*",), ("net.*",), None, (3,), None, one.select.where)
 
     environment = {"AMANDA_TOOLS": "one:y=2,z=2;two", "AMANDA_OUTPUT": "/env"}
     config = loaded(tmp_path, **environment)
@@ -213,7 +213,7 @@ def test_precedence_key_by_key(tmp_path: Path) -> None:
         "y": "2",
         "z": "3",
     }
-    assert one.select == Selecting(("relu",), ("net.*",), None, (3,), "--ops")
+    assert one.select == Selecting(("relu",), ("net.*",), None, (3,), None, "--ops")
     assert loaded(tmp_path, output="flag").output == Path.cwd() / "flag"
 
 

@@ -78,6 +78,66 @@ def test_backward_ops_are_selected_by_their_own_names_and_those_of_their_forward
     assert seen_by(select(op=everything[0]), backward=True) == everything[:1]
 
 
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (range(1, 3), [1, 2]),
+        (slice(1, None), [1, 2, 3]),
+        ([0], [0]),
+        (range(9, 12), []),
+    ],
+)
+def test_calls_are_selected_and_counted_in_each_step(calls: Any, expected: list[int]) -> None:
+    called: list[tuple[int, int]] = []
+    number = step = 0
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(lambda *values: called.append((step, number)))
+
+    made = tool(analyse).where(select(op="linear", calls=calls))
+    for _ in range(2):
+        called.clear()
+        with amanda.apply(made):
+            for one in range(2):
+                for two in range(4):
+                    step, number = one, two
+                    # The decoder is another outermost module, with calls of its own.
+                    model()
+                amanda.step()
+        assert called == [(step, number) for step in range(2) for number in expected]
+
+
+def test_an_op_outside_of_any_module_is_in_no_call() -> None:
+    assert seen_by(select(op=["relu", "add"], calls=slice(0, None))) == ["relu"]
+    assert seen_by(~select(calls=slice(0, None))) == ["add"]
+
+
+def test_calls_combine_with_other_conditions() -> None:
+    assert seen_by(select(calls=[0]) & select(op="relu")) == ["relu"]
+    assert seen_by(select(calls=[7]) | select(op="add")) == ["add"]
+    assert str(select(calls=[7]) & ~select(op="add")) == "select(calls=[7]) & ~select(op='add')"
+
+
+def test_listeners_hear_of_calls() -> None:
+    heard: list[tuple[str, str, int]] = []
+    listening = Tool()
+    listening.add_inst_for_call(
+        lambda call: heard.append(("begin", call.module, call.number)),
+        lambda call: heard.append(("end", call.module, call.number)),
+    )
+    with amanda.apply(listening):
+        model()
+        model()
+    calls = [(module, number) for number in range(2) for module in ("encoder", "decoder")]
+    assert heard == [(point, *call) for call in calls for point in ("begin", "end")]
+
+
+def test_backward_ops_cannot_be_selected_by_calls() -> None:
+    backward = tool(lambda context: None, backward=True).where(~select(calls=[0]))
+    with pytest.raises(SelectionError, match="run outside of all calls"), amanda.apply(backward):
+        pass
+
+
 def test_only_selected_ops_are_instrumented() -> None:
     def double(context: OpContext) -> None:
         context.insert_after_op(lambda value: toy.Value(value.data * 2))

@@ -60,7 +60,7 @@ def test_each_setting_is_shown_with_what_says_it(
         ["tools.prune.sparsity", "0.9", "-t"],
         ["tools.prune.exact", "true", f"{file}:9"],
         ["tools.prune.select.ops", "linear, conv*", f"{file}:10"],
-        ["tools.prune.select.modules", "encoder.*", "--ops, --modules, --steps"],
+        ["tools.prune.select.modules", "encoder.*", "--ops, --modules, --steps, --calls"],
         ["tools.prune.select.steps", "0:5", f"{file}:5"],
         ["tools.all", "trace (does not run)", f"{file}:12"],
     ]

@@ -1,7 +1,7 @@
-"""`Selection`: which ops, and in which steps, a tool is for.
+"""`Selection`: which ops, in which steps and in which calls of a model, a tool is for.
 
 Owns the predicates that `select` makes and how they are combined. A selection knows neither tools
-nor sessions: it is asked about one context and one step.
+nor sessions: it is asked about one context, one step and one call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import translate
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.errors import SelectionError
@@ -17,11 +18,12 @@ from amanda_core.namespace import matches
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
 
-__all__ = ["Pattern", "Selection", "select"]
+__all__ = ["Pattern", "Patterns", "Selection", "listed", "matcher", "select"]
 
 #: A glob (``*`` stands for any characters, ``.`` and ``/`` included) or a regular expression, of
 #: which a part that matches somewhere is enough.
 Pattern = str | re.Pattern[str]
+Patterns = Pattern | Sequence[Pattern]
 
 
 class Selection:
@@ -34,48 +36,60 @@ class Selection:
 
     def __init__(
         self,
-        test: Callable[[OpContext, int], bool],
+        test: Callable[[OpContext, int, int | None], bool],
         text: str,
-        phases: Sequence[Callable[[int], bool]] = (),
+        phases: Sequence[Callable[[int, int | None], bool]] = (),
+        by_call: bool = False,
     ) -> None:
         self._test, self._text = test, text
         self._phases = tuple(phases)
+        #: Whether it depends on the call.
+        self.by_call = by_call
 
-    def __call__(self, context: OpContext, step: int = 0) -> bool:
-        """Return True if the op of `context` is selected in a step, counted from 0."""
-        return self._test(context, step)
+    def __call__(self, context: OpContext, step: int = 0, call: int | None = None) -> bool:
+        """Return True if the op of `context` is selected in a step and a call.
 
-    def phase(self, step: int) -> tuple[bool, ...]:
-        """Return the step-dependent conditions, evaluated at `step`.
-
-        Two steps with the same phase select the same ops.
+        Args:
+            context: Context of the op.
+            step: Number of the step, from 0.
+            call: Number of the call of the outermost module in the step, from 0; None outside.
         """
-        return tuple(test(step) for test in self._phases)
+        return self._test(context, step, call)
+
+    def phase(self, step: int, call: int | None = None) -> tuple[bool, ...]:
+        """Return the conditions that depend on the step and the call, evaluated there.
+
+        Two steps and calls with the same phase select the same ops.
+        """
+        return tuple(test(step, call) for test in self._phases)
 
     def __and__(self, other: Selection) -> Selection:
         if not isinstance(other, Selection):
             return NotImplemented
         return Selection(
-            lambda context, step: self(context, step) and other(context, step),
+            lambda *at: self(*at) and other(*at),
             f"{self._inner()} & {other._inner()}",
             self._phases + other._phases,
+            self.by_call or other.by_call,
         )
 
     def __or__(self, other: Selection) -> Selection:
         if not isinstance(other, Selection):
             return NotImplemented
         return Selection(
-            lambda context, step: self(context, step) or other(context, step),
+            lambda *at: self(*at) or other(*at),
             f"{self} | {other}",
             self._phases + other._phases,
+            self.by_call or other.by_call,
         )
 
     def __invert__(self) -> Selection:
         text = f"({self})" if " " in self._text.partition("(")[0] or " & " in self._text else None
         return Selection(
-            lambda context, step: not self(context, step),
+            lambda *at: not self(*at),
             f"~{text or self._inner()}",
             self._phases,
+            self.by_call,
         )
 
     def __str__(self) -> str:
@@ -91,10 +105,11 @@ class Selection:
 def select(
     predicate: Callable[[OpContext], bool] | None = None,
     *,
-    op: Pattern | Sequence[Pattern] = (),
-    module: Pattern | Sequence[Pattern] = (),
+    op: Patterns = (),
+    module: Patterns = (),
     namespace: str = "",
     steps: range | slice | Sequence[int] | None = None,
+    calls: range | slice | Sequence[int] | None = None,
 ) -> Selection:
     """Select ops for `Tool.where`; what is left out selects all.
 
@@ -107,6 +122,9 @@ def select(
         module: Patterns of which one is to match the path of the module in which the op runs.
         namespace: Framework, version and mode, as in mapping rules: ``pytorch``, ``*/*/graph``.
         steps: Numbers of steps, counted from 0 for each `apply`.
+        calls: Numbers of calls of the outermost module, counted from 0 in each step and for each
+            such module. Of ``generate``, call 0 processes the prompt, and each further one the next
+            token. Ops outside of any module are in no call.
 
     Raises:
         SelectionError: An argument is not of the kind that is expected.
@@ -114,8 +132,8 @@ def select(
     >>> convolutions = select(op=["conv*", "linear"], module="encoder.*")
     """
     parts: list[str] = []
-    tests: list[Callable[[OpContext, int], bool]] = []
-    phases: list[Callable[[int], bool]] = []
+    tests: list[Callable[[OpContext, int, int | None], bool]] = []
+    phases: list[Callable[[int, int | None], bool]] = []
     if predicate is not None:
         if not callable(predicate) or isinstance(predicate, Selection):
             raise SelectionError(
@@ -124,28 +142,34 @@ def select(
             )
         function = predicate
         parts.append(getattr(function, "__qualname__", repr(function)))
-        tests.append(lambda context, _: bool(function(context)))
+        tests.append(lambda context, *_: bool(function(context)))
     if op:
-        ops = _patterns("op", op)
+        ops = matcher(listed("op", op))
         parts.append(f"op={op!r}")
-        tests.append(lambda context, _: any(map(ops, _names(context))))
+        tests.append(lambda context, *_: any(map(ops, _names(context))))
     if module:
-        modules = _patterns("module", module)
+        modules = matcher(listed("module", module))
         parts.append(f"module={module!r}")
-        tests.append(lambda context, _: modules(context.module_path))
+        tests.append(lambda context, *_: modules(context.module_path))
     if namespace:
         matches(namespace, "framework/version/mode")  # Raises for what is no pattern.
         parts.append(f"namespace={namespace!r}")
-        tests.append(lambda context, _: matches(namespace, context.namespace))
+        tests.append(lambda context, *_: matches(namespace, context.namespace))
     if steps is not None:
-        within = _steps(steps)
+        in_steps = _numbers("steps", steps)
         parts.append(f"steps={steps!r}")
-        tests.append(lambda _, step: within(step))
-        phases.append(within)
+        tests.append(lambda _, step, call: in_steps(step))
+        phases.append(lambda step, call: in_steps(step))
+    if calls is not None:
+        in_calls = _numbers("calls", calls)
+        parts.append(f"calls={calls!r}")
+        tests.append(lambda _, step, call: call is not None and in_calls(call))
+        phases.append(lambda step, call: call is not None and in_calls(call))
     return Selection(
-        lambda context, step: all(test(context, step) for test in tests),
+        lambda *at: all(test(*at) for test in tests),
         f"select({', '.join(parts)})",
         phases,
+        calls is not None,
     )
 
 
@@ -156,36 +180,53 @@ def _names(context: OpContext) -> list[str]:
     return names
 
 
-def _patterns(name: str, given: Any) -> Callable[[str], bool]:
-    listed = [given] if isinstance(given, (str, re.Pattern)) else given
-    if not isinstance(listed, (list, tuple, set, frozenset)) or not all(
-        isinstance(item, (str, re.Pattern)) and item for item in listed
+def listed(name: str, given: Any) -> tuple[Pattern, ...]:
+    """Return a pattern or several of them as a tuple.
+
+    Args:
+        name: What they are called, for messages.
+        given: One pattern, or a list.
+
+    Raises:
+        SelectionError: It is neither.
+    """
+    patterns = [given] if isinstance(given, (str, re.Pattern)) else given
+    if not isinstance(patterns, (list, tuple, set, frozenset)) or not all(
+        isinstance(item, (str, re.Pattern)) and item for item in patterns
     ):
         raise SelectionError(
             f"{name}={given!r} is no pattern and no list of patterns",
             fix=f"Write {name}='conv*' or {name}=['conv*', re.compile('norm$')]",
         )
+    return tuple(patterns)
+
+
+@lru_cache(maxsize=256)
+def matcher(patterns: tuple[Pattern, ...]) -> Callable[[str], bool]:
+    """Return a function that says whether one of the patterns matches a text."""
     tests = [
         re.compile(translate(item)).match if isinstance(item, str) else item.search
-        for item in listed
+        for item in patterns
     ]
     return lambda text: any(test(text) is not None for test in tests)
 
 
-def _steps(given: Any) -> Callable[[int], bool]:
+def _numbers(name: str, given: Any) -> Callable[[int], bool]:
     if isinstance(given, slice):
         start, stop, stride = given.start or 0, given.stop, given.step or 1
         if _are_counts(start, 0 if stop is None else stop) and _are_counts(stride - 1):
-            return lambda step: (
-                step >= start and (stop is None or step < stop) and (step - start) % stride == 0
+            return lambda number: (
+                number >= start
+                and (stop is None or number < stop)
+                and (number - start) % stride == 0
             )
     elif isinstance(given, range):
         return given.__contains__
     elif isinstance(given, (list, tuple, set, frozenset)) and _are_counts(*given):
         return frozenset(given).__contains__
     raise SelectionError(
-        f"steps={given!r} is no range of steps",
-        fix="Write steps=range(10, 20), steps=slice(10, None) or steps=[0, 5]",
+        f"{name}={given!r} is no range of {name}",
+        fix=f"Write {name}=range(10, 20), {name}=slice(10, None) or {name}=[0, 5]",
     )
 
 

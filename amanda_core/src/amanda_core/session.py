@@ -26,6 +26,7 @@ from amanda_core.threads import THREAD, Control, inside_routine
 if TYPE_CHECKING:
     import pluggy
 
+    from amanda_core.calls import Calls
     from amanda_core.driver import DriverInfo, Site
     from amanda_core.driver_failures import DriverFailures, OnDriverError
     from amanda_core.facts import Facts
@@ -49,7 +50,10 @@ class Session:
         control: The switches of the thread that owns the session.
         closed: Whether the tools were left; routines no longer run then.
         wants_backward: Whether some applied tool analyses backward ops.
-        watches_scopes: Whether some applied tool listens for module scopes.
+        watches_scopes: Whether some applied tool listens for module scopes, or is shown values.
+        watches_calls: Whether calls of outermost modules matter to some applied tool.
+        watches_values: Whether some applied tool is shown what modules take or return.
+        call: Number of the call of the outermost module that runs; None outside of any.
         contended: Whether several tools have changed one value; `conflicts` tells which.
         pending: Exceptions that wait for `raise_pending`, oldest first.
     """
@@ -76,6 +80,8 @@ class Session:
         #: Called after each change of `epoch`.
         self.listener: Callable[[], None] | None = None
         self._step = 0
+        self.watches_calls = self.watches_values = False
+        self.call: int | None = None
         self.contended = False
         store.session = self
         self.tools_changed()
@@ -88,6 +94,13 @@ class Session:
         from amanda_core.driver_failures import DriverFailures
 
         return DriverFailures(self._policy)
+
+    @cached_property
+    def calls(self) -> Calls:
+        """The calls and values of modules, where some applied tool asks for them."""
+        from amanda_core.calls import Calls
+
+        return Calls(self)
 
     @cached_property
     def _weak(self) -> Any:
@@ -114,17 +127,22 @@ class Session:
         self._refresh()
 
     @contextmanager
-    def as_of(self, tools: Sequence[Tool]) -> Iterator[None]:
+    def as_of(self, tools: Sequence[Tool], call: int | None = None) -> Iterator[None]:
         """Extent in which exactly `tools` are applied, as they were at an earlier time.
 
         For a driver that runs a part of the forward program again; the epoch is that of then,
         unless a tool was invalidated since.
+
+        Args:
+            tools: The tools of then.
+            call: What `call` was then.
         """
-        before = self.tools
+        before, now, self.call = self.tools, self.call, call
         self.set_tools(tools)
         try:
             yield
         finally:
+            self.call = now
             self.set_tools(before)
 
     def tools_changed(self) -> None:
@@ -148,20 +166,25 @@ class Session:
             self._analysing = dict.fromkeys(IPoint, rules)
         self.wants_backward = any(p.is_backward for p in IPoint if self._analysing[p])
         self.watches_scopes = any(tool._amanda.scope for tool in self.tools)
+        if "calls" in self.__dict__ or any(tool._amanda.watches_modules for tool in self.tools):
+            self.calls.refresh()
         if self.epoch != before and self.listener is not None:
             self.listener()
 
     def _stage_now(self) -> Stage:
         """Return what plans depend on: the tools' registrations, and which steps are selected."""
         known = [(tool._amanda, tool._amanda.selection) for tool in self.tools]
+        at = self._step, self.call
         return tuple(
-            (tool.serial, tool.generation, () if chosen is None else chosen.phase(self._step))
+            (tool.serial, tool.generation, () if chosen is None else chosen.phase(*at))
             for tool, chosen in known
         )
 
     def _selects(self, tool: Tool, context: OpContext) -> bool:
+        if "calls" in self.__dict__ and not self.calls.may_select(tool, context):
+            return False
         selection = tool._amanda.selection
-        return selection is None or selection(context, self._step)
+        return selection is None or selection(context, self._step, self.call)
 
     def close(self) -> None:
         """End the session: contexts stay in the store, routines no longer run."""
@@ -450,9 +473,12 @@ class Session:
         """Tell the tools that a step has ended and the next one begins."""
         self._tell(lambda tool: [end for _, end in tool._amanda.step], self._step)
         self._step += 1
+        self._update_stage()
+        self.begin_step()
+
+    def _update_stage(self) -> None:
         if self._stage_now() != self._stage:
             self._refresh()
-        self.begin_step()
 
     def enter_scope(self, path: str) -> None:
         """Tell the tools that the module scope `path` is entered."""

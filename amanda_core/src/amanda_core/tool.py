@@ -15,18 +15,23 @@ from amanda_core.action import IPoint
 from amanda_core.errors import DependencyCycleError, SelectionError, ToolError
 
 if TYPE_CHECKING:
+    from amanda_core.calls import Call
     from amanda_core.context import OpContext
-    from amanda_core.selection import Selection
+    from amanda_core.selection import Patterns, Selection
 
 __all__ = ["Tool", "in_dependency_order"]
 
 Analysis = Callable[["OpContext"], None]
 StepListener = Callable[[int], None]
 ScopeListener = Callable[[str], None]
+CallListener = Callable[["Call"], None] | None
 T = TypeVar("T", bound="Tool")
 
 
-_COPIED = ("routines", "before_rules", "after_rules", "step", "scope", "dependencies", "selection")
+_COPIED = (
+    *("routines", "before_rules", "after_rules", "step", "scope", "modules"),
+    *("dependencies", "selection"),
+)
 
 
 class _Registrations:
@@ -46,6 +51,8 @@ class _Registrations:
         self.after_rules: list[Analysis] = []
         self.step: list[tuple[StepListener | None, StepListener | None]] = []
         self.scope: list[tuple[ScopeListener | None, ScopeListener | None]] = []
+        #: What `calls` keeps for this tool; None where calls of modules do not matter to it.
+        self.modules: Any = None
         self.dependencies: list[Tool] = []
         #: The ops and steps that the tool is for; None for all.
         self.selection: Selection | None = None
@@ -56,6 +63,11 @@ class _Registrations:
         self.logs: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
         #: Tools of one `apply` (by identity) -> the store to resume. Held by the newest of them.
         self.stores: dict[tuple[int, ...], Any] = {}
+
+    @property
+    def watches_modules(self) -> bool:
+        """Whether the calls of outermost modules, or values of modules, matter to the tool."""
+        return bool(self.modules or (self.selection and self.selection.by_call))
 
     def changed(self) -> None:
         self.generation += 1
@@ -147,6 +159,39 @@ class Tool:
     ) -> None:
         """Register functions for entering and leaving a module scope; each gets its path."""
         self._amanda.scope.append((enter, leave))
+        self._amanda.changed()
+
+    def add_inst_for_call(self, begin: CallListener = None, end: CallListener = None) -> None:
+        """Register functions for the begin and end of each call of an outermost module.
+
+        Each gets the `amanda_core.calls.Call`. In a decoding loop, such as that of ``generate``,
+        the first call of a step processes the prompt, and each further one the next tokens.
+        """
+        from amanda_core.calls import registered
+
+        registered(self).listeners.append((begin, end))
+        self._amanda.changed()
+
+    def show_modules(
+        self, module: Patterns, *, inputs: bool = False, outputs: bool = False
+    ) -> None:
+        """Give this tool operators for what modules take and return.
+
+        In each call of a chosen module an operator ``module_input`` returns the first tensor that
+        the module was given, and ``module_output`` the first that it returns. Other tools do not
+        see them. Their analysis, their edits and their selection are those of all operators.
+
+        Args:
+            module: Patterns of which one is to match the module's path.
+            inputs: Whether to show what the modules take.
+            outputs: Whether to show what they return.
+
+        Raises:
+            SelectionError: `module` is not a pattern or a list of patterns.
+        """
+        from amanda_core.calls import registered
+
+        registered(self).show(module, inputs, outputs)
         self._amanda.changed()
 
     def depends_on(self, *tools: Tool) -> None:

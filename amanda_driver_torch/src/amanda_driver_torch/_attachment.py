@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from amanda_core import Blind, Session
+from amanda_core.calls import MODULE_INPUT, MODULE_OUTPUT
 from amanda_core.errors import is_annotated
 from amanda_core.interceptors import NATIVE
 from amanda_core.scopes import OUTSIDE, Activation, Scope, Scopes
@@ -25,6 +26,7 @@ from amanda_driver_torch._entry.checkpoint import is_foreign_rerun
 from amanda_driver_torch._entry.function_mode import FunctionModeInterceptor
 from amanda_driver_torch._entry.interceptor import Interceptor
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
+from amanda_driver_torch._entry.module_values import replace_first, unchanged
 from amanda_driver_torch._entry.patches import PATCHES
 from amanda_driver_torch._entry.tracing import reason_to_ignore
 from amanda_driver_torch._execution.execute import Execution
@@ -48,6 +50,10 @@ from amanda_driver_torch._torch.tensor_attributes import is_weight
 __all__ = ["NAMESPACE", "TorchAttachment"]
 
 NAMESPACE = f"pytorch/{torch.__version__.partition('+')[0]}/eager"
+
+# What stands for the values of modules; they have one input and return it.
+_INPUT = Operator(unchanged, unchanged, MODULE_INPUT)
+_OUTPUT = Operator(unchanged, unchanged, MODULE_OUTPUT)
 
 # torch's C bindings of these turn any TypeError into NotImplemented, even a routine's own.
 _BINARY = frozenset(
@@ -279,6 +285,8 @@ class TorchAttachment:
         if STATE.opaque and STATE.backward and is_foreign_rerun():
             with quietly():
                 return original(module, *args, **kwargs)
+        # A recomputation is a part of the call that it belongs to.
+        is_call = session.watches_calls and not activations and not STATE.backward
         opaque, STATE.opaque = STATE.opaque, 0
         recomputing, STATE.recomputing = (
             STATE.recomputing,
@@ -286,13 +294,16 @@ class TorchAttachment:
         )
         activations.append(activation)
         try:
+            if is_call:
+                session.calls.enter(NAMESPACE, activation.scope.root, args, kwargs)
             if session.watches_scopes:
                 session.enter_scope(path)
-            if opaque:
-                with self._interceptor.inside():
-                    result = original(module, *args, **kwargs)
-            else:
+            with self._interceptor.inside() if opaque else nullcontext():
+                if session.watches_values and session.calls.shows(MODULE_INPUT, path):
+                    args, kwargs = replace_first((args, kwargs), self._shown_input)
                 result = original(module, *args, **kwargs)
+                if session.watches_values and session.calls.shows(MODULE_OUTPUT, path):
+                    result = replace_first(result, self._shown_output)
             session.raise_pending()
             return result
         except BaseException as error:
@@ -304,6 +315,16 @@ class TorchAttachment:
             STATE.opaque, STATE.recomputing = opaque, recomputing
             if session.watches_scopes:
                 session.leave_scope(path)
+            if is_call:
+                session.calls.leave()
+
+    def _shown_input(self, value: torch.Tensor) -> Any:
+        with suspended_modes():
+            return self.execute(_INPUT, unchanged, (value,), {})
+
+    def _shown_output(self, value: torch.Tensor) -> Any:
+        with suspended_modes():
+            return self.execute(_OUTPUT, unchanged, (value,), {})
 
     def enter_module(self, module: nn.Module, parent: Activation | None) -> Scope:
         """Return the scope of a module called inside `parent`."""

@@ -50,6 +50,8 @@ def amanda_driver_info() -> DriverInfo:
                 "facts",
                 "scopes",
                 "scope_events",
+                "calls",
+                "module_values",
                 "recomputed_edits",
                 "recomputed_flag",
             }

@@ -117,6 +117,12 @@ def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Progr
     "--modules", multiple=True, metavar="GLOB", help="Only ops in these modules; may be repeated."
 )
 @click.option("--steps", metavar="A:B", help="Only from step A up to and without B; also A:, ::N.")
+@click.option(
+    "--calls",
+    metavar="A:B",
+    help="Only calls A up to and without B of the outermost module in each step. Of generate, 0 "
+    "is the prompt's.",
+)
 @click.option("--config", "file", metavar="FILE", help="Read [tool.amanda] of this file instead.")
 @click.option("--no-config", is_flag=True, help="Read no file.")
 @click.option(
@@ -143,6 +149,7 @@ def run(
     ops: tuple[str, ...],
     modules: tuple[str, ...],
     steps: str | None,
+    calls: str | None,
     file: str | None,
     no_config: bool,
     show_config: bool,
@@ -159,7 +166,8 @@ def run(
         modules or None,
         None,
         parse_steps(steps, "--steps") if steps is not None else None,
-        "--ops, --modules, --steps",
+        parse_steps(calls, "--calls", "calls") if calls is not None else None,
+        "--ops, --modules, --steps, --calls",
     )
     flags = from_flags(tools, output, drivers, select or None, disable_plugins)
     if program is None and not show_config:

@@ -216,7 +216,7 @@ class Run:
                 some = ", ".join([*ran[:_NAMED], *(["..."] if len(ran) > _NAMED else [])])
                 why = (
                     f"{known.selection} has none of those that ran ({some}). Widen --ops, "
-                    "--modules, --steps or `select`"
+                    "--modules, --steps, --calls or `select`"
                 )
             yield f"{name} was given no operator: {why}"
 

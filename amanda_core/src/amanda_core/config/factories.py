@@ -215,6 +215,7 @@ def _restricted(tool: Tool, select: Selecting) -> Tool:
             module=select.modules or (),
             namespace=select.namespace or "",
             steps=select.steps,
+            calls=select.calls,
         )
         return tool.where(chosen)
     except AmandaError as error:

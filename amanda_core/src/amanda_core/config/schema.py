@@ -18,7 +18,7 @@ __all__ = ["nearest", "read"]
 
 _ROOT = ("tool", "amanda")
 _KEYS = ("output", "drivers", "disable_plugins", "tools", "select")
-_SELECT = ("ops", "modules", "namespace", "steps")
+_SELECT = ("ops", "modules", "namespace", "steps", "calls")
 #: Keys of a tool's table that are not options of the tool.
 RESERVED = ("enable", "select", "tool")
 
@@ -95,16 +95,18 @@ def _selecting(value: Any, document: Document, keys: tuple[str, ...]) -> Selecti
     table = _known(value, _SELECT, document, keys)
     if not table:
         return Selecting()
-    namespace = steps = None
+    namespace = None
     if "namespace" in table:
         namespace = _string(table["namespace"], document, (*keys, "namespace"))
-    if "steps" in table:
-        steps = parse_steps(table["steps"], document.where(*keys, "steps"))
+    steps, calls = (
+        parse_steps(table[key], document.where(*keys, key), key) if key in table else None
+        for key in ("steps", "calls")
+    )
     ops, modules = (
         _strings(table[key], document, (*keys, key)) if key in table else None
         for key in ("ops", "modules")
     )
-    return Selecting(ops, modules, namespace, steps, document.where(*keys))
+    return Selecting(ops, modules, namespace, steps, calls, document.where(*keys))
 
 
 def _known(

@@ -44,6 +44,7 @@ class Selecting:
         modules: Patterns of modules.
         namespace: Where the operators run.
         steps: A range of steps, or a list of them.
+        calls: The same of calls of the outermost module.
         where: What says so, for messages.
         origins: Name of an argument -> what says it, where several were merged.
     """
@@ -52,6 +53,7 @@ class Selecting:
     modules: tuple[str, ...] | None = None
     namespace: str | None = None
     steps: Steps | None = None
+    calls: Steps | None = None
     where: str = ""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -62,6 +64,7 @@ class Selecting:
             lower.modules if self.modules is None else self.modules,
             lower.namespace if self.namespace is None else self.namespace,
             lower.steps if self.steps is None else self.steps,
+            lower.calls if self.calls is None else self.calls,
             self.where or lower.where,
             {name: where for part in (lower, self) for name, (_, where) in part.said().items()},
         )
@@ -70,12 +73,12 @@ class Selecting:
         """Return each argument that is said, by name: its value, and what says it."""
         return {
             name: (value, self.origins.get(name, self.where))
-            for name in ("ops", "modules", "namespace", "steps")
+            for name in ("ops", "modules", "namespace", "steps", "calls")
             if (value := getattr(self, name)) is not None
         }
 
     def __bool__(self) -> bool:
-        return any(x is not None for x in (self.ops, self.modules, self.namespace, self.steps))
+        return bool(self.said())
 
 
 @dataclass(frozen=True, slots=True)

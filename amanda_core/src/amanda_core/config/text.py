@@ -128,7 +128,7 @@ def check_name(name: str, where: str) -> str:
     return name
 
 
-def parse_steps(value: object, where: str) -> Steps:
+def parse_steps(value: object, where: str, name: str = "steps") -> Steps:
     """Read ``10:20`` (10 to 19), ``10:``, ``:20``, ``::100``, a number, or a list of numbers.
 
     Raises:
@@ -149,7 +149,7 @@ def parse_steps(value: object, where: str) -> Steps:
         if parts[2:] != [0]:
             return slice(*parts)
     raise ConfigError(
-        f"{_short(value)} is no range of steps",
+        f"{_short(value)} is no range of {name}",
         where=where,
         fix="Write '10:20' (from 10 up to and without 20), '10:', '::100', 7, or [1, 2, 3]",
     )

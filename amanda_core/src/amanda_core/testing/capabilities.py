@@ -41,6 +41,8 @@ CAPABILITIES: Mapping[str, str] = {
     "steps": "tools are notified when a training step of the framework ends",
     "scopes": "an op knows the path of the framework's module in which it runs",
     "scope_events": "tools are notified when a module is entered and left",
+    "calls": "calls of outermost modules are counted and reported to tools with their arguments",
+    "module_values": "a module's inputs and outputs are operators for the tools that ask for them",
     "recomputed_edits": "edits also take effect when activation checkpointing runs an op again",
     "recomputed_flag": "an op that runs again is the same op, and its context says so",
     "ordered": "routines run in program order, at the time of their op",

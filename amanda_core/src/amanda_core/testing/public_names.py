@@ -33,6 +33,7 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.threads": "the switches of the control API in one thread",
     "amanda_core.switches": "positions in the buffer of these switches",
     "amanda_core.vocabulary": "the common words",
+    "amanda_core.calls": "operators that stand for what modules take and return",
     "amanda_core.namespace": "namespaces and patterns of them",
     "amanda_core.activation": "applying tools, such as for a self-test",
     "amanda_core.discovery": "registering a driver that is not installed",

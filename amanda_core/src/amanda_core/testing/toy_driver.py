@@ -49,6 +49,7 @@ CAPABILITIES = frozenset(
         "steps",
         "scopes",
         "scope_events",
+        "calls",
         "ordered",
         "facts",
     }
@@ -239,6 +240,8 @@ class ToyAttachment:
 
     def scope_entered(self, path: str) -> None:
         """Tell the tools."""
+        if self.session.watches_calls and "." not in path:
+            self.session.calls.enter(NAMESPACE, path, (), {})
         if self.session.watches_scopes:
             self.session.enter_scope(path)
 
@@ -246,6 +249,8 @@ class ToyAttachment:
         """Tell the tools."""
         if self.session.watches_scopes:
             self.session.leave_scope(path)
+        if self.session.watches_calls and "." not in path:
+            self.session.calls.leave()
 
     def update(self, *args: Any) -> None:
         """End a step."""

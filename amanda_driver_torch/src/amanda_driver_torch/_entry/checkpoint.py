@@ -39,6 +39,7 @@ class Rerun:
         if self._attachment is not None:
             session = self._attachment.session
             self._tools = [weakref.ref(tool) for tool in session.tools]
+            self._call = session.call
             # Without the cache every analysis starts a new epoch, and the rerun is analysed again.
             self._epoch = session.epoch if session.caching else None
         functools.update_wrapper(self, function, updated=())
@@ -59,7 +60,7 @@ class Rerun:
             with quietly():
                 return self._function(*args, **kwargs)
         session = attachment.session
-        with session.as_of([tool for tool in tools if tool is not None]):
+        with session.as_of([tool for tool in tools if tool is not None], self._call):
             if self._epoch not in (None, session.epoch):
                 self._refuse_if_edited()
             with attachment.resumed([activation.copy() for activation in self._activations]):

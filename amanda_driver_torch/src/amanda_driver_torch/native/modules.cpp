@@ -208,7 +208,7 @@ HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t coun
     if (!watch->refresh()) return nullptr;
     Py_ssize_t depth = PyList_GET_SIZE(thread->activations);
     if (thread->opaque || watch->watches_scopes ||
-        (depth == 0 && (thread->backward || some_died(watch)))) {
+        (depth == 0 && (watch->watches_calls || thread->backward || some_died(watch)))) {
         return python_way(function, args, count, names);
     }
     Activation* parent = nullptr;

@@ -57,9 +57,11 @@ PyObject* Call::kwargs() const {
 bool Watch::read_session() {
     Owned backward(PyObject_GetAttrString(session, "wants_backward"));
     Owned scopes(PyObject_GetAttrString(session, "watches_scopes"));
-    if (!backward || !scopes) return false;
+    Owned calls(PyObject_GetAttrString(session, "watches_calls"));
+    if (!backward || !scopes || !calls) return false;
     wants_backward = PyObject_IsTrue(backward.get()) == 1;
     watches_scopes = PyObject_IsTrue(scopes.get()) == 1;
+    watches_calls = PyObject_IsTrue(calls.get()) == 1;
     PyObject* now = PyObject_GetAttrString(session, "epoch");
     if (now == nullptr) return false;
     Py_XSETREF(epoch, now);

@@ -42,7 +42,7 @@ struct Watch {
     PyObject* epoch;                     // the last one read; compared by identity
     int64_t seen;                        // its number
     const AmandaSwitches* switches;      // of the session's thread
-    bool wants_backward, watches_scopes;
+    bool wants_backward, watches_scopes, watches_calls;
     bool second_order;  // gradients of gradients are analysed, which Python does
     PyObject* get_control;  // () -> the calling thread's `Control`
     PyObject *execute, *settle, *call_module, *enter_module, *module_failed,

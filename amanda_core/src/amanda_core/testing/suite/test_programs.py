@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from amanda_core.activation import apply
+from amanda_core.activation import apply, step
+from amanda_core.calls import MODULE_OUTPUT
 from amanda_core.context import OpContext
 from amanda_core.namespace import Namespace
+from amanda_core.selection import select
 from amanda_core.testing.capabilities import needs
 from amanda_core.testing.oracle import Edits
 from amanda_core.testing.rig import Rig
@@ -101,6 +103,57 @@ def test_tools_hear_of_modules(rig: Rig) -> None:
     assert "one" in one
     assert "two" in two
     assert events == heard * 2
+
+
+@needs("calls")
+def test_calls_of_outermost_modules_are_counted(rig: Rig) -> None:
+    """Call `session.calls.enter` and `leave` around outermost calls if `session.watches_calls`."""
+    built = rig.build("scoped")
+    events: list[tuple[str, int]] = []
+    tool = Tool()
+    tool.add_inst_for_call(
+        lambda call: events.append(("begin", call.number)),
+        lambda call: events.append(("end", call.number)),
+    )
+    ran: list[int] = []
+
+    def analyse(context: OpContext) -> None:
+        context.insert_before_op(lambda *values: ran.append(len(events)), observe=True)
+
+    selected = rig.tool(analyse, "mul").where(select(calls=[1]))
+    with apply(tool, selected):
+        built.run()
+        built.run()
+        step()
+        built.run()
+    once = [("begin", 0), ("end", 0)]
+    assert events == [*once, ("begin", 1), ("end", 1), *once]
+    assert ran == [3]
+
+
+@needs("module_values")
+def test_values_of_modules_are_shown_and_edited(rig: Rig) -> None:
+    """Add operators of the types in `amanda_core.calls` for which `session.calls.shows`."""
+    built = rig.build("scoped")
+    shown: list[str] = []
+    tool = Tool()
+
+    def analyse(context: OpContext) -> None:
+        if context.op_type == MODULE_OUTPUT:
+            shown.append(context.module_path)
+            context.insert_after_op(rig.edit(_double))
+
+    tool.add_inst_for_op(analyse)
+    tool.show_modules("*two*", outputs=True)
+    seen: list[str] = []
+    other = Tool()
+    other.add_inst_for_op(lambda context: seen.append(context.op_type))
+    with apply(tool, other):
+        edited = built.run()
+    assert len(shown) == 1
+    assert MODULE_OUTPUT not in seen
+    # What the module returns is what its last operator gives.
+    assert rig.same(edited, built.expected(Edits(after={"a": _double})).outputs)
 
 
 @needs("gradients", "recomputed_edits")

@@ -1,0 +1,193 @@
+"""Calls of outermost modules, such as the steps of a decoding loop, and the values of modules.
+
+Owns the count of calls, the description of one, and the two operators that stand for what a module
+takes and returns. A session has it where some applied tool asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amanda_core.errors import SelectionError
+from amanda_core.selection import Pattern, Patterns, listed, matcher
+
+if TYPE_CHECKING:
+    from amanda_core.context import OpContext
+    from amanda_core.facts import Facts
+    from amanda_core.session import Session
+    from amanda_core.tool import Tool
+
+__all__ = ["MODULE_INPUT", "MODULE_OUTPUT", "MODULE_VALUES", "Call", "Calls", "registered"]
+
+#: Types of the operators that a driver adds for `Tool.show_modules`. Each returns its one input.
+MODULE_INPUT, MODULE_OUTPUT = "module_input", "module_output"
+MODULE_VALUES = frozenset({MODULE_INPUT, MODULE_OUTPUT})
+
+Listener = Callable[["Call"], None] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of an outermost module. Its arguments must not be kept once it has ended.
+
+    Attributes:
+        namespace: ``framework/version/mode``.
+        module: Name of the module: its class, with a number if several of one class are called.
+        number: How many calls of this module came before it in the step.
+        args: The positional arguments.
+        kwargs: The arguments by name.
+        facts: What the driver answers about tensors; None if nothing.
+    """
+
+    namespace: str
+    module: str
+    number: int
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    facts: Facts | None
+
+
+class Registered:
+    """What one tool asked for of calls and modules.
+
+    Attributes:
+        listeners: Functions for the begin and the end of a call.
+        shown: Patterns of modules, and the types of the operators that are shown for them.
+    """
+
+    def __init__(self) -> None:
+        self.listeners: list[tuple[Listener, Listener]] = []
+        self.shown: list[tuple[tuple[Pattern, ...], frozenset[str]]] = []
+
+    def show(self, module: Patterns, inputs: bool, outputs: bool) -> None:
+        """Show operators for the modules that match, to the tool."""
+        wanted = [(inputs, MODULE_INPUT), (outputs, MODULE_OUTPUT)]
+        types = frozenset(op_type for chosen, op_type in wanted if chosen)
+        self.shown.append((listed("module", module), types))
+
+    def is_shown(self, op_type: str, path: str) -> bool:
+        """Return True if the tool asked for an operator of `op_type` for a module."""
+        return any(op_type in types and matcher(given)(path) for given, types in self.shown)
+
+
+def registered(tool: Tool) -> Registered:
+    """Return what a tool asked for, to add to it."""
+    if tool._amanda.modules is None:
+        tool._amanda.modules = Registered()
+    found: Registered = tool._amanda.modules
+    return found
+
+
+_NOTHING = Registered()
+
+
+def _asked(tool: Tool) -> Registered:
+    return tool._amanda.modules or _NOTHING
+
+
+class Calls:
+    """The calls and values of modules in one session.
+
+    Args:
+        session: The session.
+
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        #: Outermost module -> how often it was called in the step with this number.
+        self._counts: dict[str, int] = {}
+        self._step = 0
+        self._running: Call | None = None
+        #: Type of an operator and path of a module -> whether some tool is shown it.
+        self._shown: dict[tuple[str, str], bool] = {}
+
+    # For drivers.
+
+    def enter(
+        self, namespace: str, module: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Count a call of an outermost module, and tell the tools that it begins.
+
+        Args:
+            namespace: Where its operators run.
+            module: The module's name, the same in every call of it.
+            args: Its positional arguments.
+            kwargs: Its arguments by name.
+        """
+        session = self._session
+        if not session.enabled:
+            return
+        if self._step != session._step:
+            self._step = session._step
+            self._counts.clear()
+        session.call = self._counts.get(module, 0)
+        self._counts[module] = session.call + 1
+        session._update_stage()
+        facts = session.facts(namespace)
+        self._running = Call(namespace, module, session.call, args, kwargs, facts)
+        session._tell(lambda tool: [begin for begin, _ in _asked(tool).listeners], self._running)
+
+    def leave(self) -> None:
+        """Tell the tools that the call of the outermost module has ended."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            self._session._tell(lambda tool: [end for _, end in _asked(tool).listeners], running)
+        finally:
+            self._session.call = None
+            self._session._update_stage()
+
+    def shows(self, op_type: str, path: str) -> bool:
+        """Return True if some applied tool is shown what the module at `path` takes or returns.
+
+        Args:
+            op_type: `MODULE_INPUT` or `MODULE_OUTPUT`.
+            path: The module's path.
+        """
+        key = (op_type, path)
+        known = self._shown.get(key)
+        if known is None:
+            tools = self._session.tools
+            known = self._shown[key] = any(_asked(tool).is_shown(*key) for tool in tools)
+        return known
+
+    # For the session.
+
+    def refresh(self) -> None:
+        """Note that the tools or what they registered have changed.
+
+        Raises:
+            SelectionError: A tool is to analyse backward ops in some calls.
+        """
+        session = self._session
+        self._shown.clear()
+        by_call = [tool for tool in session.tools if _is_by_call(tool)]
+        session.watches_calls = bool(by_call or any(_asked(t).listeners for t in session.tools))
+        session.watches_values = any(_asked(tool).shown for tool in session.tools)
+        session.watches_scopes |= session.watches_values
+        for tool in by_call:
+            if tool.analyses_backward:
+                raise SelectionError(
+                    "Backward ops cannot be selected by calls: they run outside of all calls",
+                    where=f"tool {tool.tool_name}, {tool._amanda.selection}",
+                    fix="Ask for actions on gradients in a forward analysis routine",
+                )
+
+    def may_select(self, tool: Tool, context: OpContext) -> bool:
+        """Return True unless `context` is of an operator that is only shown to other tools."""
+        if context.op_type in MODULE_VALUES:
+            return _asked(tool).is_shown(context.op_type, context.module_path)
+        if _is_by_call(tool) and not self._session.can("calls", context.namespace):
+            self._session.warn_once(
+                f"{tool._amanda.selection} of tool {tool.tool_name} selects nothing in "
+                f"{context.namespace}: its driver does not tell of the calls of modules there."
+            )
+        return True
+
+
+def _is_by_call(tool: Tool) -> bool:
+    return tool._amanda.selection is not None and tool._amanda.selection.by_call
