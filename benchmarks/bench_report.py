@@ -16,25 +16,33 @@ __all__ = ["table", "write_json", "write_markdown"]
 INTRODUCTION = """\
 # What instrumentation costs
 
-Written by `nox -s bench`; [results.json](results.json) has more figures. The ways to run a program
-take turns in one process, in an order that changes from round to round; the garbage collector runs
-between turns and not in them. Times are processor times, on one thread; a ratio is that of two
-medians, and behind it stand the quartiles of the ratios of the single rounds. The second row of
-plain torch is the noise: what two measurements of one thing differ by. What an idle tool costs is
-often less than that: [instructions.md](instructions.md) has it in instructions, without noise.
+This page shows the cost of each kind of tool on PyTorch, in ratio to the plain program.
+`nox -s bench` writes it; [results.json](results.json) has more figures.
+
+- The ways to run a program take turns in one process, in an order that changes from round to
+  round. The garbage collector runs between turns only.
+- Times are processor times on one thread. A ratio is one of two medians, followed by the quartiles
+  of the ratios of the single rounds.
+- The second row of plain torch shows the noise: the difference between two measurements of the
+  same. An idle tool often costs less; [instructions.md](instructions.md) counts its instructions,
+  which have no noise.
 """
 
 TOOLS = """\
-Five kinds of tools are applied with each interceptor: one with all four analysis routines that
-inserts nothing; one that counts all linears (in ResNet: convolutions) forward; one that counts them
-forward and, by the gradient that arrives at their output, backward; one that is called forward and
-then with the gradients that each of them gives to all of its inputs; one that calls an empty
-routine before every operator, forward and backward. The peers look and do nothing, but for
-FlopCounterMode, which counts, and TorchLens, which makes its trace.
+Five kinds of tools are applied with each interceptor:
+
+- one with all four analysis routines, which inserts nothing;
+- one that counts all linears (in ResNet: convolutions) forward;
+- one that counts them forward, and backward by the gradient that arrives at their output;
+- one that is called forward, and backward with the gradients of all inputs of each of them;
+- one that calls an empty routine before every operator, forward and backward.
+
+The peers look and do nothing, except FlopCounterMode, which counts, and TorchLens, which makes its
+trace.
 """
 
 QUICK = """\
-**A quick run**: fewer models and rounds, and more noise. The whole of it is `nox -s bench`.
+**A quick run**: fewer models and rounds, and more noise. `nox -s bench` runs everything.
 """
 
 #: Cell without a figure.
@@ -85,11 +93,11 @@ def _apply(results: Results) -> list[str]:
     ]
     parts = [
         "## Entering and leaving `apply`",
-        "The first time finds the drivers, if no other interceptor came before.",
+        "The first time includes the search for drivers, except for the second interceptor.",
         table(["interceptor", "first time, both", "enter", "leave"], rows),
         "## After `apply`",
-        "Narrow BERT in forked processes that take turns, in ratio to one in which nothing was\n"
-        "ever applied.",
+        "Narrow BERT in forked processes that take turns, in ratio to a process that never\n"
+        "applied a tool.",
     ]
     names = list(dict.fromkeys(name for ratios in results.after.values() for name in ratios))
     rows = [[name, *(f"{ratios[name]:.3f}" for ratios in results.after.values())] for name in names]
@@ -109,9 +117,9 @@ def _operators(results: Results) -> list[str]:
     names = [way for way in _names(results.operators.values()) if way != PLAIN]
     return [
         "## As the number of operators grows",
-        "What one operator of a chain costs more than in plain torch, without gradients:",
+        "The extra cost of one operator of a chain over plain torch, without gradients:",
         table(columns, _rows(names, results.operators.values(), extra)),
-        "What one operator took in the first run, in which it is analysed:",
+        "The time of one operator in the first run, in which it is analysed:",
         table(columns, _rows(names, results.operators.values(), first)),
     ]
 
@@ -128,8 +136,8 @@ def _caching(results: Results) -> list[str]:
     held = list(results.caching.values())
     return [
         "## With and without the cache",
-        "Uncached, all analysis runs at every execution (the paper's figure 12); in that of\n"
-        "pruning the masks are computed.",
+        "Without the cache all analysis runs at every execution (figure 12 of the paper). The\n"
+        "analysis of pruning computes the masks.",
         table(columns, _rows(_names(held), held, _cell)),
     ]
 
@@ -150,7 +158,7 @@ def _memory(results: Results) -> list[str]:
     columns = ["", "MiB at half", "MiB since then", "Python blocks since then"]
     return [
         f"## Memory over {last:,} iterations",
-        "A training step of a small network, every operator instrumented forward and backward.",
+        "A training step of a small network, with all operators instrumented in both directions.",
         table(columns, rows),
     ]
 

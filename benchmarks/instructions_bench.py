@@ -35,13 +35,16 @@ Counts: TypeAlias = "dict[tuple[str, str, str], int]"
 INTRODUCTION = """\
 # What instrumentation costs in instructions
 
-Written by `nox -s bench`. The times in [README.md](README.md) vary from run to run by more than
-what an idle tool costs; instructions do not. Counted by valgrind's callgrind, in one process, on
-one thread, from the {warm}th run with each tool on, as the mean of {counted} runs; in ratio to
-plain torch before anything was applied. The tools are those of the times. The model is nothing but
-overhead: a larger one of as many operators adds as many instructions to more of its own.
-Valgrind's processor has no AVX-512: where torch would use it, plain torch executes fewer
-instructions than here.
+Compare idle tools by instructions: the times in [README.md](README.md) vary from run to run by
+more than an idle tool costs. `nox -s bench` writes this page.
+
+- Valgrind's callgrind counts in one process, on one thread, from the {warm}th run with each tool
+  on. The figures are means of {counted} runs, in ratio to plain torch before any tool was applied.
+- The tools are those of the times.
+- The model is nearly all overhead. A larger one with as many operators has the same extra
+  instructions, and more of its own.
+- Valgrind's processor has no AVX-512. On one that has it, plain torch executes fewer instructions
+  than here.
 """
 
 

@@ -53,11 +53,11 @@ def main() -> None:
             times[name].append(seconds(arguments))
     nothing = 1000 * median(t[0] for t in times[""])
     lines = [
-        "# How long it takes until Amanda is there",
+        "# Start-up time",
         "",
-        "Written by `nox -s bench`. Medians of processes of their own, in milliseconds beyond a",
-        f"Python that does nothing ({nothing:.0f} ms). The bound is of",
-        "elapsed time, on a machine that does nothing else.",
+        "The start-up time of Amanda and of its commands, in milliseconds beyond a Python that",
+        f"does nothing ({nothing:.0f} ms). Each figure is a median of processes of their own. The",
+        "bound is for elapsed time on an idle machine. `nox -s bench` writes this page.",
         "",
         "| | elapsed | processor | bound |",
         "|---|---|---|---|",

@@ -289,13 +289,16 @@ def as_markdown(report: dict[str, Any]) -> str:
     lines = [
         "# What it costs on TensorFlow",
         "",
-        f"ResNet-50 at {SIZE} pixels, one image, forward and backward (in the session 53 small "
-        f"convolutions): {report['rounds']} rounds in",
-        f"one process (half as many at the {FULL} pixels that the model is made for), in each "
-        f"{TIMED} calls under each tool after {WARM}",
-        "that are not timed, and as many of the plain program before and after. Medians of the "
-        "ratios to these;",
+        "The cost of tools on TensorFlow, as the median of the ratios to the plain program. "
         '"plain again" shows the noise.',
+        "",
+        f"- The program is ResNet-50 at {SIZE} pixels with one image, forward and backward; in the "
+        "session it is 53 small convolutions.",
+        f"- {report['rounds']} rounds run in one process, and half as many at {FULL} pixels, which "
+        "the model is made for.",
+        f"- Each round times {TIMED} calls under each tool after {WARM} untimed ones, and as many "
+        "of the plain program before and after.",
+        "",
         f"{report['machine']}, "
         + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
         + ".",
@@ -310,10 +313,10 @@ def as_markdown(report: dict[str, Any]) -> str:
         plain, *ratios = found.values()
         lines += [
             "",
-            "Times vary from run to run by more than an idle tool costs; instructions do not. The "
-            "eager row on one thread,",
-            f"counted by valgrind's callgrind from the {WARM + 1}th step in each extent, mean "
-            f"of {COUNTED}:",
+            "Times vary from run to run by more than an idle tool costs; instructions do not. "
+            "These are the instructions of the eager row",
+            f"on one thread, counted by valgrind's callgrind from step {WARM + 1} under each tool, "
+            f"means of {COUNTED} steps:",
             "",
             f"| {' | '.join(found)} |",
             "|---" * len(found) + "|",

@@ -14,11 +14,11 @@ from .results import Failure, Part, merged, read
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "trust.md"
 
 INTRODUCTION = """\
-# What the claim of trust rests on
+# Evidence that tools leave programs unchanged
 
-Written by `python -m sweeps report` from the results of the sweep; not edited by hand. A tool
-that changes nothing must not change a bit, and nothing may be left behind, whatever fails. This
-page says what was run to see whether that holds, how often, and what was found.
+A tool that changes nothing must not change a single bit of a program, and nothing may be left
+behind, whatever fails. This page lists what was run to test this, how often, and what was
+found. `python -m sweeps report` writes it from the results of the sweep; do not edit it.
 """
 
 #: Part -> its heading, and a description.
@@ -27,71 +27,79 @@ PARTS = {
         "Operators",
         """\
 Each operator of PyTorch's own database
-(`torch.testing._internal.common_methods_invocations.op_db`) on its own sample inputs, in
-float32, bfloat16, int64, complex64 and bool where it supports them, in each form that it has
-(function, method, operator, in place, `out=`), with gradients and gradients of gradients where
-it has them. One thread. Each program runs twice plain, which have to agree, and then three
-times under one `apply` (the first analyses, the last runs from the caches), with both
-interceptors and three routines at all six points of every op: one that returns None, one that
-returns the same objects, one that returns fresh copies of the same layout. Compared byte for
-byte: outputs, arguments after the call, gradients, accumulated gradients, errors, random state;
-and, except where a copy has by definition come in their place: identity and aliasing of outputs
-and inputs, strides, offsets, versions, views, leaves, backward nodes.""",
+(`torch.testing._internal.common_methods_invocations.op_db`) runs on its own sample inputs:
+
+- in float32, bfloat16, int64, complex64 and bool, if it supports them;
+- in each of its forms: function, method, operator, in place, `out=`;
+- with gradients and gradients of gradients, if it has them;
+- on one thread.
+
+Each program runs twice without tools, and these runs have to agree. Then it runs three times
+under one `apply`: the first run analyses, the last one uses the caches. Both interceptors are
+tested, with three routines at all six points of every op: one that returns None, one that
+returns the same objects, and one that returns new copies of the same layout.
+
+Outputs, arguments after the call, gradients, accumulated gradients, errors and random state
+are compared byte for byte. Identity and aliasing of outputs and inputs, strides, offsets,
+versions, views, leaves and backward nodes are compared, too, unless a copy takes their place
+by definition.""",
     ),
     "models": (
         "Models",
         """\
-Classes of `transformers`, built from small configurations with random weights: forward, loss,
-backward, and generation where the class has it; plain against instrumented at every op, as
-above. Then once more under a dispatch mode of torch's, which counts the operators below autograd:
-each must run inside some instrumented op, as often as in the plain run.""",
+Classes of `transformers`, built from small configurations with random weights. Each runs
+forward, loss and backward, and generation if the class has it. The plain run is compared with
+runs under tools at every op, as above. One more run uses a dispatch mode of torch, which
+counts the operators below autograd: each must run inside an instrumented op, as often as in
+the plain run.""",
     ),
     "programs": (
         "Programs",
         """\
-Programs as users write them, of other libraries and of torch's own machinery, each in a process
-of its own (some in two), with both interceptors and under four tools: three that change nothing,
-as above, and one that counts. Compared byte for byte with the plain program are all losses,
-gradients, parameters, buffers, outputs and files that it notes, and the random states; the counts
-with those that follow from the program's loops; and a fingerprint of torch, taken before and
-after.""",
+Programs as users write them, which use other libraries and torch's own machinery. Each runs
+in a process of its own, some in two, with both interceptors and under four tools: three that
+change nothing, as above, and one that counts. Losses, gradients, parameters, buffers,
+outputs, files and random states are compared with the plain program byte for byte. The counts
+are compared with those that follow from the program's loops, and a fingerprint of torch from
+before with one from after.""",
     ),
     "random": (
         "Random programs",
         """\
-Programs drawn from a seed: shared weights, loops, branches on values, writing in place and through
-views, mixed dtypes, autocast, parts without gradients, parts that are recomputed; three steps of
-training. Under tools that change nothing they equal the plain program to the bit; under random
-edits a run from the caches equals one that analyses anew, both interceptors equal one another, and
-the order of tools that edit different ops does not matter.""",
+Programs drawn from a seed, with three steps of training: shared weights, loops, branches on
+values, writes in place and through views, mixed dtypes, autocast, parts without gradients,
+and parts that are recomputed. Under tools that change nothing they equal the plain program to
+the bit. Under random edits a run from the caches equals one that analyses again, and both
+interceptors agree. The order of tools that edit different ops makes no difference.""",
     ),
     "long": (
         "Long runs",
         """\
-Many steps of one training under one session, many sessions one after another, and many threads at
-once, half of them under tools. The memory of the process, the number of objects and of contexts
-must stay, and so must the processor time of a step; the results of each thread must be those of
-the same training alone.""",
+Many steps of one training under one session, many sessions one after another, and many
+threads at once, half of them under tools. The memory of the process, the numbers of objects
+and contexts and the processor time of a step must not grow. The results of each thread must
+be those of the same training alone.""",
     ),
     "faults": (
         "Faults",
         """\
-Each fault is made on purpose at each point where it can happen, and afterwards a fingerprint of
-the framework is compared with the one taken before: every attribute and code object of its
-modules that a driver might touch, stacks of modes, hooks, redirected pointers, import hooks.""",
+Each fault is injected at each point where it can happen. Afterwards a fingerprint of the
+framework is compared with one from before: every attribute and code object of its modules
+that a driver might touch, stacks of modes, hooks, redirected pointers, and import hooks.""",
     ),
     "exceptions": (
         "Exceptions",
         """\
-Each exception that the other parts make is tried without: one that nothing needs any more would
-be a place to hide, and is named as stale.""",
+The other parts excuse some differences by named exceptions. Here each exception is removed
+and its case run again. One that no case needs any more is reported as stale, because it could
+hide a defect.""",
     ),
 }
 
 _SHARD = re.compile(r" --shard (\d+/\d+)")
 
 #: Part -> heading of `Part.refused`, if it does not contain errors.
-REFUSED = {"programs": "Run in another way, with a named notice"}
+REFUSED = {"programs": "Run in another way, with a notice"}
 
 
 def write(folder: Path) -> int:

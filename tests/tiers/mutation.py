@@ -45,7 +45,7 @@ EQUIVALENT = {
     (
         "amanda_driver_torch/src/amanda_driver_torch/_attachment.py",
         "statement deleted: `self.watch = None` → `pass`",
-    ): "the attachment is let go right after it, with all that it holds",
+    ): "the attachment is released right after it, with all that it holds",
     (
         "amanda_core/src/amanda_core/sites.py",
         "constant: `0` → `1`",
@@ -378,10 +378,11 @@ def written(verdicts: list[Verdict], options: argparse.Namespace) -> int:
     page = [
         "# Defects that the fast tests find",
         "",
-        f"`nox -s mutation` made {len(verdicts)} defects (seed {options.seed}) in lines drawn from "
-        "all sources in Python, one at a time: operators, constants and conditions changed, "
-        "statements deleted. For each it ran the fast tests that run the line, and after them "
-        f"some that run other lines of the module. Lines are those of commit {commit}.",
+        f"`nox -s mutation` made {len(verdicts)} defects (seed {options.seed}) in random lines of "
+        "all Python sources, one at a time. A defect changes an operator, a constant or a "
+        "condition, or deletes a statement. For each one the fast tests that execute the line "
+        "were run, then some that execute other lines of the module. Lines are those of commit "
+        f"{commit}.",
         "",
         f"Found: {len(found)}. Equivalent: {len(equivalent)}. Not found: {len(left)}.",
         "",
@@ -393,7 +394,7 @@ def written(verdicts: list[Verdict], options: argparse.Namespace) -> int:
         "",
         *(f"- `{v.defect.name}` {v.defect.what} ({v.tests} test functions were run)" for v in left),
         "",
-        "## Equivalent: nobody can tell the difference",
+        "## Equivalent: no test can find these",
         "",
         *(
             f"- `{v.defect.name}` {v.defect.what}: {EQUIVALENT[v.defect.file, v.defect.what]}"
