@@ -15,6 +15,7 @@ from typing import Any
 
 from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patches
+from amanda_core.scopes import Activation, Scope
 from amanda_core.threads import THREAD, Control
 from amanda_driver_tf import _build
 from amanda_driver_tf._eager import backward, keras_calls, recompute, replicas
@@ -23,7 +24,7 @@ from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type
 from amanda_driver_tf._eager.originals import ORIGINALS, PAIR, record_gradient
 from amanda_driver_tf._eager.places import Forward, Place
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._eager.scopes import TOKENS, Activation, Scope
+from amanda_driver_tf._eager.tokens import TOKENS
 from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.eager_checks import CHECKED, problems

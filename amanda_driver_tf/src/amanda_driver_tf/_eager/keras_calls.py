@@ -12,11 +12,12 @@ from typing import Any
 
 from amanda_core.imports import ImportWatcher
 from amanda_core.patching import Patch
+from amanda_core.scopes import Activation
 from amanda_core.threads import THREAD
 from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.replicas import Replica
-from amanda_driver_tf._eager.scopes import OPTIMIZER, Activation
+from amanda_driver_tf._eager.rules import OPTIMIZER
 from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.modules import ops
 from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly

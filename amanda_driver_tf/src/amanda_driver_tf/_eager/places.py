@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
-from amanda_driver_tf._eager.frames import STOP, source_of
+from amanda_core.scopes import OUTSIDE, Activation
+from amanda_core.sites import OCCURRENCES
 from amanda_driver_tf._eager.op_types import READ, OpType
 from amanda_driver_tf._eager.program import EagerProgram
 from amanda_driver_tf._eager.records import Operands, Record, backward_site
-from amanda_driver_tf._eager.scopes import OUTSIDE, TOKENS, Activation
-from amanda_driver_tf._eager.sites import operands_of
+from amanda_driver_tf._eager.rules import operands_of
+from amanda_driver_tf._eager.tokens import TOKENS
 from amanda_driver_tf._tensorflow_internals.modules import ops
 
 __all__ = ["Between", "Forward", "InGradient", "Place"]
 
 _EagerTensor = ops.EagerTensor
 _frame = sys._getframe
-# Ops of one call site in one gradient function beyond this share an id.
-_OCCURRENCES = 1024
 
 
 class Place:
@@ -117,11 +115,11 @@ class InGradient(Place):
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
         """The record of an op that the gradient function calls."""
         frame = _frame(2)
-        found = _walk(self.program, frame)
+        found = self.program.sites.frames(frame)
         key = (op_type.name, *((code.number, offset) for code, offset in found))
         occurrence = self._counts.get(key, 0)
         self._counts[key] = occurrence + 1
-        occurrence = min(occurrence, _OCCURRENCES)
+        occurrence = min(occurrence, OCCURRENCES)
         known = self.record.children
         record = known.get((key, occurrence))
         if record is None:
@@ -135,7 +133,8 @@ class InGradient(Place):
                 tuple((*code.label, offset) for code, offset in found),
                 occurrence,
             )
-            site = backward_site(op_type.name, stable, forward, number, source_of(frame))
+            source = self.program.sites.source(frame)
+            site = backward_site(op_type.name, stable, forward, number, source)
             record = Record(site, op_type, forward=forward, backward=True)
             known[key, occurrence] = record
         self.met.append(record)
@@ -161,24 +160,10 @@ class Between(Place):
             if isinstance(source, Record)
         )
         frame = _frame(2)
-        found = _walk(self.program, frame)
+        found = self.program.sites.frames(frame)
         key: Any = (op_type.name, sources, tuple((*code.label, offset) for code, offset in found))
         if sources:
             occurrence = self._counts.get(key, 0)
             self._counts[key] = occurrence + 1
-            key = (*key, min(occurrence, _OCCURRENCES))
+            key = (*key, min(occurrence, OCCURRENCES))
         return self.program.between(op_type, key, frame)
-
-
-def _walk(program: EagerProgram, frame: FrameType | None) -> list[tuple[Any, int]]:
-    """All frames of a call site that count, up to the gradient function's call."""
-    known = program.sites.codes
-    found: list[tuple[Any, int]] = []
-    while frame is not None:
-        code = known.known.get(id(frame.f_code)) or known.add(frame)
-        if code.kind == STOP:
-            break
-        if code.kind:
-            found.append((code, code.offsets[frame.f_lasti >> 1]))
-        frame = frame.f_back
-    return found

@@ -11,10 +11,10 @@ from types import FrameType
 from typing import Any
 
 from amanda_core import Session, Tool
-from amanda_driver_tf._eager.frames import source_of, user_stacklevel
+from amanda_core.scopes import Activation
+from amanda_driver_tf._eager.frames import user_stacklevel
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._eager.records import Record, backward_site
-from amanda_driver_tf._eager.scopes import Activation, Labels, Scopes
 from amanda_driver_tf._eager.sites import Sites
 
 __all__ = ["LEFT", "Applied", "EagerProgram"]
@@ -61,12 +61,7 @@ class EagerProgram:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.control = session.control
-        self.sites = Sites(
-            session.persistent("tensorflow.eager.scopes", Scopes),
-            session.persistent("tensorflow.eager.labels", Labels),
-            session.persistent("tensorflow.eager.names", dict),
-            self._drop,
-        )
+        self.sites = Sites(session, self._drop)
         self.edits = 0
         self.unseen: dict[str, str] = session.persistent("tensorflow.eager.unseen", dict)
         self._between: dict[Any, Record] = {}
@@ -108,26 +103,26 @@ class EagerProgram:
         if record is None:
             number = self._between_names.get(op_type.name, 0) + 1
             self._between_names[op_type.name] = number
-            site = backward_site(op_type.name, key, None, number, source_of(frame))
+            site = backward_site(op_type.name, key, None, number, self.sites.source(frame))
             record = self._between[key] = Record(site, op_type, backward=True)
         return record
 
     def enter(self, layer: Any, parent: Activation) -> Activation:
         """Return the activation of a call of a layer."""
         scopes = self.sites.scopes
-        activation = scopes.enter(layer, parent)
         if scopes.dead:
             self._sweep()
-        return activation
+        return Activation(scopes.enter(layer, parent.scope, False))
 
     def _sweep(self) -> None:
         """Forget what belongs to layers that are gone."""
-        paths = self.sites.scopes.take_dead()
-        gone = frozenset(paths)
+        dead = self.sites.scopes.take_dead()
+        paths = {path for _, path in dead if path is not None}
         for context in self.session.contexts():
-            if context.module_path in gone:
+            if context.module_path in paths:
                 self.session.forget(context)
-        self.sites.forget_paths(paths)
+        self.sites.forget_layers(paths)
+        self.sites.scopes.free(label for label, path in dead if path is None)
 
     def _drop(self, record: Record) -> None:
         for one in (record, *record.children.values()):

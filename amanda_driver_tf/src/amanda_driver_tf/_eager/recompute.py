@@ -13,14 +13,15 @@ from typing import Any
 
 from amanda_core import Tool
 from amanda_core.errors import UnsupportedError
+from amanda_core.scopes import Activation
 from amanda_driver_tf._eager.frames import BOUNDARY
 from amanda_driver_tf._eager.op_types import READ, OpType
 from amanda_driver_tf._eager.originals import ORIGINALS
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.program import EagerProgram
 from amanda_driver_tf._eager.records import Record
-from amanda_driver_tf._eager.scopes import TOKENS, Activation
-from amanda_driver_tf._eager.sites import operands_of
+from amanda_driver_tf._eager.rules import operands_of
+from amanda_driver_tf._eager.tokens import TOKENS
 from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.modules import custom_gradient
 from amanda_driver_tf._tensorflow_internals.names import CALLERS_OF_RECOMPUTED

@@ -10,26 +10,15 @@ from typing import Any
 
 from amanda_core import OpContext, Site
 from amanda_core.identity import stable_id
+from amanda_core.sites import Group
 from amanda_driver_tf._eager.call_sites import CallSite
 from amanda_driver_tf._eager.op_types import OpType
 from amanda_driver_tf._shared.namespaces import EAGER
 
-__all__ = ["Group", "Operands", "Record", "backward_site"]
+__all__ = ["Operands", "Record", "backward_site"]
 
 #: The operands that tell ops apart, as (position, token).
 Operands = tuple[tuple[int, int], ...]
-
-
-class Group:
-    """What is one op but for how often it was passed in one activation; compared by identity."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: Any) -> None:
-        self.key = key
-
-
-_NO_GROUP = Group(None)
 
 
 class Record:
@@ -105,7 +94,7 @@ class Record:
         self.names: dict[str, int] = {}
         #: The op that followed it last in its activation; for a short cut only.
         self.next: Record | None = None
-        self.group = _NO_GROUP
+        self.group: Group[Record] | None = None
         self.call_site: CallSite | None = None
         self.operands: Operands = ()
         self.occurrence = 0

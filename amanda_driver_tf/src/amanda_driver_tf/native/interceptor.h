@@ -56,7 +56,7 @@
 /* Other attributes. */
 #define NAMES(X) \
     X(_amanda_source) X(attrs) X(control) X(eager) X(epoch) X(execute) X(firsts) X(handed) \
-    X(inputs) X(must_record_gradient) X(program) X(quiet) X(record_gradient) X(records) X(sites) \
+    X(inputs) X(must_record_gradient) X(program) X(quiet) X(reads) X(record_gradient) X(sites) \
     X(told) X(wants_backward)
 
 /* The switches of one `Control`, cached. */
@@ -141,7 +141,7 @@ int may_wait(
 /* Return true if two objects are equal; either may be NULL. */
 int equal(PyObject* left, PyObject* right);
 
-/* Return true if a value's type cannot contain a variable: `sites._NO_VARIABLES`. */
+/* Return true if a value's type cannot contain a variable: `rules._NO_VARIABLES`. */
 int holds_no_variable(PyObject* value);
 
 /* Return the items of a tuple (or None) followed by two more. New. */

@@ -30,7 +30,7 @@ static int contains(PyObject* set, Py_ssize_t number) {
     return found;
 }
 
-/* Whether the operands of a call are those of a record: `sites.operands_of` gives the same. */
+/* Whether the operands of a call are those of a record: `rules.operands_of` gives the same. */
 static int has_operands(
     Interceptor* self, PyObject* record, PyObject* op_type, int inside, PyObject* const* args,
     Py_ssize_t count
@@ -127,9 +127,9 @@ PyObject* read_of(
     PyObject* key =
         PyTuple_Pack(3, SLOT(scope, scope, number), SLOT(op_type, op_type, name), token);
     PyObject* sites = PyObject_GetAttr(SLOT(place, forward, program), names.sites);
-    PyObject* records = sites == NULL ? NULL : PyObject_GetAttr(sites, names.records);
-    if (key != NULL && records != NULL) record = PyObject_GetItem(records, key);
-    Py_XDECREF(records);
+    PyObject* reads = sites == NULL ? NULL : PyObject_GetAttr(sites, names.reads);
+    if (key != NULL && reads != NULL) record = PyObject_GetItem(reads, key);
+    Py_XDECREF(reads);
     Py_XDECREF(sites);
     Py_XDECREF(key);
     Py_DECREF(token);

@@ -1,0 +1,53 @@
+"""Tokens of tensors: numbers by which handles of variables and watched tensors are told apart.
+
+A tensor carries its own, as finding it must cost no more than an attribute, also in C.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from amanda_core.scopes import Labels
+
+__all__ = ["TOKENS"]
+
+
+class _Tokens:
+    """The tokens of this process."""
+
+    def __init__(self) -> None:
+        self._labels = Labels(())
+        self._tensors: dict[int, weakref.ref[Any]] = {}
+
+    def of(self, tensor: Any) -> int:
+        """Return a number above 0 that is never given again in this process."""
+        return abs(self.signed(tensor))
+
+    def signed(self, tensor: Any) -> int:
+        """Return the token of a tensor, below 0 if it was watched and is no variable's."""
+        source = tensor._amanda_source
+        if source.__class__ is int and source:
+            return source
+        token = self._labels.look_up(tensor)[0]
+        for dead, _ in self._labels.take_dead():
+            self._tensors.pop(dead, None)
+        self._tensors[token] = weakref.ref(tensor)
+        tensor._amanda_source = token
+        return token
+
+    def find(self, token: int) -> Any:
+        """Return the tensor that a token was given for, or None."""
+        reference = self._tensors.get(abs(token))
+        return reference() if reference is not None else None
+
+    def release(self) -> None:
+        """Take the tokens off all tensors that live on."""
+        for reference in self._tensors.values():
+            tensor = reference()
+            if tensor is not None:
+                vars(tensor).pop("_amanda_source", None)
+        self._tensors.clear()
+
+
+TOKENS = _Tokens()
