@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 
 import pytest
 
+from amanda_core import sites
 from amanda_core.switches import CACHING, ENABLED, EPOCH, LAYOUT_VERSION, ROUTINE_DEPTH, VERSION
 from amanda_core.testing.private_names import (
     has_underscore,
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.one_interceptor
 
 ROOT = Path(__file__).parents[1]
 MEMBERS = ["amanda_driver_tf", "amanda_driver_torch", "amanda_tools"]
-HEADER = "amanda_switches.h"
+HEADERS = sorted(path.name for path in (ROOT / "amanda_core/src").rglob("*.h"))
 #: These name private things of the frameworks, some of which are called like ones of the core.
 OF_FRAMEWORKS = ("_tensorflow_internals", "internals", "torch_symbols", "bindings")
 
@@ -83,11 +85,43 @@ def test_one_that_is_planted_is_found(file: str, planted: str) -> None:
     assert len(private_names_of_the_core(Path(file), planted, own)) == 1
 
 
+def text_of(member: str, header: str) -> str:
+    (path,) = (ROOT / member / "src").rglob(header)
+    return path.read_text("utf-8")
+
+
+def test_what_native_code_shares_is_two_headers() -> None:
+    assert HEADERS == ["amanda_identity.h", "amanda_switches.h"]
+
+
+@pytest.mark.parametrize("header", HEADERS)
 @pytest.mark.parametrize("member", ["amanda_driver_tf", "amanda_driver_torch"])
-def test_the_header_of_a_driver_is_that_of_the_core(member: str) -> None:
-    (own,) = (ROOT / member / "src").rglob(HEADER)
-    (core,) = (ROOT / "amanda_core/src").rglob(HEADER)
-    assert own.read_text() == core.read_text()
+def test_the_headers_of_a_driver_are_those_of_the_core(member: str, header: str) -> None:
+    assert text_of(member, header) == text_of("amanda_core", header)
+
+
+@pytest.mark.parametrize("member", ["amanda_driver_tf", "amanda_driver_torch"])
+def test_one_header_alone_knows_the_interpreters_frames(member: str) -> None:
+    own = {path.name: text for path, text in sources(member).items() if path.suffix != ".py"}
+    known = [name for name, text in own.items() if "pycore_frame" in text or "f_back" in text]
+    assert known == ["amanda_identity.h"]
+
+
+def test_the_constants_of_the_rule_of_identity_are_those_of_the_header() -> None:
+    constants = {}
+    for body in re.findall(r"enum \{(.+?)\}", text_of("amanda_core", "amanda_identity.h")):
+        for number, field in enumerate(body.split(",")):
+            name, _, value = field.partition("=")
+            constants[name.strip()] = int(value or number)
+    assert constants == {
+        "AMANDA_USER": sites.USER,
+        "AMANDA_FRAMEWORK": sites.FRAMEWORK,
+        "AMANDA_OWN": sites.OWN,
+        "AMANDA_STOP": sites.STOP,
+        "AMANDA_QUIET": sites.QUIET,
+        "AMANDA_SITE_FRAMES": sites.FRAMES,
+        "AMANDA_OCCURRENCES": sites.OCCURRENCES,
+    }
 
 
 class Switches(ctypes.Structure):
@@ -100,10 +134,9 @@ class Switches(ctypes.Structure):
 
 
 def test_the_buffer_is_laid_out_as_the_header_says() -> None:
-    (header,) = (ROOT / "amanda_core/src").rglob(HEADER)
     fields = [
         line.split()[1].rstrip(";")
-        for line in header.read_text().splitlines()
+        for line in text_of("amanda_core", "amanda_switches.h").splitlines()
         if line.strip().startswith("int64_t")
     ]
     assert fields == [field[0] for field in Switches._fields_]

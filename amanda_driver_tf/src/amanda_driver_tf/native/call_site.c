@@ -3,7 +3,7 @@
  * Owns the comparison of a call site with the stack, without an object of any frame. The same in
  * Python is `_eager/call_sites.py`.
  */
-#include "frames.h"
+#include "amanda_identity.h"
 
 #include <stddef.h>
 
@@ -73,11 +73,11 @@ int is_call_site_here(PyObject* call_site, int skipped) {
     const Level* level = self->levels;
     const Level* end = level + Py_SIZE(self);
     int depth = -skipped;
-    Frame* frame = innermost();
+    AmandaFrame* frame = amanda_innermost_frame(PyThreadState_Get());
     for (; level != end; level++) {
-        for (; depth < level->depth && frame != NULL; depth++) frame = back(frame);
-        if (frame == NULL || code_of(frame) != level->code ||
-            (level->offset >= 0 && level->offset != offset_of(frame))) {
+        for (; depth < level->depth && frame != NULL; depth++) frame = amanda_frame_back(frame);
+        if (frame == NULL || amanda_frame_code(frame) != level->code ||
+            (level->offset >= 0 && level->offset != amanda_frame_offset(frame))) {
             return 0;
         }
     }

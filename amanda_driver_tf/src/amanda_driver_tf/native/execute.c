@@ -1,5 +1,5 @@
 /* The replacement of `execute.execute`, to which ops fall back. */
-#include "frames.h"
+#include "amanda_identity.h"
 #include "interceptor.h"
 
 /* Return the record of the op that fell back last, if this op is executed now. New, or NULL. */
@@ -9,10 +9,10 @@ static PyObject* taken(Interceptor* self, PyObject* handed, PyObject* op_name) {
     PyObject* call = PyList_GET_ITEM(handed, count - 1);
     PyObject* record = PyTuple_GET_ITEM(call, 2);
     /* The frame of the op's generated wrapper, which called its fallback function. */
-    Frame* frame = innermost();
-    if (frame != NULL) frame = back(frame);
-    if (frame == NULL || object_of(frame) == NULL || !IS(record, record) ||
-        PyLong_AsVoidPtr(PyTuple_GET_ITEM(call, 1)) != (void*)object_of(frame) ||
+    AmandaFrame* frame = amanda_innermost_frame(PyThreadState_Get());
+    if (frame != NULL) frame = amanda_frame_back(frame);
+    if (frame == NULL || amanda_frame_object(frame) == NULL || !IS(record, record) ||
+        PyLong_AsVoidPtr(PyTuple_GET_ITEM(call, 1)) != (void*)amanda_frame_object(frame) ||
         PyUnicode_CompareWithASCIIString(
             PyTuple_GET_ITEM(call, 0), PyBytes_AS_STRING(op_name)
         ) != 0) {
@@ -36,8 +36,8 @@ static PyObject* argument(
 
 /* Return true if the caller will ask whether to record the op: `intercept._asks`. */
 static int asks(void) {
-    Frame* caller = innermost();
-    PyObject* called = caller == NULL ? NULL : code_of(caller)->co_names;
+    AmandaFrame* caller = amanda_innermost_frame(PyThreadState_Get());
+    PyObject* called = caller == NULL ? NULL : amanda_frame_code(caller)->co_names;
     Py_ssize_t count = called == NULL ? 0 : PyTuple_GET_SIZE(called);
     for (Py_ssize_t index = 0; index < count; index++) {
         if (PyTuple_GET_ITEM(called, index) == names.must_record_gradient) return 1;

@@ -1,7 +1,6 @@
 // Recognizes a call by addresses alone, which is the whole lookup of an op that runs as last time.
 #pragma once
 
-#include "frames.h"
 #include "identity.h"
 #include "thread.h"
 
@@ -10,7 +9,7 @@ namespace amanda {
 // Returns call site, op type and operands as one number; 0 if the site is too deep.
 INLINE uint64_t fingerprint(const Identity& identity, const Thread* thread, const void* bound,
                             const OpType& type, const Operands& operands) {
-    uint64_t site = hash_addresses(thread->state, bound);
+    uint64_t site = amanda_hash_instructions(thread->state, bound);
     if (site == 0) return 0;
     uint64_t values = mix(generation, uint64_t(type.number));
     // A parameter is identified by its address, any other value by its type.

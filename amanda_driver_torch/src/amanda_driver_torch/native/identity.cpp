@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "expect.h"
-#include "frames.h"
 #include "thread.h"
 #include "torch_symbols.h"
 
@@ -102,27 +101,27 @@ Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
     return &entry;
 }
 
-// As `Sites._walk`.
+// As `Sites.walk`.
 bool Identity::hash_site(Thread* thread, const void* bound, bool inside, uint64_t* hash,
                          bool* quiet) {
-    int limit = inside ? SITE_FRAMES : 1;
-    bool innermost = true;
-    for (Frame frame = Frame::innermost(thread->state); frame && frame.address() != bound;
-         frame = frame.back()) {
-        PyObject* object = reinterpret_cast<PyObject*>(frame.code());
+    int limit = inside ? AMANDA_SITE_FRAMES : 1;
+    bool found = false;
+    for (AmandaFrame* frame = amanda_innermost_frame(thread->state);
+         frame != nullptr && frame != bound; frame = amanda_frame_back(frame)) {
+        PyObject* object = reinterpret_cast<PyObject*>(amanda_frame_code(frame));
         Code* code = codes_.find(key_of(object));
-        if (code == nullptr && (code = code_of(object, frame.globals())) == nullptr) return false;
-        if (code->kind == USER) {
-            *hash = mix(*hash, code->number << 32 | uint32_t(code->offset_of(frame)));
-            innermost = false;
-            if (--limit == 0) break;
-        } else if (code->kind == TORCH) {
-            if (innermost) *hash = mix(*hash, code->number << 32 | uint32_t(code->offset_of(frame)));
-            innermost = false;
-        } else if (code->kind == QUIET_CODE) {
+        if (code == nullptr &&
+            (code = code_of(object, amanda_frame_globals(frame))) == nullptr) {
+            return false;
+        }
+        if (amanda_frame_counts(code->kind, found)) {
+            *hash = amanda_hash_frame(*hash, code->number, code->offset_of(frame));
+            found = true;
+            if (code->kind == AMANDA_USER && --limit == 0) break;
+        } else if (code->kind == AMANDA_QUIET) {
             *quiet = true;
             return true;
-        } else if (code->kind == STOP) {
+        } else if (code->kind == AMANDA_STOP) {
             break;
         }
     }
@@ -131,19 +130,17 @@ bool Identity::hash_site(Thread* thread, const void* bound, bool inside, uint64_
 
 Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
     Owned frames(PyList_New(0));
-    int limit = inside ? SITE_FRAMES : 1;
-    bool innermost = true;
-    for (Frame frame = Frame::innermost(thread->state); frames && frame && frame.address() != bound;
-         frame = frame.back()) {
-        PyObject* object = reinterpret_cast<PyObject*>(frame.code());
-        Code* code = code_of(object, frame.globals());
+    int limit = inside ? AMANDA_SITE_FRAMES : 1;
+    for (AmandaFrame* frame = amanda_innermost_frame(thread->state);
+         frames && frame != nullptr && frame != bound; frame = amanda_frame_back(frame)) {
+        PyObject* object = reinterpret_cast<PyObject*>(amanda_frame_code(frame));
+        Code* code = code_of(object, amanda_frame_globals(frame));
         if (code == nullptr) return Owned();
-        if (code->kind == STOP) break;
-        if (code->kind != USER && !(code->kind == TORCH && innermost)) continue;
+        if (code->kind == AMANDA_STOP) break;
+        if (!amanda_frame_counts(code->kind, PyList_GET_SIZE(frames.get()) != 0)) continue;
         Owned pair(Py_BuildValue("(Oi)", code->code.get(), code->offset_of(frame)));
         if (!pair || PyList_Append(frames.get(), pair.get()) < 0) return Owned();
-        innermost = false;
-        if (code->kind == USER && --limit == 0) break;
+        if (code->kind == AMANDA_USER && --limit == 0) break;
     }
     return frames;
 }
@@ -301,7 +298,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
         progress->expected = passed;
         progress->in_step = false;
     }
-    uint32_t occurrence = std::min(progress->counts.at(hash)++, OCCURRENCES);
+    uint32_t occurrence = std::min(progress->counts.at(hash)++, uint32_t(AMANDA_OCCURRENCES));
     uint64_t key = mix(mix(hash, uint64_t(progress->info->number)), occurrence + 1);
     Shared<Entry>* known = entries_.find(key);
     Entry* entry = known != nullptr ? known->get()

@@ -1,7 +1,7 @@
 // Which op a call is: the process-local key of a site, and the record behind it.
 //
-// The rule is that of `Sites` of `amanda_core.sites`, which names new sites. Here only its answers are kept: a hash
-// over the same numbers (op type, frames, operands) leads to the same record. Within a scope the
+// The rule is that of `Sites` of `amanda_core.sites`, which names new sites, and of
+// `amanda_identity.h`. Here only its answers are kept: a hash over the same numbers (op type, frames, operands) leads to the same record. Within a scope the
 // sequence of the last activation is expected, and each step of it is verified.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "frames.h"
+#include "amanda_identity.h"
 #include "table.h"
 
 // The interpreter counts the changes of each dict in these versions.
@@ -230,8 +230,8 @@ class Identity {
   private:
     struct Code {
         // Where a frame calls from, as long as the program runs.
-        int offset_of(const Frame& frame) const {
-            size_t unit = size_t(frame.unit());
+        int offset_of(AmandaFrame* frame) const {
+            size_t unit = size_t(amanda_frame_unit(frame));
             return unit < offsets.size() ? offsets[unit] : -1;
         }
 
@@ -268,11 +268,6 @@ class Identity {
     // Sites that read regions of parameters -> their number in `Sites`.
     Table<Owned> regional_;
 };
-
-// The rule's constants, as in `amanda_core.sites`.
-constexpr int SITE_FRAMES = 3;
-constexpr uint32_t OCCURRENCES = 1024;
-enum CodeKind { USER, TORCH, OWN, STOP, QUIET_CODE };
 
 // The sequence that the innermost activation follows.
 inline const Shared<Sequence>& sequence_of(PyObject* activations) {

@@ -1,6 +1,6 @@
 // The extension module `amanda_driver_torch._native`.
+#include "amanda_identity.h"
 #include "class_method.h"
-#include "frames.h"
 #include "gradients.h"
 #include "identity.h"
 #include "modules.h"
@@ -38,7 +38,7 @@ int execute(PyObject* module) {
         return -1;
     }
     loaded = true;
-    return PyModule_AddStringConstant(module, "FRAMES", amanda::FRAMES);
+    return PyModule_AddStringConstant(module, "FRAMES", AMANDA_FRAMES);
 }
 
 PyModuleDef_Slot slots[] = {

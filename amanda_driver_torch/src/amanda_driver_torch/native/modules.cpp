@@ -1,7 +1,6 @@
 // Calls of modules. The scope is predicted from the module called last.
 #include "modules.h"
 
-#include "frames.h"
 #include "identity.h"
 #include "thread.h"
 #include "torch_symbols.h"
@@ -219,7 +218,7 @@ HOT PyObject* call_module(PyObject* function, PyObject* const* args, size_t coun
     }
     Owned watch_kept = Owned::share(reinterpret_cast<PyObject*>(watch));
     if (info == nullptr && (info = child_of(watch, parent, args[0])) == nullptr) return nullptr;
-    const void* caller = Frame::innermost(thread->state).address();
+    const void* caller = amanda_innermost_frame(thread->state);
     Activation* activation = new_activation(info->scope.get(), info, caller);
     if (activation == nullptr) return nullptr;
     activation->progress.module = args[0];

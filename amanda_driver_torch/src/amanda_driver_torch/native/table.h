@@ -1,6 +1,8 @@
 // Containers of the fast path: hashing, a hash table, counted references.
 #pragma once
 
+#include "amanda_identity.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -20,10 +22,7 @@
 
 namespace amanda {
 
-constexpr uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
-    return hash ^ (hash >> 29);
-}
+inline uint64_t mix(uint64_t hash, uint64_t value) { return amanda_mix(hash, value); }
 
 // Open addressing; keys are well mixed or pointers. Single entries are never removed.
 template <class Value>
