@@ -308,13 +308,15 @@ class Sites(Generic[R]):
                 break
             # Of the framework's frames only the innermost counts, if it is the caller: its
             # wrappers may call several operators from one line of the user's.
-            if kind == USER or (kind == FRAMEWORK and not found) or (is_layered and kind != OWN):
-                found.append((code, code.offsets[frame.f_lasti >> 1]))
+            if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
+                offset = frame.f_lasti
+                found.append((code, code.offsets[offset >> 1]))
                 if levels is not None:
-                    levels.append((depth, code.code, frame.f_lasti))
-                limit -= kind == USER
-                if not limit:
-                    break
+                    levels.append((depth, code.code, offset))
+                if kind == USER:
+                    limit -= 1
+                    if not limit:
+                        break
             frame, depth = frame.f_back, depth + 1
         return found
 

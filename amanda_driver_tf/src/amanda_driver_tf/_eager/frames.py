@@ -69,9 +69,10 @@ def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
         return USER
     if module.startswith(_NOT_THE_MODEL):
         return QUIET
-    # What is passed through at each call of a layer or an operator tells nothing apart.
-    passed = module.startswith(_PASSAGES) or (module in _LAYERS and code.co_name == "__call__")
-    return OWN if passed else FRAMEWORK
+    if module in _LAYERS and code.co_name == "__call__":
+        return STOP  # The call of a layer, which `keras_calls` wraps.
+    # What is passed through at each call of an operator tells nothing apart.
+    return OWN if module.startswith(_PASSAGES) else FRAMEWORK
 
 
 def zone_of() -> str:

@@ -113,7 +113,8 @@ class Sites:
         record, group, occurrence = self._known.passed(
             op_type.name, scope, frames, weights, activation.counts
         )
-        record.group, record.occurrence, record.operands = group, occurrence, operands
+        if record.group is not group:
+            record.group, record.occurrence, record.operands = group, occurrence, operands
         # Layers of one kind share theirs: what is compared at every op should be in the cache.
         call_site = self._call_sites.get(chain)
         if call_site is None:
