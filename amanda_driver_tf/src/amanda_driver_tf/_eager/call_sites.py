@@ -1,7 +1,7 @@
-"""`CallSite`: whether an op is called from where it was called last time.
+"""`CallSite`: checks whether an op is called from the same place as last time.
 
-Owns the comparison of a call site with the stack. What a call site is, `sites` says. The same in
-C is `native/call_site.c`; the two agree.
+Owns the comparison of a call site with the stack. `sites` defines call sites. `native/call_site.c`
+does the same in C, and both agree.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 
 __all__ = ["CallSite", "Chain", "PythonCallSite", "call_site_class"]
 
-#: The frames of a call site that count, innermost first: depth above what called the op, code,
-#: offset (-1 for any).
+#: The frames of a call site, innermost first: depth above the op's caller, code, offset (-1 for
+#: any).
 Chain = tuple[tuple[int, CodeType, int], ...]
 
-# `here`, `Forward.locate` and what called that stand in between.
+# The frames of `here`, `Forward.locate` and the caller of that.
 _BETWEEN = 3
 
 
@@ -29,11 +29,11 @@ class CallSite(Protocol):
     def __init__(self, chain: Chain, /) -> None: ...
 
     def here(self) -> bool:
-        """Return True if the op is called from here; for `Forward.locate`."""
+        """Return True if the op is called from this place; must be called by `Forward.locate`."""
 
 
 class PythonCallSite:
-    """A call site that looks at frames by depth: those in between are not made objects of."""
+    """A call site that reads frames by depth, so that no objects are made of those in between."""
 
     __slots__ = ("_chain",)
 
@@ -41,7 +41,7 @@ class PythonCallSite:
         self._chain = tuple((depth + _BETWEEN, code, offset) for depth, code, offset in chain)
 
     def here(self, *, _frame: Any = sys._getframe) -> bool:
-        """Return True if the op is called from here; for `Forward.locate`."""
+        """Return True if the op is called from this place; must be called by `Forward.locate`."""
         try:
             for depth, code, offset in self._chain:
                 frame = _frame(depth)
@@ -53,5 +53,5 @@ class PythonCallSite:
 
 
 def call_site_class() -> type[CallSite]:
-    """The class of call sites that a new session uses."""
+    """Return the class of call sites for new sessions."""
     return _build.native.CallSite if INTERCEPTORS.choice().name == "native" else PythonCallSite

@@ -1,6 +1,6 @@
-"""Frames of the interpreter's stack: whose code they run.
+"""Frames of the interpreter's stack: to whom their code belongs.
 
-Owns what the rule of op identity has to know of them; the rule itself is `amanda_core.sites`.
+Owns the facts that the rule of op identity needs about frames. The rule is in `amanda_core.sites`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["BOUNDARY", "is_swallowing", "kind_of", "user_stacklevel", "zone_of"]
 #: Codes at which a call site ends: calls of layers and of gradient functions.
 BOUNDARY: set[CodeType] = set()
 
-# By folder and not by name: a test runner may name modules below the package.
+# By folder and not by name, since a test runner may give modules other names.
 _OWN = tuple(
     str(folder) + os.sep
     for folder in (Path(amanda_core.__file__).parent, Path(__file__).parents[1])
@@ -59,7 +59,7 @@ _LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
 
 
 def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
-    """Return what a frame that runs `code` is in a call site."""
+    """Return the kind of a frame that runs `code`, for call sites."""
     if code in BOUNDARY:
         return STOP
     if code.co_filename.startswith(_OWN):
@@ -71,12 +71,12 @@ def kind_of(code: CodeType, namespace: Mapping[str, Any]) -> int:
         return QUIET
     if module in _LAYERS and code.co_name == "__call__":
         return STOP  # The call of a layer, which `keras_calls` wraps.
-    # What is passed through at each call of an operator tells nothing apart.
+    # Frames that occur in each call of an operator do not distinguish call sites.
     return OWN if module.startswith(_PASSAGES) else FRAMEWORK
 
 
 def zone_of() -> str:
-    """Return which part of a program runs, by the frames from the call up to the user's first."""
+    """Return the zone that runs, by the frames from the call to the user's innermost one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         kind = kind_of(frame.f_code, frame.f_globals)
@@ -96,7 +96,9 @@ def zone_of() -> str:
 
 
 def is_swallowing() -> bool:
-    """Return True if an overloaded operator calls, which tries the reflected one next."""
+    """Return True if the caller is an overloaded operator, which tries the reflected one on an
+    error.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and kind_of(frame.f_code, frame.f_globals) not in (USER, STOP):
         if frame.f_code.co_name == "binary_op_wrapper":
@@ -115,7 +117,7 @@ def _is_layer(value: object) -> bool:
 
 
 def user_stacklevel() -> int:
-    """The `stacklevel` with which a warning of the caller's points at the user's line."""
+    """Return the `stacklevel` by which a warning of the caller points to the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_OWN)

@@ -1,8 +1,8 @@
-"""What is replaced in TensorFlow while some session is attached, and put back after.
+"""Functions of TensorFlow that are replaced while any session is attached.
 
-Owns the replacements and the decision, at each op, whether somebody watches the calling thread and
-whether there is anything to do. What is done is `execute`'s, backward passes are `backward`'s, the
-calls of Keras `keras_calls`', threads of distribution strategies `replicas`'.
+Owns the replacements, and the decision at each op whether the calling thread is instrumented and
+whether the op has actions. `execute` runs them, `backward` handles backward passes, `keras_calls`
+calls of Keras, and `replicas` threads of distribution strategies.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ __all__ = ["PATCHES"]
 
 _SIMPLE = (bool, int, float, str, bytes, list, tuple)
 _EagerTensor = ops.EagerTensor
-# How often an op is put on the tapes as one whose gradient is looked into.
+# How many recorded executions of an op get a `Taped`, so that its gradient is analysed.
 _WAITED = 2
-# Ops that fall back while their arguments are converted for others.
+# The maximum number of ops that fell back; ops may be nested while arguments are converted.
 _HANDED = 8
 
 
@@ -67,7 +67,7 @@ class _Patches(Patches):
 
     def __init__(self) -> None:
         super().__init__()
-        #: What stands for `execute.execute`.
+        #: The replacement of `execute.execute`.
         self.execute: Any = None
 
     def install(self) -> None:
@@ -82,7 +82,7 @@ class _Patches(Patches):
         _EagerTensor._amanda_source = None
         self.afterwards(lambda: delattr(_EagerTensor, "_amanda_source"))
         self.afterwards(TOKENS.release)
-        # The registered functions are put back after the attributes, so undone before them.
+        # Undone in reverse order: the functions are registered again after the attributes.
         self.afterwards(_register)
         fast, self.execute, gradient_function = _replacements()
         for entry_point, replacement in (
@@ -103,7 +103,7 @@ class _Patches(Patches):
 
 
 def _register() -> None:
-    # What stands there now, ours or not: others may have replaced it after us.
+    # The current function, ours or not, since others may have replaced it after us.
     register_gradient_function(GRADIENT_FUNCTION.current)
     register_jvp_function(JVP.current)
 
@@ -115,9 +115,10 @@ PATCHES = _Patches()
 
 
 def _replacements() -> tuple[Any, Any, Any]:
-    """Return what stands for `TFE_Py_FastPathExecute`, `execute.execute` and the gradient of an op.
+    """Return the replacements of `TFE_Py_FastPathExecute`, `execute.execute` and
+    `_gradient_function`.
 
-    In C, or the two below and the one in `backward`.
+    They are in C, or the two below and the one in `backward`.
     """
     if INTERCEPTORS.choice().name != "native":
         return fast_path, execute_op, backward.gradient_function
@@ -152,7 +153,7 @@ def _replacements() -> tuple[Any, Any, Any]:
 
 
 def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
-    """Stands for `TFE_Py_FastPathExecute`, through which every op comes first."""
+    """Replace `TFE_Py_FastPathExecute`, which every op calls first."""
     place = STATE.eager
     if place is None or STATE.quiet or THREAD.control.routine_depth or not place.control.enabled:
         return ORIGINALS.fast_path(ctx, op_name, name, *args)
@@ -187,10 +188,10 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
 
 
 def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -> bool:
-    """Return True if an op with an unknown gradient needs no `Taped`, but a gradient function.
+    """Return True if an op with an unknown gradient needs no `Taped`, only a gradient function.
 
-    With it nothing is said where the tools are left before the gradient is computed, so not where
-    something is planned, and not at first.
+    A gradient function cannot warn if `apply` ends before the gradient is computed. So this is not
+    done if the gradient has actions, nor in the first executions.
     """
     if not _isis_recorded(op_type, args):
         return True
@@ -245,7 +246,7 @@ def _tagged(
 def _hand_over(
     op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any], idle: bool = False
 ) -> None:
-    """Let `execute_op` know what it was called for."""
+    """Store the op for the call of `execute_op` that follows."""
     if execute.execute is not PATCHES.execute:
         raise UnsupportedError(
             "Operators cannot be instrumented: something replaced TensorFlow's execute.execute "
@@ -260,13 +261,13 @@ def _hand_over(
             consumer.reads = (*consumer.reads, found)
     if len(handed) >= _HANDED:
         del handed[0]
-    # Which arguments are constants, and not the arguments: nothing is kept alive here.
+    # Only whether arguments are constants, so that no tensor is kept alive.
     plain = () if idle else tuple(is_plain(value) for value in args[: op_type.count])
     handed.append((op_type.name, id(frame), found, plain))
 
 
 def _fell_back(op_type: OpType, found: Record) -> None:
-    """Let `execute_op` know of an op that had nothing to do; called from C."""
+    """Store an op without actions for the call of `execute_op` that follows; called from C."""
     _hand_over(op_type, sys._getframe(1), found, (), idle=True)
 
 
@@ -284,7 +285,7 @@ def _take(op_name: str, caller: FrameType) -> tuple[Record, tuple[bool, ...]] | 
 def execute_op(
     op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: str | None = None
 ) -> Any:
-    """Stands for `execute.execute`, to which ops fall back; functions come here, too."""
+    """Replace `execute.execute`, to which ops fall back, and which also runs functions."""
     place = STATE.eager
     STATE.told = False
     if (
@@ -327,7 +328,7 @@ def execute_op(
 
 
 def _asks(caller: FrameType) -> bool:
-    """Return True if the executor of an op asks afterwards whether to record it."""
+    """Return True if the caller will ask whether to record the op."""
     return "must_record_gradient" in caller.f_code.co_names
 
 
@@ -335,7 +336,7 @@ def _must_record(original: Callable[[], bool]) -> Callable[[], bool]:
     @functools.wraps(original)
     def must_record_gradient() -> bool:
         if STATE.told:
-            STATE.told = False  # The tapes were told when the op ran.
+            STATE.told = False  # The op was recorded when it ran.
             return False
         return original()
 
@@ -354,7 +355,7 @@ def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
             and type(tensor) is _EagerTensor
             and tensor._amanda_source is None
         ):
-            # What is watched and does not stand in front is a weight, kept as a plain tensor.
+            # A watched tensor that is not the first operand is a weight, kept as a plain tensor.
             tensor._amanda_source = -TOKENS.of(tensor)
         original(tape, tensor)
 

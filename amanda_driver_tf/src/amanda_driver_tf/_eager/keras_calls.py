@@ -1,6 +1,6 @@
-"""The calls of Keras that matter: layers, which are scopes, and optimizers, which end steps.
+"""Calls of Keras: layers, which are scopes, and optimizers, which end steps.
 
-Owns their replacements, also where Keras is imported later. What a scope is, `scopes` says.
+Owns their replacements, also if Keras is imported later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["install"]
 
 
 def install() -> Sequence[Callable[[], None]]:
-    """Replace the calls, now or once Keras is imported; gives what undoes it."""
+    """Replace the calls, now or once Keras is imported; return functions that undo this."""
     undo: list[Callable[[], None]] = []
 
     def imported(name: str) -> None:
@@ -51,7 +51,7 @@ def install() -> Sequence[Callable[[], None]]:
 
 
 def _watching() -> Forward | None:
-    """The place of this thread, if it runs the forward program of a session."""
+    """Return the place of this thread if it runs an instrumented forward program."""
     place = STATE.eager
     if (
         isinstance(place, Forward)
@@ -68,8 +68,8 @@ _Entered = tuple[Forward, Activation]
 
 
 def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    # At every op TensorFlow notes the lines of all frames, and finds the line of one by going
-    # through its code from the start: so next to nothing stands in front of the call.
+    # At every op TensorFlow determines the lines of all frames, and Python finds a line by scanning
+    # the code from its start. So there is only little code before the call.
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         entered = _enter(self, args, kwargs)
         try:
@@ -90,7 +90,7 @@ def _layer_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _enter(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entered | None:
-    """Note that a layer is called, where that is a part of a watched forward program."""
+    """Enter the scope of a layer, if it is called in an instrumented forward program."""
     place = _watching()
     if place is None:
         return None
@@ -117,7 +117,7 @@ def _enter(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> _Entered 
 
 
 def _raised(entered: _Entered, error: BaseException) -> None:
-    # A routine's TypeError that became "unsupported operand" on its way comes out again.
+    # Python may have turned a routine's TypeError into "unsupported operand".
     session = entered[0].session
     session.raised(error)
     session.raise_pending()
@@ -126,23 +126,23 @@ def _raised(entered: _Entered, error: BaseException) -> None:
 def _leave(entered: _Entered) -> None:
     place, activation = entered
     if place.activations[-1] is activation:
-        place.activations.pop()  # Unless the tools were taken back inside the call.
+        place.activations.pop()  # Unless the tools were removed inside the call.
     if place.session.watches_scopes:
         place.session.leave_scope(activation.scope.path)
 
 
 def _left_alone(function: Any) -> Callable[..., Any]:
-    # AutoGraph would convert what is called while a function is traced.
+    # AutoGraph would otherwise convert the function while another one is traced.
     function.autograph_info__ = {}
     return function  # type: ignore[no-any-return]
 
 
-# What is in most calls, and stands for nothing symbolic.
+# Types of most arguments, which are never symbolic.
 _CONCRETE = frozenset({ops.EagerTensor, bool, int, float, str, type(None)})
 
 
 def _is_symbolic(value: Any) -> bool:
-    """Return True if a model is being put together, and nothing computed."""
+    """Return True if a model is being built from a symbolic tensor, without computing anything."""
     if type(value) in _CONCRETE:
         return False
     if isinstance(value, (list, tuple)):
@@ -172,7 +172,7 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
     return _left_alone(apply)
 
 
-# Module -> class, method and what wraps it; of Keras 3, and of tf_keras, which is Keras 2.
+# Module -> class, method and wrapper; for Keras 3, and for tf_keras, which is Keras 2.
 _CALLS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "keras.src.layers.layer": ("Layer", "__call__", _layer_call),
     "keras.src.optimizers.base_optimizer": ("BaseOptimizer", "apply", _apply),

@@ -1,7 +1,7 @@
 """Where the ops of a thread run: in the forward program, in a gradient function, or in between.
 
-Owns which record an op belongs to at each of these places. What is done with it, `execute` says;
-who is at which place when, `backward` and `intercept` say.
+Owns which record an op has at each of these places. `execute` runs the op; `backward` and
+`intercept` change the place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _frame = sys._getframe
 
 
 class Place:
-    """Where ops run; `locate` gives the record of one, or None where it is not to be seen."""
+    """A place where ops run."""
 
     __slots__ = ("control", "program", "session")
 
@@ -34,7 +34,12 @@ class Place:
         self.program, self.session, self.control = program, program.session, program.control
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
-        """The record of an op being called with `args` by the caller of the caller."""
+        """Return the record of an op that is being called, or None if it is not instrumented.
+
+        Args:
+            op_type: The op type.
+            args: The arguments. The op's caller must be the caller of the caller of this method.
+        """
         raise NotImplementedError
 
 
@@ -42,8 +47,8 @@ class Forward(Place):
     """The forward program.
 
     Attributes:
-        activations: Calls of layers, outermost first; below them what is outside any.
-        recomputed: Whether this reruns what already ran.
+        activations: Calls of layers, outermost first, after an entry for ops outside of layers.
+        recomputed: Whether this recomputes an earlier run.
     """
 
     __slots__ = ("activations", "recomputed")
@@ -54,8 +59,8 @@ class Forward(Place):
         self.recomputed = False
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
-        """The record of an op of the forward program."""
-        # All in one function: this runs at every op.
+        """Return the record of an op of the forward program."""
+        # A single function, since this runs at every op.
         activation = self.activations[-1]
         scope = activation.scope
         if op_type.kind == READ:
@@ -72,7 +77,7 @@ class Forward(Place):
         else:
             if op_type.handles:
                 operands = operands_of(op_type, args, bool(scope.root))
-        # What followed last time, if it is called from the same place again, is the op.
+        # The op that followed last time, if it is called from the same place again.
         last = activation.last
         expected: Record | None = (
             last.next if last is not None else self.program.sites.firsts.get(scope.number)
@@ -113,7 +118,7 @@ class InGradient(Place):
         self._counts: dict[Any, int] = {}
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
-        """The record of an op that the gradient function calls."""
+        """Return the record of an op that the gradient function calls."""
         frame = _frame(2)
         found = self.program.sites.frames(frame)
         key = (op_type.name, *((code.number, offset) for code, offset in found))
@@ -142,7 +147,7 @@ class InGradient(Place):
 
 
 class Between(Place):
-    """Inside a backward pass, between the gradient functions: what accumulates gradients."""
+    """Inside a backward pass, between gradient functions, where gradients are accumulated."""
 
     __slots__ = ("_counts",)
 
@@ -151,8 +156,8 @@ class Between(Place):
         self._counts: dict[Any, int] = {}
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
-        """The record of an op that the tape itself calls."""
-        # Gradients that are summed are told by the ops whose gradients they are.
+        """Return the record of an op that the tape itself calls."""
+        # Sums of gradients are identified by the ops whose gradients are summed.
         values = args[0] if args and isinstance(args[0], (list, tuple)) else args
         sources = tuple(
             source.number

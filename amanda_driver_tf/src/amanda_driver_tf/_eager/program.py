@@ -1,7 +1,7 @@
-"""`EagerProgram`: what is known of the eager program that one attachment instruments.
+"""`EagerProgram`: the eager program that one attachment instruments.
 
-Owns the op sites of this session, the layers being called, and whether routines at gradients are to
-run still. Which record an op has, `places` says, what is done with it, `execute` and `taped`.
+Owns the op sites of this session, the layers being called, and whether gradient routines still run.
+`places` identifies ops; `execute` and `taped` run them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEFT = (
 
 
 class Applied:
-    """The tools of an execution, to be missed if they are left before its gradient is computed."""
+    """The tools active in a forward pass; used to warn if `apply` ends before its gradient."""
 
     __slots__ = ("_session", "_tools", "epoch")
 
@@ -36,7 +36,7 @@ class Applied:
         self._tools = tuple(weakref.ref(tool) for tool in session.tools)
 
     def miss(self) -> None:
-        """Warn once if a tool that analyses backward ops was left since."""
+        """Warn once if a tool that analyses backward ops is no longer applied."""
         session = self._session
         if session.epoch == self.epoch:
             return
@@ -53,7 +53,7 @@ class EagerProgram:
 
     Attributes:
         session: The session whose tools instrument it.
-        sites: The op sites passed so far.
+        sites: The op sites seen so far.
         edits: Number of values edited and ops replaced so far.
         unseen: Gradients that became part of a graph -> why their observers did not run.
     """
@@ -69,14 +69,14 @@ class EagerProgram:
         self._applied: Applied | None = None
 
     def clear(self) -> None:
-        """Forget all records, though not the names."""
+        """Forget all records, but not the names."""
         self.sites.clear()
         self._between.clear()
 
     # What is active.
 
     def gradients_wanted(self) -> bool:
-        """Return True if gradient routines are to run now; warns once where the tools were left."""
+        """Return True if gradient routines run now; warn once if `apply` has ended."""
         if self.session.closed:
             self.session.warn_once(LEFT, user_stacklevel())
             return False
@@ -89,7 +89,7 @@ class EagerProgram:
         return self._applied
 
     def note_graph(self, record: Record) -> None:
-        """Note that observers of an op's gradient did not run, as it became part of a graph."""
+        """Record that observers of an op's gradient did not run, as it became part of a graph."""
         self.unseen[f"a gradient of {record.site.name!r}"] = (
             "it was computed while TensorFlow built a graph (jacobian, batch_jacobian, a function "
             "around the tape)"
@@ -108,14 +108,14 @@ class EagerProgram:
         return record
 
     def enter(self, layer: Any, parent: Activation) -> Activation:
-        """Return the activation of a call of a layer."""
+        """Return an activation for a call of a layer."""
         scopes = self.sites.scopes
         if scopes.dead:
             self._sweep()
         return Activation(scopes.enter(layer, parent.scope, False))
 
     def _sweep(self) -> None:
-        """Forget what belongs to layers that are gone."""
+        """Forget contexts and records of layers that are gone."""
         dead = self.sites.scopes.take_dead()
         paths = {path for _, path in dead if path is not None}
         for context in self.session.contexts():

@@ -1,7 +1,7 @@
-"""Recomputation (`tf.recompute_grad`): the second run of a function sees what the first one saw.
+"""Recomputation (`tf.recompute_grad`): reruns a function under the tools of its first run.
 
-Owns the snapshot of where the first run began, and the second run inside a gradient. Its ops are
-ops of the forward program again: the same edits act on them, and contexts say that they rerun.
+Owns the state of the first run, and the rerun inside a gradient. The ops of the rerun are forward
+ops again: the same edits apply to them, and their contexts are marked as recomputed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from amanda_driver_tf._tensorflow_internals.tapes import executes_eagerly
 __all__ = ["FirstRun", "Recompute", "first_run_of", "stop_recording"]
 
 
-# The functions inside `recompute_grad` that call the user's: in the first run, in the second.
+# The functions inside `recompute_grad` that call the user's function in each of the two runs.
 _CALLERS = {
     name: code
     for name, code in nested_codes(custom_gradient.recompute_grad).items()
     if name in CALLERS_OF_RECOMPUTED
 }
-# Whatever is inside a first run ends where a second run ends.
+# Call sites end at the same frame in both runs.
 BOUNDARY.update(_CALLERS.values())
 
 
 class FirstRun:
-    """Where and with which tools a recomputed function ran first.
+    """The place and tools of the first run of a recomputed function.
 
     Attributes:
-        edited: Whether something was changed in it.
+        edited: Whether anything was edited in it.
     """
 
     def __init__(self, place: Forward) -> None:
@@ -57,19 +57,19 @@ class FirstRun:
         self.edited = False
 
     def end(self) -> None:
-        """The first run is over."""
+        """Note whether the first run, which has ended, edited anything."""
         self.edited = self.program.edits != self._edits
 
     @contextmanager
     def resumed(self) -> Iterator[None]:
-        """Extent of a second run."""
+        """Restore the state of the first run during a rerun."""
         session = self.program.session
         control = session.control
         place = Rerun(self.program, [activation.copy() for activation in self._activations])
         before, enabled = STATE.eager, control.enabled
         same = self._tools == session.tools
         with nullcontext() if same else session.as_of(self._tools):
-            # What ran first without tools runs again without them.
+            # If the first run was not instrumented, the rerun is not, either.
             STATE.eager, control.enabled = place, self._enabled
             try:
                 yield
@@ -78,7 +78,7 @@ class FirstRun:
 
 
 def stop_recording() -> AbstractContextManager[None]:
-    """Stands for `record.stop_recording`, inside which a recomputed function runs first."""
+    """Replace `record.stop_recording`, inside which a recomputed function first runs."""
     place = STATE.eager
     if (
         isinstance(place, Forward)
@@ -99,7 +99,7 @@ def _first_run(place: Forward) -> Iterator[None]:
 
 
 class Recompute:
-    """The gradient function of a recomputed function: runs it again, and differentiates that."""
+    """The gradient function of a recomputed function: reruns and differentiates it."""
 
     __slots__ = ("_first", "_function")
 
@@ -107,7 +107,7 @@ class Recompute:
         self._first, self._function = first, function
 
     def __call__(self, *grads: Any) -> Any:
-        """Gradients of the function's inputs, given those of its outputs."""
+        """Compute the gradients of the function's inputs, given those of its outputs."""
         if not executes_eagerly():
             if self._first.edited:
                 self._refuse("while TensorFlow builds a graph of the gradient")
@@ -122,8 +122,7 @@ class Recompute:
     @staticmethod
     def _refuse(when: str) -> None:
         raise UnsupportedError(
-            f"A function that was instrumented is recomputed {when}, where it cannot be "
-            "instrumented again",
+            f"An instrumented function is recomputed {when}, where it cannot be instrumented again",
             where="tf.recompute_grad",
             fix="Compute the gradient eagerly, inside `apply`",
         )
@@ -142,7 +141,7 @@ class Rerun(Forward):
         self.recomputed = True
 
     def locate(self, op_type: OpType, args: Sequence[Any]) -> Record | None:
-        """The record of an op of the function; None for what TensorFlow does around it."""
+        """Return the record of an op of the function; None for TensorFlow's own ops around it."""
         activation = self.activations[-1]
         if op_type.kind == READ:
             return self.program.sites.read(activation, op_type, TOKENS.of(args[0]))
@@ -156,7 +155,7 @@ class Rerun(Forward):
 
 
 def first_run_of(op_type: str) -> FirstRun | None:
-    """The first run that a function put on the tapes has just had."""
+    """Return the first run of the function that is being recorded on the tapes, or None."""
     first: FirstRun | None = STATE.first_run
     if first is None or op_type != "inner":
         return None

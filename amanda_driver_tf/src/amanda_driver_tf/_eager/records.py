@@ -1,7 +1,6 @@
-"""`Record`: what an attachment knows of one op, forward or backward.
+"""`Record`: what an attachment knows about one op, forward or backward.
 
-Owns the data only: which record an op has, `sites` and `places` say, what is done with it,
-`execute` and `backward`.
+Owns the data only. `sites` and `places` find the record of an op; `execute` and `backward` use it.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from amanda_driver_tf._shared.namespaces import EAGER
 
 __all__ = ["Operands", "Record", "backward_site"]
 
-#: The operands that tell ops apart, as (position, token).
+#: The operands that distinguish ops, as (position, token).
 Operands = tuple[tuple[int, int], ...]
 
 
 class Record:
-    """What an attachment knows of one op, forward or backward.
+    """What an attachment knows about one op, forward or backward.
 
     Attributes:
-        site: The facts that the core is told.
+        site: The facts passed to the core.
         op_type: Its type.
         forward: Record of the forward op of a backward op, if it has one.
         backward: Whether this is a backward op.
-        idle: Epoch in which there is nothing to do when it executes; 0 for none.
-        settled: Epoch in which there is nothing to do when its gradient is computed ...
-        settled_again: ... and when that is itself differentiated.
-        planned: Epoch in which something was to be done ...
-        edited: ... and changed a value.
+        idle: Epoch in which the op has no actions; 0 for none.
+        settled: Epoch in which its gradient has no actions.
+        settled_again: Epoch in which its gradient has none even if it is itself differentiated.
+        planned: Epoch in which it had actions.
+        edited: Epoch in which these changed a value.
         reads: Records of the variable reads that its arguments imply.
         children: Its backward ops, by call site in the gradient function.
     """
@@ -80,36 +79,36 @@ class Record:
         self.site, self.op_type = site, op_type
         self.forward, self.backward = forward, backward
         self.context: OpContext | None = None
-        #: Tells it apart from all others, in every process.
+        #: Identifies the record in every process.
         self.number: int = stable_id((forward.number if forward is not None else 0, site.key))
         self.idle = self.settled = self.settled_again = self.planned = self.edited = 0
         self.reads: tuple[Record, ...] = ()
-        #: How often it was on a tape without its gradient having been computed.
+        #: How often it was recorded on a tape while its gradient was not known.
         self.waited = 0
-        #: For which inputs left out of account it was settled.
+        #: The inputs without requested gradients for which it was settled.
         self.skip: Any = None
-        #: Of a read: the token of what is read.
+        #: For a read, the token of the variable.
         self.token = 0
         self.children: dict[Any, Record] = {}
         self.names: dict[str, int] = {}
-        #: The op that followed it last in its activation; for a short cut only.
+        #: The op that followed it last in its activation, as a prediction.
         self.next: Record | None = None
         self.group: Group[Record] | None = None
         self.call_site: CallSite | None = None
         self.operands: Operands = ()
         self.occurrence = 0
-        #: False for what is none of the user's model, such as reading a data set.
+        #: False for ops that do not belong to the user's model, such as reading a data set.
         self.watched = watched
-        #: Whether its output is that of a function with a gradient of its own.
+        #: Whether its output is that of a function with a custom gradient.
         self.marks = marks
-        #: Whether TensorFlow tries something else where it raises TypeError or ValueError.
+        #: Whether TensorFlow catches a TypeError or ValueError of it and tries something else.
         self.swallows = swallows
 
 
 def backward_site(
     op_type: str, key: tuple[Any, ...], forward: Record | None, number: int, source: str | None
 ) -> Site:
-    """The facts of a backward op; `number` tells apart those of one name."""
+    """Return the facts of a backward op; `number` distinguishes those of one name."""
     base = f"{forward.site.name}:{op_type}" if forward is not None else op_type
     return Site(
         key=("backward", *key),

@@ -1,6 +1,6 @@
-"""What the identity of ops has to know of TensorFlow: frames, layers, variables.
+"""What the rule of op identity needs to know about TensorFlow: frames, layers, variables.
 
-The rule itself is the core's (`amanda_core.sites`).
+The rule itself is in the core (`amanda_core.sites`).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from amanda_driver_tf._tensorflow_internals.objects import handle_in_layer, vari
 __all__ = ["OPTIMIZER", "RULES", "new_labels", "new_scopes", "operands_of"]
 
 _EagerTensor = ops.EagerTensor
-# A value that an operand is in most calls, and that is no variable.
+# Types of most operands that are not variables.
 _NO_VARIABLES: frozenset[type] = frozenset(
     {bool, int, float, complex, str, bytes, list, tuple, type(None)}
 )
 
-#: Ops of an optimizer: a variable that it reads is none of the model's reads.
+#: Ops of an optimizer, whose reads of variables are not the model's.
 OPTIMIZER = Scope(-1, "", "", zone="optimizer")
 
-#: Which operands are weights, `operands_of` says: a tensor tells whose value it is.
+#: `operands_of` finds the operands that are weights, as tensors are marked with their variable.
 RULES = Rules(kind_of=kind_of, zone_of=zone_of, is_layered=True)
 
 
 def new_scopes() -> Scopes:
-    """Return the scopes of Keras' layers, none of which has been called."""
+    """Return scopes for Keras' layers."""
     return Scopes(lambda layer: {}, _variables_of, lambda layer: str(layer.name))
 
 
 def new_labels() -> Labels:
-    """Return labels for tensors, of which none has one."""
+    """Return labels for tensors."""
     return Labels((), TOKENS.signed)
 
 
@@ -46,12 +46,18 @@ def _variables_of(layer: Any) -> Iterator[tuple[str, Any]]:
     for variable in layer.variables:
         held = handle_in_layer(variable)
         if held is not None:
-            # Of tf_keras they are TensorFlow's own.
+            # Variables of tf_keras are those of TensorFlow, which have no path.
             yield str(getattr(variable, "path", variable.name)), held
 
 
 def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
-    """Return the operands of a call that tell it apart; `inside` a layer or not."""
+    """Return the operands of a call that distinguish it.
+
+    Args:
+        op_type: The op type.
+        args: The arguments.
+        inside: Whether it is called inside a layer.
+    """
     found: Operands = ()
     for position, value in zip(op_type.positions, args, strict=False):
         kind = type(value)
@@ -61,8 +67,8 @@ def operands_of(op_type: OpType, args: Sequence[Any], inside: bool) -> Operands:
                 if position not in op_type.handles:
                     continue
                 token = TOKENS.of(value)
-            # Watched tensors count only where no activation counts occurrences, and not in front:
-            # what flows stands there. Constants never do.
+            # Watched tensors count only outside of layers, where occurrences are not counted, and
+            # not as first operand, which is usually an activation. Constants never count.
             elif not token or (token < 0 and (inside or not position)):
                 continue
         elif kind in _NO_VARIABLES:

@@ -1,7 +1,7 @@
-"""The ops of the forward program: from a call to its record, by the core's rule of op identity.
+"""The ops of the forward program: finds the record of a call by the core's rule of op identity.
 
-Owns what the rule does not know of eager execution: reads of variables, and the short cut by which
-an op is found that follows the one that it followed last time.
+Owns what is specific to eager execution: reads of variables, and the prediction of an op by the op
+that it followed last time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Sites"]
 
 
 class Sites:
-    """The forward ops passed so far.
+    """The forward ops seen so far.
 
     Args:
         session: The session, with whose contexts names and numbers resume.
-        drop: Told of a record whose variable is gone.
+        drop: Called with a record whose variable is gone.
     """
 
     def __init__(self, session: Session, drop: Callable[[Record], None]) -> None:
@@ -45,7 +45,7 @@ class Sites:
         )
         #: Reads of variables: number of the scope, op type and token -> its record.
         self.reads: dict[tuple[int, str, int], Record] = {}
-        #: Scope -> the record that its last activation began with; for a short cut only.
+        #: Scope -> the first record of its last activation, as a prediction.
         self.firsts: dict[int, Record] = {}
         self._call_site = call_site_class()
         self._call_sites: dict[Chain, CallSite] = {}
@@ -54,7 +54,7 @@ class Sites:
         return len(self._known)
 
     def clear(self) -> None:
-        """Forget all records, though not the names."""
+        """Forget all records, but not the names."""
         self._known.clear()
         self._call_sites.clear()
         self.reads.clear()
@@ -74,12 +74,12 @@ class Sites:
 
     def read(self, activation: Activation, op_type: OpType, token: int) -> Record:
         """Return the record of a read of a variable."""
-        # A read is told by what is read: walking to its line would cost more than reading.
+        # A read is identified by its variable; finding its line would cost more than the read.
         key = (activation.scope.number, op_type.name, token)
         record = self.reads.get(key)
         if record is None:
             weights = ((0, token, TOKENS.find(token)),)
-            # A variable may be read before this op and before that, so it leads to no other.
+            # Different ops may follow a read, so it predicts none.
             record = self._known.passed(op_type.name, activation.scope, (), weights, {})[0]
             self.reads[key] = record
             record.token = token
@@ -97,7 +97,7 @@ class Sites:
         Args:
             activation: Where it is called.
             op_type: Its type.
-            operands: What tells it apart from others at one site, from `operands_of`.
+            operands: The operands that distinguish it at one site, from `operands_of`.
             frame: The frame that called it.
         """
         scope = activation.scope
@@ -107,7 +107,7 @@ class Sites:
         weights = []
         for position, token in operands:
             weight = TOKENS.find(token)
-            # A variable that is gone tells nothing apart, though its value lives on.
+            # A variable that is gone distinguishes nothing, though its value may still exist.
             if weight is not None:
                 weights.append((position, token, weight))
         record, group, occurrence = self._known.passed(
@@ -115,7 +115,7 @@ class Sites:
         )
         if record.group is not group:
             record.group, record.occurrence, record.operands = group, occurrence, operands
-        # Layers of one kind share theirs: what is compared at every op should be in the cache.
+        # Layers of one kind share call sites, so that these stay in the CPU's cache.
         call_site = self._call_sites.get(chain)
         if call_site is None:
             call_site = self._call_sites[chain] = self._call_site(chain)
@@ -130,17 +130,17 @@ class Sites:
     # Call sites.
 
     def ends_at(self, frame: FrameType | None, scope: Scope) -> tuple[bool, CodeType | None]:
-        """Return whether a call site has frames that count, and the code at which it ends."""
+        """Return whether a call site has relevant frames, and the code at which it ends."""
         levels: list[Level] = []
         found = self._known.walk(frame, FRAMES if scope.root else 1, levels)
         return bool(found), levels[-1][1] if levels else None
 
     def frames(self, frame: FrameType | None) -> Frames:
-        """Return all frames that count up to the call of a gradient function."""
+        """Return all relevant frames up to the call of a gradient function."""
         return self._known.walk(frame, -1)
 
     def source(self, frame: FrameType | None) -> str | None:
-        """Return ``file:line`` of the innermost frame of the user's."""
+        """Return ``file:line`` of the user's innermost frame."""
         return self._known.source(frame)
 
     # New sites.

@@ -1,6 +1,6 @@
-"""Tokens of tensors: numbers by which handles of variables and watched tensors are told apart.
+"""Tokens of tensors: numbers that identify handles of variables and watched tensors.
 
-A tensor carries its own, as finding it must cost no more than an attribute, also in C.
+A tensor carries its own token, since finding it must cost no more than an attribute, also in C.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class _Tokens:
         self._tensors: dict[int, weakref.ref[Any]] = {}
 
     def of(self, tensor: Any) -> int:
-        """Return a number above 0 that is never given again in this process."""
+        """Return a positive number that is never reused in this process."""
         return abs(self.signed(tensor))
 
     def signed(self, tensor: Any) -> int:
-        """Return the token of a tensor, below 0 if it was watched and is no variable's."""
+        """Return the token of a tensor, negative if it was watched and is not a variable's."""
         source = tensor._amanda_source
         if source.__class__ is int and source:
             return source
@@ -37,12 +37,12 @@ class _Tokens:
         return token
 
     def find(self, token: int) -> Any:
-        """Return the tensor that a token was given for, or None."""
+        """Return the tensor of a token, or None."""
         reference = self._tensors.get(abs(token))
         return reference() if reference is not None else None
 
     def release(self) -> None:
-        """Take the tokens off all tensors that live on."""
+        """Remove the tokens from all live tensors."""
         for reference in self._tensors.values():
             tensor = reference()
             if tensor is not None:

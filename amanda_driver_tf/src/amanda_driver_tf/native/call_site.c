@@ -1,7 +1,7 @@
-/* `CallSite`: whether an op is called from where it was called last time.
+/* `CallSite`: checks whether an op is called from the same place as last time.
  *
- * Owns the comparison of a call site with the stack, without an object of any frame. The same in
- * Python is `_eager/call_sites.py`.
+ * Owns the comparison of a call site with the stack, without creating frame objects.
+ * `_eager/call_sites.py` does the same in Python.
  */
 #include "amanda_identity.h"
 
@@ -9,13 +9,13 @@
 
 #include "parts.h"
 
-/* `Forward.locate`, and what called that, stand between `here` and what called the op. */
+/* The frames of `Forward.locate` and of its caller are between `here` and the op's caller. */
 #define BETWEEN 2
 
-/* One frame of a call site that counts. */
+/* One frame of a call site. */
 typedef struct {
     PyCodeObject* code;
-    int depth;  /* above what called the op */
+    int depth;  /* above the op's caller */
     int offset; /* of its instruction; -1 for any */
 } Level;
 

@@ -1,6 +1,6 @@
-/* From a call of an op to its record, where that is the one that followed last time.
+/* Finds the record of an op that follows the same op as last time.
  *
- * Owns the comparison; finding a record in all other cases is `_eager/sites.py`'s.
+ * Owns the comparison with the expected record. `_eager/sites.py` finds records in all other cases.
  */
 #include "interceptor.h"
 #include "parts.h"
@@ -11,7 +11,7 @@ int holds_no_variable(PyObject* value) {
            PyBytes_CheckExact(value) || PyList_CheckExact(value) || PyTuple_CheckExact(value);
 }
 
-/* What tells tensors apart: `_amanda_source`, which is an int where it does. New, or NULL. */
+/* Return `_amanda_source`, which identifies a tensor if it is an int. New, or NULL. */
 static PyObject* source_of(Interceptor* self, PyObject* value, int* is_handle) {
     if (IS(value, tensor)) return PyObject_GetAttr(value, names._amanda_source);
     PyObject* handle = PyObject_CallOneArg(self->handle_of, value);
@@ -30,7 +30,7 @@ static int contains(PyObject* set, Py_ssize_t number) {
     return found;
 }
 
-/* Whether the operands of a call are those of a record: `rules.operands_of` gives the same. */
+/* Return true if the operands of a call are those of a record, as by `rules.operands_of`. */
 static int has_operands(
     Interceptor* self, PyObject* record, PyObject* op_type, int inside, PyObject* const* args,
     Py_ssize_t count
@@ -46,7 +46,7 @@ static int has_operands(
         if (source == NULL) return 0;
         if (!PyLong_CheckExact(source)) {
             Py_DECREF(source);
-            /* A handle without a token gets one, in Python. */
+            /* Python gives a token to a handle without one. */
             if (is_handle || contains(SLOT(op_type, op_type, handles), position)) return 0;
             continue;
         }
@@ -67,7 +67,7 @@ static int has_operands(
     return met == PyTuple_GET_SIZE(operands);
 }
 
-/* What ran last time after the op that ran last. New, or NULL. */
+/* Return the record that followed the last op the last time. New, or NULL. */
 static PyObject* follower(Interceptor* self, PyObject* place, PyObject* activation, PyObject* scope) {
     PyObject* last = SLOT(activation, activation, last);
     PyObject* next = NULL;
