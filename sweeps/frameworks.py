@@ -113,7 +113,7 @@ def _tensorflow_state() -> Fingerprint:
 
     context: Any = importlib.import_module("tensorflow.python.eager.context")
     ops: Any = importlib.import_module("tensorflow.python.framework.ops")
-    names = ("functions", "graphs", "quiet", "running", "eager", "first_run", "handed")
+    names = ("functions", "graphs", "quiet", "running", "eager", "first_run", "fallbacks")
     return {
         "of the driver": [repr(getattr(STATE, name)) for name in names],
         "gradient registry": {

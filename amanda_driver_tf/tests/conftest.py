@@ -24,4 +24,4 @@ def _same_start_and_nothing_left() -> Iterator[None]:
     assert not STATE.running
     assert STATE.eager is None
     assert STATE.first_run is None
-    assert not STATE.handed
+    assert not STATE.fallbacks

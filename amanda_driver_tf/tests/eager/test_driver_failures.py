@@ -58,7 +58,7 @@ def session() -> list[Any]:
 #: Where the fault lies -> the program, and the object and attribute that is replaced.
 FAULTS: dict[str, tuple[Callable[[], list[Any]], Any, str]] = {
     "eager, before the op": (eager, _Run, "_analyse"),
-    "eager, after the op": (eager, _Run, "_tell_tapes"),
+    "eager, after the op": (eager, _Run, "_record_on_tapes"),
     "function": (function, FunctionMode, "_twin"),
     "session": (session, GraphMode, "_translation"),
 }

@@ -202,7 +202,7 @@ def test_an_op_that_raises_raises_the_same() -> None:
         with pytest.raises(tf.errors.InvalidArgumentError, match="to be a float tensor"):
             program("text")
         program(W)
-        assert STATE.handed == []
+        assert STATE.fallbacks == []
 
 
 @pytest.mark.slow

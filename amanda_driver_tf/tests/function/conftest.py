@@ -21,5 +21,5 @@ def _same_start_and_nothing_left() -> Iterator[None]:
     assert STATE.graphs is None
     assert not STATE.quiet
     assert not STATE.running
-    assert STATE.carried is None
-    assert STATE.arriving is None
+    assert STATE.saved_results is None
+    assert STATE.passed_results is None

@@ -198,7 +198,7 @@ class _Run:
         aligned = (_NONE, _NONE) if backward else aligned_plans(context)
         settled = not (before or after or aligned[0] or aligned[1])
         if self.recording and before.replacement is None:
-            self._tell_tapes(context, outputs, aligned, settled)
+            self._record_on_tapes(context, outputs, aligned, settled)
         if after.steps:
             outputs = self._edit_outputs(after, outputs)
         if settled and session.caching:
@@ -258,7 +258,7 @@ class _Run:
                 r if isinstance(r, ops.EagerTensor) else ops.convert_to_tensor(r) for r in results
             ]
         if own_backward:
-            self._tell_tapes(context, outputs, aligned, settled=False)
+            self._record_on_tapes(context, outputs, aligned, settled=False)
         elif self.recording and aligned[0]:
             outputs = tap_outputs(self.program, aligned[0], outputs)
         return outputs
@@ -272,7 +272,7 @@ class _Run:
 
     # Tapes.
 
-    def _tell_tapes(
+    def _record_on_tapes(
         self,
         context: OpContext,
         outputs: list[Any],

@@ -59,7 +59,7 @@ _EagerTensor = ops.EagerTensor
 # How many recorded executions of an op get a `Taped`, so that its gradient is analysed.
 _WAITED = 2
 # The maximum number of ops that fell back; ops may be nested while arguments are converted.
-_HANDED = 8
+_MOST_FALLBACKS = 8
 
 
 class _Patches(Patches):
@@ -176,14 +176,14 @@ def fast_path(ctx: Any, op_name: str, name: str | None, *args: Any) -> Any:
             try:
                 result = ORIGINALS.fast_path(ctx, op_name, name, *args, *pair)
             except FallbackException:
-                _hand_over(op_type, sys._getframe(1), found, args, idle=True)
+                _store_fallback(op_type, sys._getframe(1), found, args, idle=True)
                 raise
             if kind == READ and not found.backward:
                 result._amanda_source = found.token
             return result
         if idle and (kind != PASS or type(args[0]) is _EagerTensor):
             return _tagged(op_type, found, sys._getframe(1), ctx, name, args, pair)
-    _hand_over(op_type, sys._getframe(1), found, args)
+    _store_fallback(op_type, sys._getframe(1), found, args)
     raise FallbackException("to be executed by execute.execute")
 
 
@@ -193,7 +193,7 @@ def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -
     A gradient function cannot warn if `apply` ends before the gradient is computed. So this is not
     done if the gradient has actions, nor in the first executions.
     """
-    if not _isis_recorded(op_type, args):
+    if not _is_any_recorded(op_type, args):
         return True
     found.waited += 1
     return found.waited > _WAITED and not any(
@@ -201,7 +201,7 @@ def _may_wait(op_type: OpType, found: Record, args: Sequence[Any], epoch: int) -
     )
 
 
-def _isis_recorded(op_type: OpType, args: Sequence[Any]) -> bool:
+def _is_any_recorded(op_type: OpType, args: Sequence[Any]) -> bool:
     tensors = []
     for value in args[: op_type.count]:
         if type(value) is _EagerTensor:
@@ -234,7 +234,7 @@ def _tagged(
             STATE.eager = None
         result = ORIGINALS.fast_path(ctx, op_type.name, name, *args, *pair)
     except FallbackException:
-        _hand_over(op_type, frame, found, args, idle=True)
+        _store_fallback(op_type, frame, found, args, idle=True)
         raise
     finally:
         STATE.eager = place
@@ -243,7 +243,7 @@ def _tagged(
     return result
 
 
-def _hand_over(
+def _store_fallback(
     op_type: OpType, frame: FrameType, found: Record, args: Sequence[Any], idle: bool = False
 ) -> None:
     """Store the op for the call of `execute_op` that follows."""
@@ -254,30 +254,30 @@ def _hand_over(
             where=op_type.name,
             fix="Turn debugging of TensorFlow (op callbacks) on or off outside `apply`",
         )
-    handed = STATE.handed
-    if op_type.kind == READ and handed:
-        consumer = handed[-1][2]
+    fallbacks = STATE.fallbacks
+    if op_type.kind == READ and fallbacks:
+        consumer = fallbacks[-1][2]
         if found not in consumer.reads:
             consumer.reads = (*consumer.reads, found)
-    if len(handed) >= _HANDED:
-        del handed[0]
+    if len(fallbacks) >= _MOST_FALLBACKS:
+        del fallbacks[0]
     # Only whether arguments are constants, so that no tensor is kept alive.
     plain = () if idle else tuple(is_plain(value) for value in args[: op_type.count])
-    handed.append((op_type.name, id(frame), found, plain))
+    fallbacks.append((op_type.name, id(frame), found, plain))
 
 
 def _fell_back(op_type: OpType, found: Record) -> None:
     """Store an op without actions for the call of `execute_op` that follows; called from C."""
-    _hand_over(op_type, sys._getframe(1), found, (), idle=True)
+    _store_fallback(op_type, sys._getframe(1), found, (), idle=True)
 
 
-def _take(op_name: str, caller: FrameType) -> tuple[Record, tuple[bool, ...]] | None:
-    handed = STATE.handed
+def _take_fallback(op_name: str, caller: FrameType) -> tuple[Record, tuple[bool, ...]] | None:
+    fallbacks = STATE.fallbacks
     wrapper = id(caller.f_back)
-    for index in range(len(handed) - 1, -1, -1):
-        name, frame, found, plain = handed[index]
+    for index in range(len(fallbacks) - 1, -1, -1):
+        name, frame, found, plain = fallbacks[index]
         if frame == wrapper and name == op_name:
-            del handed[index:]
+            del fallbacks[index:]
             return found, plain
     return None
 
@@ -287,7 +287,7 @@ def execute_op(
 ) -> Any:
     """Replace `execute.execute`, to which ops fall back, and which also runs functions."""
     place = STATE.eager
-    STATE.told = False
+    STATE.is_recorded = False
     if (
         place is None
         or type(op_name) is not bytes
@@ -298,7 +298,7 @@ def execute_op(
         return ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
     decoded = op_name.decode()
     caller = sys._getframe(1)
-    taken = _take(decoded, caller)
+    taken = _take_fallback(decoded, caller)
     if taken is not None:
         found, plain = taken
     else:
@@ -316,18 +316,18 @@ def execute_op(
         outputs = ORIGINALS.execute(op_name, num_outputs, inputs, attrs, ctx, name)
         if outputs and (found.op_type.kind or found.marks):
             tag(found, inputs[0] if inputs else None, outputs[0])
-        if not alone and _asks(caller):
+        if not alone and _asks_to_record(caller):
             record_gradient(decoded, inputs, (*(attrs or ()), PAIR, found), outputs)
-            STATE.told = True
+            STATE.is_recorded = True
         return outputs
-    asks = _asks(caller)
+    asks_to_record = _asks_to_record(caller)
     call = Call(decoded, num_outputs, inputs, attrs, ctx, name)
-    outputs = run(place, found, call, plain, asks)
-    STATE.told = asks and bool(outputs)
+    outputs = run(place, found, call, plain, asks_to_record)
+    STATE.is_recorded = asks_to_record and bool(outputs)
     return outputs
 
 
-def _asks(caller: FrameType) -> bool:
+def _asks_to_record(caller: FrameType) -> bool:
     """Return True if the caller will ask whether to record the op."""
     return "must_record_gradient" in caller.f_code.co_names
 
@@ -335,8 +335,8 @@ def _asks(caller: FrameType) -> bool:
 def _must_record(original: Callable[[], bool]) -> Callable[[], bool]:
     @functools.wraps(original)
     def must_record_gradient() -> bool:
-        if STATE.told:
-            STATE.told = False  # The op was recorded when it ran.
+        if STATE.is_recorded:
+            STATE.is_recorded = False  # The op was recorded when it ran.
             return False
         return original()
 

@@ -43,7 +43,7 @@ class EagerMode:
             return
         self._started = False
         STATE.eager = None
-        STATE.handed.clear()
+        STATE.fallbacks.clear()
         self._program.clear()
         PATCHES.release()
 

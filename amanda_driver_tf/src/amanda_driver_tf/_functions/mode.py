@@ -204,7 +204,7 @@ class FunctionMode(Mode):
         name: bytes,
         inputs: list[Any],
         count: int,
-        carried: _SavedResults | None,
+        saved: _SavedResults | None,
     ) -> Any:
         """Call a function or its twin.
 
@@ -213,21 +213,21 @@ class FunctionMode(Mode):
             name: The function.
             inputs: Its inputs.
             count: The number of its outputs.
-            carried: The saved results of its forward function, if it is the function of a gradient.
+            saved: The saved results of its forward function, if it is the function of a gradient.
         """
         session = self.session
         function = name.decode()
-        if carried is not None and GRAPHS.get(function) not in carried.twin.gradients:
-            carried = None
-        if not session.enabled and carried is None:
+        if saved is not None and GRAPHS.get(function) not in saved.twin.gradients:
+            saved = None
+        if not session.enabled and saved is None:
             return call(name, inputs, count)
         try:
-            twin = self._twin(function, inputs, carried)
+            twin = self._twin(function, inputs, saved)
         except Exception as error:
             if not session.failures.is_drivers(error):
                 raise
             # The gradient of an instrumented function cannot run without the saved results.
-            where, plain = f"the function {function!r}", carried is None
+            where, plain = f"the function {function!r}", saved is None
             session.failures.note(error, "tensorflow", where, can_go_on=plain)
             twin = None
         outermost = STATE.running == 0 and "__forward_" not in function
@@ -239,7 +239,7 @@ class FunctionMode(Mode):
             if twin is None:
                 outputs = call(name, inputs, count)
             else:
-                outputs = self._run_twin(call, function, twin, inputs, count, carried, waits)
+                outputs = self._run_twin(call, function, twin, inputs, count, saved, waits)
         except BaseException as error:
             self._raise_own(error, waits)
             raise
@@ -270,13 +270,13 @@ class FunctionMode(Mode):
         twin: Twin,
         inputs: list[Any],
         count: int,
-        carried: _SavedResults | None,
+        saved: _SavedResults | None,
         waits: bool,
     ) -> Any:
         if twin.takes:
-            assert carried is not None
-            chosen = carried.twin.gradients[GRAPHS[function]]
-            inputs = [*inputs, *(carried.tensors[index] for index in chosen)]
+            assert saved is not None
+            chosen = saved.twin.gradients[GRAPHS[function]]
+            inputs = [*inputs, *(saved.tensors[index] for index in chosen)]
         outputs = call(twin.name, inputs, count + twin.results)
         if waits:
             context.async_wait()  # An exception of a routine must be raised by this call.
@@ -291,27 +291,27 @@ class FunctionMode(Mode):
             return outputs
         outputs = outputs or []
         made, extra = outputs[:count], outputs[count:]
-        STATE.carried = (made, _SavedResults(self, function, twin, list(extra), carried))
+        STATE.saved_results = (made, _SavedResults(self, function, twin, list(extra), saved))
         return made or None
 
     # Twins.
 
     def _twin(
-        self, function: str, inputs: Sequence[Any], carried: _SavedResults | None
+        self, function: str, inputs: Sequence[Any], saved: _SavedResults | None
     ) -> Twin | None:
         session = self.session
         silent = not session.enabled
-        key = (session.epoch, silent, carried.twin.number if carried is not None else 0)
+        key = (session.epoch, silent, saved.twin.number if saved is not None else 0)
         if session.caching or silent:
             known: Twin | None = self._twins.get(function, key)
             if known is not UNKNOWN:
                 return known
         with _BUILDING, _quiet_graph():
             try:
-                twin = self._build(function, inputs, carried, silent)
+                twin = self._build(function, inputs, saved, silent)
             except UnsupportedError as refused:
                 # Routines that return None can still run, as observers.
-                twin = self._build(function, inputs, carried, silent, refused)
+                twin = self._build(function, inputs, saved, silent, refused)
         # An analysis routine may have invalidated a tool, which changes the epoch.
         if session.caching or silent:
             self._twins.put(function, (session.epoch, *key[1:]), twin)
@@ -321,7 +321,7 @@ class FunctionMode(Mode):
         self,
         function: str,
         inputs: Sequence[Any],
-        carried: _SavedResults | None,
+        saved: _SavedResults | None,
         silent: bool,
         refused: UnsupportedError | None = None,
     ) -> Twin | None:
@@ -341,12 +341,12 @@ class FunctionMode(Mode):
                 if value.dtype == dtypes.resource
             }
         self._analysis.sweep()
-        definitions = _Definitions(carried)
+        definitions = _Definitions(saved)
         rewriter = FunctionRewriter(self.session, self._analysis, definitions, self._note_blind)
         try:
             forward = None
-            if carried is not None:
-                forward = self._forward(rewriter, carried)
+            if saved is not None:
+                forward = self._forward(rewriter, saved)
             rewriter.refused = refused
             bare = _ForwardPlans(self._analysis, False) if silent else None
             rewritten = rewriter.rewrite(function, Call(forward=forward, analysis=bare))
@@ -359,8 +359,8 @@ class FunctionMode(Mode):
             watched = self._is_watched(rewritten)
             if name is None and not watched:
                 return None
-            if carried is not None:
-                chosen = carried.twin.gradients[GRAPHS[function]]
+            if saved is not None:
+                chosen = saved.twin.gradients[GRAPHS[function]]
                 if len(chosen) != len(rewritten.demands):
                     raise UnsupportedError(
                         f"The gradient function {function!r} needs values that its forward pass "
@@ -396,12 +396,12 @@ class FunctionMode(Mode):
         )
 
     def _forward(
-        self, rewriter: FunctionRewriter, carried: _SavedResults
+        self, rewriter: FunctionRewriter, saved: _SavedResults
     ) -> RewrittenFunction | None:
         """Rewrite the forward function again as it was for the twin that saved the results."""
-        earlier = self._forward(rewriter, carried.earlier) if carried.earlier else None
-        kept = _SavedPlans(self._analysis, carried.twin.plans)
-        return rewriter.rewrite(carried.function, Call(forward=earlier, analysis=kept))
+        earlier = self._forward(rewriter, saved.earlier) if saved.earlier else None
+        kept = _SavedPlans(self._analysis, saved.twin.plans)
+        return rewriter.rewrite(saved.function, Call(forward=earlier, analysis=kept))
 
     def _export_values(
         self, rewriter: FunctionRewriter, rewritten: RewrittenFunction, definitions: _Definitions
@@ -444,11 +444,11 @@ class FunctionMode(Mode):
 class _Definitions:
     """FunctionDefs by name, including those of forward functions that may be gone."""
 
-    def __init__(self, carried: _SavedResults | None) -> None:
+    def __init__(self, saved: _SavedResults | None) -> None:
         self._kept: dict[str, Any] = {}
-        while carried is not None:
-            self._kept[carried.function] = carried.twin.definition
-            carried = carried.earlier
+        while saved is not None:
+            self._kept[saved.function] = saved.twin.definition
+            saved = saved.earlier
 
     def knows(self, name: str) -> bool:
         """Return True if a function exists, and keep its definition in case another thread removes
@@ -494,8 +494,8 @@ _PATCHES = _Patches()
 def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call_function(self: Any, name: Any, tensor_inputs: Any, num_outputs: Any) -> Any:
-        carried = STATE.arriving
-        mode = carried.mode if carried is not None else STATE.functions
+        saved = STATE.passed_results
+        mode = saved.mode if saved is not None else STATE.functions
         if STATE.quiet or mode is None:
             return original(self, name, tensor_inputs, num_outputs)
         function = name.decode()
@@ -512,7 +512,7 @@ def _calling(original: Callable[..., Any]) -> Callable[..., Any]:
             finally:
                 STATE.quiet -= 1
 
-        return mode.run(call, name, tensor_inputs, num_outputs, carried)
+        return mode.run(call, name, tensor_inputs, num_outputs, saved)
 
     return call_function
 
@@ -549,25 +549,25 @@ def _carrying(original: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        made, STATE.carried = STATE.carried, None
+        made, STATE.saved_results = STATE.saved_results, None
         if made is not None and output_tensors and _same(made[0], output_tensors):
-            carried, compute = made[1], backward_function
+            saved, compute = made[1], backward_function
 
             def backward_function(*gradients: Any) -> Any:
                 if not context.executing_eagerly():
-                    carried.refuse_in_graph()
+                    saved.refuse_in_graph()
                 # `apply` may have ended meanwhile; edits of the forward pass are still valid.
-                if carried.mode.session.closed and carried.twin.watched:
-                    carried.mode.session.warn_once(
+                if saved.mode.session.closed and saved.twin.watched:
+                    saved.mode.session.warn_once(
                         "Backward ran after `apply` was left: edits made in the forward pass "
                         "stay, backward routines do not run. Call it inside `apply`."
                     )
                 _PATCHES.acquire()
-                before, STATE.arriving = STATE.arriving, carried
+                before, STATE.passed_results = STATE.passed_results, saved
                 try:
                     return compute(*gradients)
                 finally:
-                    STATE.arriving = before
+                    STATE.passed_results = before
                     _PATCHES.release()
 
         return original(op_type, output_tensors, input_tensors, backward_function, *args, **kwargs)

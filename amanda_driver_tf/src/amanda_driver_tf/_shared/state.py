@@ -22,7 +22,7 @@ class FunctionCalls(Protocol):
     session: Session
 
     def run(
-        self, call: Callable[..., Any], name: bytes, inputs: list[Any], count: int, carried: Any
+        self, call: Callable[..., Any], name: bytes, inputs: list[Any], count: int, saved: Any
     ) -> Any:
         """Call a function or its twin, where `call` runs a function by its name."""
 
@@ -55,17 +55,17 @@ class _State(threading.local):
         #: Where eager ops of this thread run (a `Place`); None if no tool is active.
         self.eager: Any = None
         #: Eager ops that fell back to `execute.execute`: type, frame, record, constants.
-        self.handed: list[tuple[str, int, Any, tuple[bool, ...]]] = []
+        self.fallbacks: list[tuple[str, int, Any, tuple[bool, ...]]] = []
         #: Whether the last eager op was recorded on the tapes.
-        self.told = False
+        self.is_recorded = False
         #: The first run of a recomputed function, if that ended last.
         self.first_run: Any = None
         #: Results of the last forward twin: (its outputs, the values saved for gradients).
-        self.carried: Any = None
+        self.saved_results: Any = None
         #: Whether a forward accumulator tracks the function call that is being prepared.
         self.tangents = False
         #: The saved values of a call while its gradient is computed.
-        self.arriving: Any = None
+        self.passed_results: Any = None
 
 
 STATE = _State()

@@ -3,10 +3,10 @@
 #include "interceptor.h"
 
 /* Return the record of the op that fell back last, if this op is executed now. New, or NULL. */
-static PyObject* taken(Interceptor* self, PyObject* handed, PyObject* op_name) {
-    Py_ssize_t count = PyList_GET_SIZE(handed);
+static PyObject* taken(Interceptor* self, PyObject* fallbacks, PyObject* op_name) {
+    Py_ssize_t count = PyList_GET_SIZE(fallbacks);
     if (count == 0 || !PyBytes_CheckExact(op_name)) return NULL;
-    PyObject* call = PyList_GET_ITEM(handed, count - 1);
+    PyObject* call = PyList_GET_ITEM(fallbacks, count - 1);
     PyObject* record = PyTuple_GET_ITEM(call, 2);
     /* The frame of the op's generated wrapper, which called its fallback function. */
     AmandaFrame* frame = amanda_innermost_frame(PyThreadState_Get());
@@ -34,8 +34,8 @@ static PyObject* argument(
     return NULL;
 }
 
-/* Return true if the caller will ask whether to record the op: `intercept._asks`. */
-static int asks(void) {
+/* Return true if the caller will ask whether to record the op: `intercept._asks_to_record`. */
+static int asks_to_record(void) {
     AmandaFrame* caller = amanda_innermost_frame(PyThreadState_Get());
     PyObject* called = caller == NULL ? NULL : amanda_frame_code(caller)->co_names;
     Py_ssize_t count = called == NULL ? 0 : PyTuple_GET_SIZE(called);
@@ -46,22 +46,22 @@ static int asks(void) {
 }
 
 /* Record an execution on the tapes, with its record attached: `originals.record_gradient`. */
-static int tell_tapes(
+static int record_on_tapes(
     Interceptor* self, PyObject* record, PyObject* inputs, PyObject* attrs, PyObject* outputs
 ) {
     PyObject* op_type = SLOT(record, record, op_type);
     PyObject* paired = extended(attrs, self->pair, record);
     PyObject* tell = PyObject_GetAttr(self->module, names.record_gradient);
-    PyObject* told = NULL;
+    PyObject* returned = NULL;
     if (paired != NULL && tell != NULL) {
         PyObject* name = SLOT(op_type, op_type, name);
-        told = PyObject_CallFunctionObjArgs(tell, name, inputs, paired, outputs, NULL);
+        returned = PyObject_CallFunctionObjArgs(tell, name, inputs, paired, outputs, NULL);
     }
     Py_XDECREF(paired);
     Py_XDECREF(tell);
-    if (told == NULL) return -1;
-    Py_DECREF(told);
-    return set_state(self, names.told, Py_True);
+    if (returned == NULL) return -1;
+    Py_DECREF(returned);
+    return set_state(self, names.is_recorded, Py_True);
 }
 
 /* Arguments: op_name, num_outputs, inputs, attrs, ctx, name; the last four possibly by name. */
@@ -69,17 +69,17 @@ PyObject* interceptor_execute(
     PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* keywords
 ) {
     Interceptor* self = (Interceptor*)object;
-    PyObject *result = NULL, *handed = NULL, *record = NULL;
+    PyObject *result = NULL, *fallbacks = NULL, *record = NULL;
     PyObject* place = get_state(self, names.eager);
     if (place == Py_None) {
-        if (set_state(self, names.told, Py_False) < 0) goto done;
+        if (set_state(self, names.is_recorded, Py_False) < 0) goto done;
         result = PyObject_Vectorcall(self->execute, args, (size_t)count, keywords);
         goto done;
     }
     if (place == NULL || count == 0 || !is_watching(self, place)) goto otherwise;
-    handed = get_state(self, names.handed);
-    if (handed == NULL || !PyList_CheckExact(handed)) goto otherwise;
-    record = taken(self, handed, args[0]);
+    fallbacks = get_state(self, names.fallbacks);
+    if (fallbacks == NULL || !PyList_CheckExact(fallbacks)) goto otherwise;
+    record = taken(self, fallbacks, args[0]);
     if (record == NULL) goto otherwise;
     PyObject* op_type = SLOT(record, record, op_type);
     if (!IS(op_type, op_type) || PyLong_AsLong(SLOT(op_type, op_type, kind)) != PLAIN) {
@@ -92,14 +92,14 @@ PyObject* interceptor_execute(
         (attrs != Py_None && !PyTuple_CheckExact(attrs)) || PyErr_Occurred()) {
         goto otherwise;
     }
-    Py_ssize_t left = PyList_GET_SIZE(handed) - 1;
-    if (set_state(self, names.told, Py_False) < 0 ||
-        PyList_SetSlice(handed, left, left + 1, NULL) < 0) {
+    Py_ssize_t left = PyList_GET_SIZE(fallbacks) - 1;
+    if (set_state(self, names.is_recorded, Py_False) < 0 ||
+        PyList_SetSlice(fallbacks, left, left + 1, NULL) < 0) {
         goto done;
     }
     result = PyObject_Vectorcall(self->execute, args, (size_t)count, keywords);
-    if (result != NULL && idle == SETTLED && asks() &&
-        tell_tapes(self, record, inputs, attrs, result) < 0) {
+    if (result != NULL && idle == SETTLED && asks_to_record() &&
+        record_on_tapes(self, record, inputs, attrs, result) < 0) {
         Py_CLEAR(result);
     }
     goto done;
@@ -108,7 +108,7 @@ otherwise:
     result = PyObject_Vectorcall(self->slow_execute, args, (size_t)count, keywords);
 done:
     Py_XDECREF(place);
-    Py_XDECREF(handed);
+    Py_XDECREF(fallbacks);
     Py_XDECREF(record);
     return result;
 }

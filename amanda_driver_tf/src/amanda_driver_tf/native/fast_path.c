@@ -2,7 +2,7 @@
 #include "interceptor.h"
 
 /* As in `intercept`: how many ops that fell back are kept at most. */
-#define HANDED 8
+#define MOST_FALLBACKS 8
 
 static PyObject* call_original(
     Interceptor* self, PyObject* const* args, Py_ssize_t count, PyObject* record
@@ -23,31 +23,31 @@ static PyObject* call_original(
     return result;
 }
 
-/* Store the op that falls back, for the call of `execute` that follows: `intercept._hand_over`. */
-static int hand_over(Interceptor* self, PyObject* op_type, int kind, PyObject* record) {
+/* Store the op that falls back, for the call of `execute` that follows: `intercept._store_fallback`. */
+static int store_fallback(Interceptor* self, PyObject* op_type, int kind, PyObject* record) {
     int failed = -1;
-    PyObject* handed = get_state(self, names.handed);
+    PyObject* fallbacks = get_state(self, names.fallbacks);
     PyObject* execute = PyObject_GetAttr(self->module, names.execute);
     PyObject* frame = (PyObject*)PyEval_GetFrame();
-    if (handed == NULL || execute == NULL) goto done;
+    if (fallbacks == NULL || execute == NULL) goto done;
     if (frame == NULL) {
         failed = 0; /* Called from C, so there is no fallback. */
     } else if (
         kind == PLAIN && PyCFunction_CheckExact(execute) &&
-        PyCFunction_GET_SELF(execute) == (PyObject*)self && PyList_CheckExact(handed) &&
-        PyList_GET_SIZE(handed) < HANDED
+        PyCFunction_GET_SELF(execute) == (PyObject*)self && PyList_CheckExact(fallbacks) &&
+        PyList_GET_SIZE(fallbacks) < MOST_FALLBACKS
     ) {
         PyObject* call =
             Py_BuildValue("(ONO())", SLOT(op_type, op_type, name), PyLong_FromVoidPtr(frame), record);
-        if (call != NULL) failed = PyList_Append(handed, call);
+        if (call != NULL) failed = PyList_Append(fallbacks, call);
         Py_XDECREF(call);
     } else {
-        PyObject* told = PyObject_CallFunctionObjArgs(self->fell_back, op_type, record, NULL);
-        if (told != NULL) failed = 0;
-        Py_XDECREF(told);
+        PyObject* returned = PyObject_CallFunctionObjArgs(self->fell_back, op_type, record, NULL);
+        if (returned != NULL) failed = 0;
+        Py_XDECREF(returned);
     }
 done:
-    Py_XDECREF(handed);
+    Py_XDECREF(fallbacks);
     Py_XDECREF(execute);
     return failed;
 }
@@ -60,7 +60,7 @@ static PyObject* execute_idle(
     if (result == NULL && PyErr_ExceptionMatches(self->fallback)) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
-        if (hand_over(self, op_type, kind, record) < 0) {
+        if (store_fallback(self, op_type, kind, record) < 0) {
             Py_XDECREF(type);
             Py_XDECREF(value);
             Py_XDECREF(traceback);

@@ -163,7 +163,7 @@ static PyType_Slot interceptor_slots[] = {
     {Py_tp_traverse, (void*)interceptor_traverse},
     {Py_tp_clear, (void*)interceptor_clear},
     {Py_tp_methods, interceptor_methods},
-    {Py_tp_doc, (void*)"Lets ops pass that nobody asks anything of."},
+    {Py_tp_doc, (void*)"Executes ops without actions in C."},
     {0, NULL},
 };
 

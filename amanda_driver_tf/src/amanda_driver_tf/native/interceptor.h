@@ -55,9 +55,9 @@
 
 /* Other attributes. */
 #define NAMES(X) \
-    X(_amanda_source) X(attrs) X(control) X(eager) X(epoch) X(execute) X(firsts) X(handed) \
+    X(_amanda_source) X(attrs) X(control) X(eager) X(epoch) X(execute) X(firsts) X(fallbacks) \
     X(inputs) X(must_record_gradient) X(program) X(quiet) X(reads) X(record_gradient) X(sites) \
-    X(told) X(wants_backward)
+    X(is_recorded) X(wants_backward)
 
 /* The switches of one `Control`, cached. */
 typedef struct {
