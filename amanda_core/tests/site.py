@@ -6,6 +6,7 @@ tools. Only their metadata makes them installed.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -238,8 +239,22 @@ class Site:
         return self.amanda("run", "-t", "count", "-o", "out", *arguments, **options)
 
 
-#: Distributions that may be installed beside, and would make the tests depend on it.
-OTHERS = "amanda-driver-torch,amanda-driver-tf,amanda-tools"
+def with_plugins(path: Sequence[str] = sys.path) -> str:
+    """Return the names of the distributions on `path` that have plugins, with commas between."""
+    found = importlib.metadata.distributions(path=list(path))
+    return ",".join(
+        sorted(
+            {
+                distribution.metadata["Name"]
+                for distribution in found
+                if any(point.group.startswith("amanda.") for point in distribution.entry_points)
+            }
+        )
+    )
+
+
+#: What is installed beside, and would make the tests depend on it.
+OTHERS = with_plugins()
 
 
 def lines(text: str) -> Sequence[str]:

@@ -21,7 +21,7 @@ from amanda_core.testing.toy_driver import ToyDriver
 
 from .conftest import Installed
 from .making import Point
-from .site import Site
+from .site import Site, distribution, with_plugins
 from .test_cli import call
 from .test_discovery import broken
 
@@ -283,6 +283,39 @@ def test_a_run_uses_nothing_that_is_blocked(site: Site, source: str) -> None:
     assert "The tool 'count' is blocked by" in done.stderr
     assert where in done.stderr
     assert "trained" not in done.stdout
+
+
+#: A driver that says when it is imported, and when its framework is.
+LOUD = """
+from amanda_core import DriverInfo, hookimpl
+print("loud is imported")
+
+@hookimpl
+def amanda_driver_info():
+    return DriverInfo("loud", ("toyframe",), ("loud/*/eager",), api=2)
+
+@hookimpl
+def amanda_framework_imported():
+    print("loud is told")
+"""
+
+
+def test_what_a_flag_blocks_is_not_imported(tmp_path: Path) -> None:
+    # `python -m amanda` imports the package `amanda` before it reads its flags.
+    site = Site(tmp_path)
+    (site.path / "loud.py").write_text(LOUD)
+    distribution(site.path, "loud", "1.0", "[amanda.drivers]\nloud = loud\n")
+    site.write("train.py", "import toyframe\nprint('trained')")
+    ran = ["loud is imported", "loud is told", "trained"]
+    assert site.run("train.py").stdout.splitlines() == ran
+    done = site.amanda("run", "-t", "count", "--disable-plugins", "loud", "train.py")
+    assert done.stdout.splitlines() == ["trained"], done.stderr
+
+
+def test_the_tests_use_nothing_that_is_installed_beside(tmp_path: Path) -> None:
+    distribution(tmp_path, "acme-drivers", "1.0", "[amanda.drivers]\nacme = acme\n")
+    distribution(tmp_path, "plain", "1.0", "[console_scripts]\nplain = plain:main\n")
+    assert with_plugins([str(tmp_path)]) == "acme-drivers"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from .site import Site
+from .site import OTHERS, Site
 
 MODEL = """
 import toyframe
@@ -452,7 +452,7 @@ def test_a_driver_that_is_not_asked_for_does_not_attach(site: Site, out: Path) -
     assert "No driver 'tay' is installed; there are: toy. Where: --drivers." in done.stderr
     done = site.amanda("run", "-t", "count", "--drivers", "toy", "-o", str(out), "train.py")
     assert done.returncode == 0, done.stderr
-    blocked: dict[str, Any] = {"AMANDA_DISABLE_PLUGINS": "toy,amanda-driver-torch,amanda-driver-tf"}
+    blocked: dict[str, Any] = {"AMANDA_DISABLE_PLUGINS": f"toy,{OTHERS}"}
     done = site.amanda("run", "-t", "count", "-o", f"{out}2", "train.py", **blocked)
     assert done.returncode == 2
     assert "AMANDA_DISABLE_PLUGINS blocks" in done.stderr

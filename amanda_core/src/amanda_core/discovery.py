@@ -50,6 +50,9 @@ _NO_DRIVER_FIX = (
     "`amanda drivers` lists what is installed"
 )
 
+#: True in ``python -m amanda``. Its flags may block drivers, so it announces after reading them.
+_IS_COMMAND = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv) :][:1] == ["amanda"]
+
 
 @dataclass(frozen=True, slots=True)
 class Driver:
@@ -295,8 +298,14 @@ def driver(name: str) -> Driver:
     )
 
 
-def announce() -> None:
-    """Tell the drivers that want to know it of frameworks that are loaded, now or later."""
+def announce(*, by_command: bool = False) -> None:
+    """Tell the drivers that want to know it of frameworks that are loaded, now or later.
+
+    Args:
+        by_command: Whether the command line calls, instead of the import of `amanda`.
+    """
+    if by_command is not _IS_COMMAND:
+        return
     waiting = [d for d in drivers() if d.has("amanda_framework_imported")]
     if waiting:
         from amanda_core.announcing import announce_to

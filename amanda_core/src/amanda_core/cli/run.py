@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from amanda_core import discovery
 from amanda_core.cli.blocking import DISABLE_PLUGINS, block, use_only
 from amanda_core.cli.drawing import show
 from amanda_core.cli.program import Program
@@ -210,6 +211,7 @@ def run(
             use_only(config.drivers, config.where)
         except AmandaError as error:
             raise type(error)(error.what, where=config.where, fix=error.fix) from error
+    discovery.announce(by_command=True)
     made = {settings.name: factories.make(settings) for settings in config.tools}
     return Run(program, made, folder, quiet, brief=bool(rank), keep_going=keep_going)
 
