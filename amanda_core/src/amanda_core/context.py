@@ -434,11 +434,10 @@ class OpContext(dict[str, Any]):
         """Set what is known of the current execution."""
         execution = self.execution
         execution["open"] = True
-        for values, given in zip(
-            _VALUES, (inputs, outputs, grad_outputs, grad_inputs), strict=True
-        ):
+        values = (inputs, outputs, grad_outputs, grad_inputs)
+        for what, given in zip(_VALUES, values, strict=True):
             if given is not _UNSET:
-                execution[values] = given
+                execution[what] = given
         for fact, known in zip(_FACTS, (op, attrs, input_names, constant, recomputed), strict=True):
             if known is not _UNSET:
                 self._known[fact] = known

@@ -284,14 +284,14 @@ def driver(name: str) -> Driver:
     for key, found in known.drivers.items():
         if wanted in (canonical(key), canonical(found.info.name)):
             return found
-    for key, broken in known.broken.items():
-        if canonical(key) == wanted:
-            raise broken
-    for one in installed(DRIVER_GROUP):
-        if one.blocked and canonical(one.name) == wanted:
-            raise MissingDriverError(
-                f"The driver {name!r} is blocked by {one.blocked}", fix="Take it out there"
-            )
+    broken = {canonical(key): error for key, error in known.broken.items()}
+    if wanted in broken:
+        raise broken[wanted]
+    blocked = {canonical(one.name): one.blocked for one in installed(DRIVER_GROUP) if one.blocked}
+    if wanted in blocked:
+        raise MissingDriverError(
+            f"The driver {name!r} is blocked by {blocked[wanted]}", fix="Take it out there"
+        )
     names = ", ".join(known.drivers) or "none"
     raise MissingDriverError(
         f"No driver {name!r} is installed; there are: {names}", fix=_NO_DRIVER_FIX

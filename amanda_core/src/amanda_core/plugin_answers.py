@@ -66,8 +66,7 @@ def _are_texts(value: Any, *kinds: type[Collection[Any]]) -> bool:
 
 def _are_capabilities(value: Any) -> bool:
     if isinstance(value, Mapping):
-        words = value.values()
-        return _are_texts([*value]) and all(_are_texts(some, frozenset) for some in words)
+        return _are_texts([*value]) and all(_are_texts(v, frozenset) for v in value.values())
     return _are_texts(value, frozenset)
 
 

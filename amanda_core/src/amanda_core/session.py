@@ -492,9 +492,7 @@ class Session:
         if not self.enabled:
             return
         for tool in self.tools:
-            for listener in listeners(tool):
-                if listener is None:
-                    continue
+            for listener in filter(None, listeners(tool)):
                 try:
                     with inside_routine():
                         listener(what)

@@ -60,9 +60,8 @@ class Store:
             tool = reference()
             if tool is not None:
                 tool._amanda.logs.pop(self, None)
-                stores = tool._amanda.stores
-                for key in [key for key, store in stores.items() if store is self]:
-                    del stores[key]
+                kept = tool._amanda.stores.items()
+                tool._amanda.stores = {key: store for key, store in kept if store is not self}
 
     @classmethod
     def resume(cls, tools: Sequence[Tool]) -> Store:

@@ -255,12 +255,10 @@ class Tool:
     @property
     def tool_name(self) -> str:
         """Name in messages: the class, or ``Tool`` with its first routine for a plain instance."""
-        name = type(self).__qualname__
-        if type(self) is Tool:
-            for routines in self._amanda.routines.values():
-                if routines:
-                    return f"Tool({getattr(routines[0], '__qualname__', repr(routines[0]))})"
-        return name
+        routines = [routine for some in self._amanda.routines.values() for routine in some]
+        if type(self) is Tool and routines:
+            return f"Tool({getattr(routines[0], '__qualname__', repr(routines[0]))})"
+        return type(self).__qualname__
 
     def _check_callable(self, function: object, method: str) -> None:
         if not callable(function):
