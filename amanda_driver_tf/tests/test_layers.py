@@ -17,7 +17,7 @@ LAYERS: list[str | tuple[str, ...]] = [
     "_shared",
     "_tensorflow_internals",
     "_interceptor_choice",
-    "_build",
+    "_extension",
     "_versions",
 ]
 

@@ -11,12 +11,13 @@ from amanda_driver_tf._versions import VERSIONS
 __all__ = ["INTERCEPTORS"]
 
 
-def _extension() -> Extension:
-    from amanda_driver_tf import _build
+def _state_of_extension() -> Extension:
+    from amanda_driver_tf import _extension
 
-    return Extension(_build.missing if _build.native is None else None, "The extension is there")
+    missing = _extension.missing if _extension.native is None else None
+    return Extension(missing, "The extension is there")
 
 
 INTERCEPTORS = Interceptors(
-    VERSIONS, python="python", extension=_extension, operators="Eager operators"
+    VERSIONS, python="python", extension=_state_of_extension, operators="Eager operators"
 )

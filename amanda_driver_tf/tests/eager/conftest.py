@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amanda_driver_tf import _build
+from amanda_driver_tf import _extension
 from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 from amanda_driver_tf._versions import VARIABLE
 
@@ -12,7 +12,7 @@ from amanda_driver_tf._versions import VARIABLE
 @pytest.fixture(autouse=True, params=INTERCEPTORS.names)
 def interceptor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     name: str = request.param
-    if name == "native" and _build.native is None:
-        pytest.skip(f"no native interceptor: {_build.missing}")
+    if name == "native" and _extension.native is None:
+        pytest.skip(f"no native interceptor: {_extension.missing}")
     monkeypatch.setenv(VARIABLE, name)
     return name

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from amanda_driver_tf import _build
+from amanda_driver_tf import _extension
 from amanda_driver_tf._eager.call_sites import Chain, PythonCallSite
 
-if _build.native is None:
-    pytest.skip(f"no native interceptor: {_build.missing}", allow_module_level=True)
-native = _build.native
+if _extension.native is None:
+    pytest.skip(f"no native interceptor: {_extension.missing}", allow_module_level=True)
+native = _extension.native
 
 
 def levels(first: int) -> Chain:

@@ -20,7 +20,7 @@ import amanda
 import amanda_driver_tf
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import after, idle, watching, watching_backward
-from amanda_driver_tf import _build
+from amanda_driver_tf import _extension
 from amanda_driver_tf._eager import backward, intercept
 from amanda_driver_tf._shared.state import STATE
 from amanda_driver_tf._tensorflow_internals.modules import backprop, execute, pywrap_tfe
@@ -49,10 +49,10 @@ def test_without_a_wish_the_native_interceptor_is_used_where_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(VARIABLE)
-    expected = "native" if _build.native is not None else "python"
+    expected = "native" if _extension.native is not None else "python"
     assert amanda_driver_tf.interceptor().name == expected
-    monkeypatch.setattr(_build, "native", None)
-    monkeypatch.setattr(_build, "missing", "it was not built")
+    monkeypatch.setattr(_extension, "native", None)
+    monkeypatch.setattr(_extension, "missing", "it was not built")
     assert amanda_driver_tf.interceptor() == (
         "python",
         "The native interceptor cannot be used: it was not built",
@@ -64,7 +64,7 @@ def test_an_interceptor_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyP
     with pytest.raises(UnsupportedError, match="names no interceptor"):
         amanda_driver_tf.interceptor()
     monkeypatch.setenv(VARIABLE, "native")
-    monkeypatch.setattr(_build, "native", None)
+    monkeypatch.setattr(_extension, "native", None)
     with pytest.raises(UnsupportedError, match="AMANDA_TF_INTERCEPTOR=native, but"):
         amanda_driver_tf.interceptor()
 
@@ -91,10 +91,10 @@ def test_an_extension_with_other_frames_is_not_used() -> None:
             return next(self.answers)
 
     module = types.SimpleNamespace(CallSite=Site)
-    assert not _build._knows_frames(module)
-    assert not _build._knows_frames(module)
-    if _build.native is not None:
-        assert _build._knows_frames(_build.native)
+    assert not _extension._knows_frames(module)
+    assert not _extension._knows_frames(module)
+    if _extension.native is not None:
+        assert _extension._knows_frames(_extension.native)
 
 
 def trained() -> Callable[[], tf.Tensor]:
@@ -339,10 +339,10 @@ def test_a_routine_that_raises_leaves_the_interceptor_as_it_was() -> None:
 
 @pytest.mark.parametrize("wrong", [{}, {"record": object}, {"state": None, "thread": None}])
 def test_an_interceptor_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
-    if _build.native is None:
-        pytest.skip(f"no native interceptor: {_build.missing}")
+    if _extension.native is None:
+        pytest.skip(f"no native interceptor: {_extension.missing}")
     with pytest.raises((TypeError, AttributeError)):
-        _build.native.Interceptor(**wrong)
+        _extension.native.Interceptor(**wrong)
 
 
 def test_interceptors_are_used_from_the_next_session_on(
@@ -350,7 +350,7 @@ def test_interceptors_are_used_from_the_next_session_on(
 ) -> None:
     program = dense()
     plain = program().numpy()
-    other = "python" if interceptor == "native" or _build.native is None else "native"
+    other = "python" if interceptor == "native" or _extension.native is None else "native"
     with amanda.apply(idle()):
         program()
         program()

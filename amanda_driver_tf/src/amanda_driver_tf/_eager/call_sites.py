@@ -10,7 +10,7 @@ import sys
 from types import CodeType
 from typing import Any, Protocol
 
-from amanda_driver_tf import _build
+from amanda_driver_tf import _extension
 from amanda_driver_tf._interceptor_choice import INTERCEPTORS
 
 __all__ = ["CallSite", "Chain", "PythonCallSite", "call_site_class"]
@@ -54,4 +54,4 @@ class PythonCallSite:
 
 def call_site_class() -> type[CallSite]:
     """Return the class of call sites for new sessions."""
-    return _build.native.CallSite if INTERCEPTORS.choice().name == "native" else PythonCallSite
+    return _extension.native.CallSite if INTERCEPTORS.choice().name == "native" else PythonCallSite

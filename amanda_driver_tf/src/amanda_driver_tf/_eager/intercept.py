@@ -17,7 +17,7 @@ from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patches
 from amanda_core.scopes import Activation, Scope
 from amanda_core.threads import THREAD, Control
-from amanda_driver_tf import _build
+from amanda_driver_tf import _extension
 from amanda_driver_tf._eager import backward, keras_calls, recompute, replicas
 from amanda_driver_tf._eager.execute import Call, is_plain, run, tag
 from amanda_driver_tf._eager.op_types import OPAQUE, PASS, READ, OpType, op_type_of
@@ -122,7 +122,7 @@ def _replacements() -> tuple[Any, Any, Any]:
     """
     if INTERCEPTORS.choice().name != "native":
         return fast_path, execute_op, backward.gradient_function
-    interceptor = _build.native.Interceptor(
+    interceptor = _extension.native.Interceptor(
         fast_path=ORIGINALS.fast_path,
         execute=ORIGINALS.execute,
         slow_fast_path=fast_path,
@@ -140,7 +140,7 @@ def _replacements() -> tuple[Any, Any, Any]:
         state=STATE,
         thread=THREAD,
         tensor=_EagerTensor,
-        call_site=_build.native.CallSite,
+        call_site=_extension.native.CallSite,
         place=Place,
         forward=Forward,
         activation=Activation,
