@@ -40,7 +40,7 @@ def looks_away(code: CodeType, namespace: Mapping[str, Any]) -> bool:
 
 
 def user_stacklevel() -> int:
-    """The `stacklevel` with which a warning of the caller's points at the user's line."""
+    """Return the `stacklevel` by which a warning of the caller points to the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and (is_torchs(frame.f_globals) or is_own(frame.f_code)):
         level, frame = level + 1, frame.f_back
