@@ -29,6 +29,8 @@ PUBLIC_MODULES: Mapping[str, str] = {
     "amanda_core.identity": "op ids, and where an operator is called",
     "amanda_core.sites": "the rule by which calls of operators are passings of one op",
     "amanda_core.scopes": "modules that run, and the names of their weights",
+    "amanda_core.weights.geometry": "where in memory a tensor lies, and which part of a parameter",
+    "amanda_core.weights.parameters": "what a driver tells of tensors, to find parameters",
     "amanda_core.weak": "values that are remembered without being kept alive",
     "amanda_core.threads": "the switches of the control API in one thread",
     "amanda_core.switches": "positions in the buffer of these switches",
