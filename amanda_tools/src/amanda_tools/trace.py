@@ -16,7 +16,7 @@ from amanda_core.results import Table
 from amanda_tools.operators.clock import Clock
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.output.rendering import counted, dataframe, html_of, shares
-from amanda_tools.tensors.types import described
+from amanda_tools.tensors.types import describe_tensors
 from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Trace", "TraceResult", "TracedOp"]
@@ -129,8 +129,8 @@ class Trace(Tool):
                 self._ops.append(
                     TracedOp.of(
                         context,
-                        inputs=described(facts_of(context), context.get_inputs()),
-                        outputs=described(facts_of(context), context.get_outputs()),
+                        inputs=describe_tensors(facts_of(context), context.get_inputs()),
+                        outputs=describe_tensors(facts_of(context), context.get_outputs()),
                     )
                 )
         context.insert_after_op(self.record, observe=True, outputs=[], index=index)

@@ -163,10 +163,10 @@ def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple
         else:
             pairs.append((i, j))
             i, j = i + 1, j + 1
-    return _credible(_mended(pairs, ones, others), ones, others)
+    return _drop_implausible(_repair_pairs(pairs, ones, others), ones, others)
 
 
-def _mended(
+def _repair_pairs(
     pairs: list[tuple[int, int]], ones: Sequence[Outline], others: Sequence[Outline]
 ) -> list[tuple[int, int]]:
     """Replace pairs whose values disagree by pairs whose values agree, where there are some.
@@ -187,7 +187,7 @@ def _mended(
     return sorted((sure | rest).items())
 
 
-def _credible(
+def _drop_implausible(
     pairs: list[tuple[int, int]], ones: Sequence[Outline], others: Sequence[Outline]
 ) -> list[tuple[int, int]]:
     """Drop pairs that were matched by type alone and whose values disagree.

@@ -22,7 +22,7 @@ from amanda_tools.operators.tool import OperatorTool
 from amanda_tools.output.folders import made
 from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, shares
 from amanda_tools.tensors.statistics import statistics_of
-from amanda_tools.tensors.types import TensorType, described, is_floating
+from amanda_tools.tensors.types import TensorType, describe_tensors, is_floating
 from amanda_tools.tensors.values import (
     HostTensor,
     NotReadableError,
@@ -369,7 +369,7 @@ class _Op:
         self.names = context.input_names
         self.facts = DumpedOp.of(
             context,
-            inputs=described(self.tensors, context.get_inputs()),
+            inputs=describe_tensors(self.tensors, context.get_inputs()),
             input_roles=list(context.get("input_roles", ())),
             layout=context.get("layout"),
             weight_layout=context.get("weight_layout"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["kept", "sequence"]
+__all__ = ["next_sequence_number", "saved_tensors"]
 
 
-def sequence() -> int:
+def next_sequence_number() -> int:
     """Return the sequence number of PyTorch's next autograd node."""
     import torch
 
@@ -16,7 +16,7 @@ def sequence() -> int:
     return found
 
 
-def kept(outputs: Any, start: int) -> list[Any]:
+def saved_tensors(outputs: Any, start: int) -> list[Any]:
     """Return the tensors that autograd saved for the backward of an operator that has just run.
 
     Tensors behind saved-tensor hooks, such as a checkpoint's, are not read, because reading would
@@ -24,7 +24,7 @@ def kept(outputs: Any, start: int) -> list[Any]:
 
     Args:
         outputs: Outputs of the operator.
-        start: The value of `sequence` before it ran.
+        start: The value of `next_sequence_number` before it ran.
     """
     import torch
 

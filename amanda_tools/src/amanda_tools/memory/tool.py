@@ -16,7 +16,7 @@ from amanda_core.facts import Facts, NotReadableError, Storage
 from amanda_core.weak import Ref
 from amanda_tools.memory.ledger import Ledger
 from amanda_tools.memory.result import AllocatingOp, MemoryResult, Moment, StepMemory
-from amanda_tools.memory.saved import kept, sequence
+from amanda_tools.memory.saved import next_sequence_number, saved_tensors
 from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.tensors.values import facts_of, tensors_in
 
@@ -92,7 +92,7 @@ class Memory(OperatorTool["_Op"]):
         with self._clock, self._lock:
             self._meet(op, inputs, None)
             if op.is_torch:
-                op.sequence = sequence()
+                op.sequence = next_sequence_number()
 
     def give(self, *outputs: Any, op: _Op) -> None:
         """Record the outputs of an operator, and what autograd saves for its backward."""
@@ -105,7 +105,7 @@ class Memory(OperatorTool["_Op"]):
             owner = None if op.facts.type in _VIEWS_OF_VARIABLES else op
             self._meet(op, outputs, owner)
             if op.is_torch:
-                self._meet(op, kept(outputs, op.sequence), op)
+                self._meet(op, saved_tensors(outputs, op.sequence), op)
             self._count(op)
 
     def arrive(self, *gradients: Any, op: _Op) -> None:

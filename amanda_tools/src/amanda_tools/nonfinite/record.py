@@ -17,7 +17,7 @@ from amanda_tools.operators.tool import is_eager
 from amanda_tools.tensors.statistics import statistics_of
 from amanda_tools.tensors.values import NotReadableError, host, numbers
 
-__all__ = ["Entered", "Execution", "Look", "Made", "Op", "looked", "union", "weak"]
+__all__ = ["Entered", "Execution", "Look", "Made", "Op", "describe_live", "union", "weak_reference"]
 
 
 class Op:
@@ -128,7 +128,7 @@ def union(looks: Sequence[Look]) -> int:
     return bits
 
 
-def weak(value: Any) -> Callable[[], Any]:
+def weak_reference(value: Any) -> Callable[[], Any]:
     """Return a function that returns the tensor while it is alive, without keeping it alive."""
     try:
         return Ref(value)
@@ -136,7 +136,7 @@ def weak(value: Any) -> Callable[[], Any]:
         return lambda: None  # A number of Python or NumPy.
 
 
-def looked(facts: Facts, looks: Sequence[Look]) -> list[Looked]:
+def describe_live(facts: Facts, looks: Sequence[Look]) -> list[Looked]:
     """Describe the tensors that are still alive and unchanged."""
     import numpy
 

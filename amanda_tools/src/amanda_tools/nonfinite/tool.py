@@ -28,9 +28,9 @@ from amanda_tools.nonfinite.record import (
     Look,
     Made,
     Op,
-    looked,
+    describe_live,
     union,
-    weak,
+    weak_reference,
 )
 from amanda_tools.nonfinite.result import Fault, NonFiniteResult, Origin
 from amanda_tools.operators.entries import REARRANGING
@@ -258,7 +258,7 @@ class NonFinite(OperatorTool[Op]):
                 except Exception as error:
                     self._unchecked(f"{type(error).__name__} at {op.facts.type}")
                     continue
-            looks.append(Look(position, found, self._origin(value, op), weak(value)))
+            looks.append(Look(position, found, self._origin(value, op), weak_reference(value)))
         return looks
 
     def _origin(self, value: Any, op: Op) -> Origin | None:
@@ -286,7 +286,7 @@ class NonFinite(OperatorTool[Op]):
             for execution in self._waiting:
                 for look in execution.inputs:
                     if look.origin is not None and isinstance(look.tensor(), kind):
-                        look.tensor = weak(0.0)
+                        look.tensor = weak_reference(0.0)
 
     def _look(self, raises: bool = True) -> None:
         """Resolve and judge the pending executions."""
@@ -345,8 +345,8 @@ class NonFinite(OperatorTool[Op]):
             )
         fault.calls += 1
         if not fault.outputs:
-            fault.outputs = looked(op.probe.facts, execution.outputs)
-            fault.inputs = looked(op.probe.facts, execution.inputs)
+            fault.outputs = describe_live(op.probe.facts, execution.outputs)
+            fault.inputs = describe_live(op.probe.facts, execution.inputs)
         if raises and self.action == "raise":
             raise NonFiniteError(fault)
         if new and self.action == "warn":

@@ -16,7 +16,7 @@ __all__ = [
     "Position",
     "Size",
     "TensorType",
-    "described",
+    "describe_tensors",
     "dtype_of",
     "is_floating",
     "position_of",
@@ -122,7 +122,7 @@ def text_of(position: Position) -> str:
     return "" if position is None else str(position)
 
 
-def described(facts: Facts, values: Sequence[Any] | None) -> list[str | None]:
+def describe_tensors(facts: Facts, values: Sequence[Any] | None) -> list[str | None]:
     """Return dtype and shape of each value, such as ``float32[8,3]``, or None if it is not a
     tensor.
 
