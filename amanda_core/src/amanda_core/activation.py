@@ -388,30 +388,30 @@ class Switch(_Extent):
 
 
 def disabled() -> Switch:
-    """Extent, or decorator of a function, in which no tool is active in this thread."""
+    """Disable all tools in this thread, inside `with` or in a decorated function."""
     return Switch("enabled", False, "disabled")
 
 
 def enabled() -> Switch:
-    """Extent in which tools are active again inside `disabled`."""
+    """Enable tools again inside `disabled`."""
     return Switch("enabled", True, "enabled")
 
 
 def cache_disabled() -> Switch:
-    """Extent in which analysis runs at every execution of an op."""
+    """Run analysis at every execution of an op, instead of once."""
     return Switch("caching", False, "cache_disabled")
 
 
 def cache_enabled() -> Switch:
-    """Extent in which analysis runs once per op again inside `cache_disabled`."""
+    """Run analysis once per op again inside `cache_disabled`."""
     return Switch("caching", True, "cache_enabled")
 
 
 def autodiff_enabled() -> Switch:
-    """Extent in which routines being inserted will be differentiated; sampled at insertion."""
+    """Differentiate the routines that are inserted inside; the switch is read at insertion."""
     return Switch("autodiff", True, "autodiff_enabled")
 
 
 def autodiff_disabled() -> Switch:
-    """Extent in which routines being inserted will not be differentiated (the default)."""
+    """Do not differentiate the routines that are inserted inside, which is the default."""
     return Switch("autodiff", False, "autodiff_disabled")

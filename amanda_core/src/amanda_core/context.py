@@ -443,10 +443,10 @@ class OpContext(dict[str, Any]):
                 self._known[fact] = known
 
     def release(self) -> None:
-        """Let go of the tensors at the end of an execution; keys and facts stay.
+        """Release the tensors at the end of an execution; keys and facts stay.
 
-        A forward context remembers its values weakly, so that a backward routine still finds those
-        that live on anyway (parameters above all) and None in the place of the others.
+        A forward context refers to its values weakly. So a backward routine still finds those that
+        are alive anyway, above all parameters, and None in place of the others.
         """
         if self._backward:
             # A backward operator object keeps its part of the graph alive.

@@ -268,7 +268,7 @@ def plugin_key(name: str) -> str:
 
 
 def drivers() -> tuple[Driver, ...]:
-    """All installed drivers that work, in the order of discovery."""
+    """Return all installed drivers that work, in the order of discovery."""
     return tuple(plugins().drivers.values())
 
 

@@ -34,11 +34,11 @@ def stable_id(key: Hashable) -> int:
 
 
 def call_offsets(code: CodeType) -> array[int]:
-    """Where a code object calls from, by ``f_lasti // 2`` of a frame that runs it.
+    """Return from where a code object calls, by ``f_lasti // 2`` of a frame that runs it.
 
-    Once code is warm, CPython calls some functions from another place of the same instruction
-    (``a[b]`` of a Python class from the end of the instruction's cache, 3.11 some builtins from
-    the instruction before CALL), so ``f_lasti`` tells one call site as two.
+    Once code is warm, CPython makes some calls from another place of the same instruction: ``a[b]``
+    of a Python class from the end of the instruction's cache, and in 3.11 some builtins from the
+    instruction before CALL. So ``f_lasti`` takes one call site for two.
 
     Returns:
         Offsets in bytes, as C ints.

@@ -107,9 +107,9 @@ class Result(Protocol):
         """Return the summary for people."""
 
     def to_json(self) -> str:
-        """All of it, as JSON (RFC 8259, so without NaN).
+        """Return the whole result as JSON (RFC 8259, so without NaN).
 
-        `amanda show` reads an object that has a ``format``: name and version, as ``my-tool/1``.
+        `amanda show` reads an object with a ``format``: name and version, such as ``my-tool/1``.
         """
 
 

@@ -193,7 +193,7 @@ class Scopes:
         return dead
 
     def free(self, labels: Iterable[str]) -> None:
-        """Let labels be given to new roots."""
+        """Make labels available to new roots."""
         self._labels.difference_update(labels)
 
     def _root(self, module: Any) -> _Root:

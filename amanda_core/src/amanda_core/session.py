@@ -128,14 +128,14 @@ class Session:
 
     @contextmanager
     def as_of(self, tools: Sequence[Tool], call: int | None = None) -> Iterator[None]:
-        """Extent in which exactly `tools` are applied, as they were at an earlier time.
+        """Apply exactly `tools` inside `with`, as they were at an earlier time.
 
-        For a driver that runs a part of the forward program again; the epoch is that of then,
+        For a driver that runs a part of the forward program again. The epoch is the earlier one,
         unless a tool was invalidated since.
 
         Args:
-            tools: The tools of then.
-            call: What `call` was then.
+            tools: The tools at that time.
+            call: The value of `call` at that time.
         """
         before, now, self.call = self.tools, self.call, call
         self.set_tools(tools)
@@ -236,7 +236,7 @@ class Session:
         return kept[name]  # type: ignore[no-any-return]
 
     def contexts(self) -> Iterator[OpContext]:
-        """All contexts so far, forward and backward."""
+        """Return all contexts so far, forward and backward."""
         return iter(tuple(self._store.contexts.values()))
 
     # For drivers: contexts and analysis.

@@ -42,7 +42,7 @@ _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
 def add_holder(holder: Holder) -> None:
-    """Let `let_go` call a holder, which is itself held weakly."""
+    """Register a holder, itself held weakly, that `let_go` calls."""
     _holders.add(holder)
 
 

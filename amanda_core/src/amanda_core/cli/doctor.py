@@ -110,7 +110,7 @@ def _of_plugins() -> list[tuple[str, Finding]]:
 
 
 def _of_process() -> list[tuple[str, Finding]]:
-    """Who watches every line or call of Python in this process, named."""
+    """Return what watches every line or call of Python in this process, by name."""
     watching = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
     named = [
         f"{where}: {getattr(found, '__module__', '?')}.{_name(found)}"

@@ -70,7 +70,7 @@ def _interface(nodes: Sequence[Node], scope: str) -> tuple[list[str], list[str]]
 
 
 def _scopes(nodes: Sequence[Node]) -> list[str]:
-    """All scopes, inner ones first."""
+    """Return all scopes, inner ones first."""
     found = dict.fromkeys(
         "/".join(parts[: depth + 1])
         for parts in (node.scope.split("/") for node in nodes if node.scope)

@@ -117,7 +117,7 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """What is to be said of it."""
+        """The verdict in words."""
         if self.fails:
             return "does not conform"
         return f"ran without {len(self.missing)} tests" if self.missing else "conforms"
