@@ -342,6 +342,26 @@ def test_layers_made_anew_leave_nothing_behind() -> None:
     assert sizes[1][1] <= sizes[0][1] + 2
 
 
+@pytest.mark.slow
+def test_models_made_anew_around_a_shared_layer_leave_nothing_behind() -> None:
+    x, shared = normal(1, 2), keras.layers.Dense(2, name="shared")
+    shared(x)
+    sizes = []
+    with apply(idle()):
+        for step in range(12):
+            net = keras.Sequential([keras.Input((2,)), shared, keras.layers.ReLU()])
+            net(x)
+            del net
+            if step in (4, 11):
+                gc.collect()
+                place: Any = STATE.eager
+                shared(x)
+                sizes.append(
+                    (len(list(place.program.session.contexts())), len(place.program.sites))
+                )
+    assert sizes[1] == sizes[0]
+
+
 def test_no_tensor_is_kept_between_iterations() -> None:
     import weakref
 
