@@ -35,7 +35,7 @@ from amanda_core.tool import Tool, check_tool, in_dependency_order
 # The rest is imported where it is needed: most applications of tools need none of it.
 if TYPE_CHECKING:
     from amanda_core.conflicts import Conflict
-    from amanda_core.declined import Declined
+    from amanda_core.declined_drivers import DeclinedDrivers
     from amanda_core.driver_failures import OnDriverError
 
 __all__ = [
@@ -68,7 +68,7 @@ class _Stack:
         self.entries = [first]
         self.thread = threading.get_ident()
         self.attachments: dict[str, Attachment] = {}
-        self.declined: Declined | None = None
+        self.declined: DeclinedDrivers | None = None
         #: Whether `open` is through: what is asked of drivers from then on is asked in an import.
         self.opened = False
         hook = discovery.plugin_manager().hook
@@ -85,9 +85,9 @@ class _Stack:
         try:
             declined = [driver for driver in discovery.drivers() if not self.attach(driver)]
             if declined:
-                from amanda_core.declined import Declined
+                from amanda_core.declined_drivers import DeclinedDrivers
 
-                self.declined = Declined(self.session, self.attach)
+                self.declined = DeclinedDrivers(self.session, self.attach)
                 self.declined.start(declined)
             self.opened = True
             self.session.begin_step()

@@ -308,7 +308,7 @@ def announce(*, by_command: bool = False) -> None:
         return
     waiting = [d for d in drivers() if d.has("amanda_framework_imported")]
     if waiting:
-        from amanda_core.announcing import announce_to
+        from amanda_core.framework_imports import announce_to
 
         announce_to(waiting)
 

@@ -107,7 +107,7 @@ def _points(group: str) -> Iterable[Any]:
     except BaseException as error:
         contain(error)
         # One distribution with a damaged entry_points.txt hides those of all others.
-        from amanda_core.damaged import readable_points
+        from amanda_core.damaged_metadata import readable_points
 
         return readable_points(group)
 

@@ -17,7 +17,7 @@ from amanda_core.cli.drawing import show, show_json
 from amanda_core.cli.drivers import describe as describe_drivers
 from amanda_core.cli.tools import describe as describe_tools
 from amanda_core.containment import contain, described
-from amanda_core.damaged import unreadable
+from amanda_core.damaged_metadata import unreadable
 from amanda_core.driver import Finding
 from amanda_core.installed import (
     COMMAND_GROUP,

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from amanda_core.discovery import Driver
     from amanda_core.session import Session
 
-__all__ = ["Declined"]
+__all__ = ["DeclinedDrivers"]
 
 # From `warn_of` up to the line that enters `apply`.
 _STACKLEVEL = 7
 
 
-class Declined:
+class DeclinedDrivers:
     """The drivers that declined while the tools of one thread are applied.
 
     Args:
