@@ -8,31 +8,50 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from amanda_core import OpContext, Tool
 from amanda_core.action import staged
+from amanda_core.activation import autodiff_enabled
 from amanda_core.facts import NotReadableError
 from amanda_core.results import Table
+from amanda_core.weights.reads import Weight
+from amanda_core.weights.state import WeightState
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
 from amanda_tools.output.rendering import counted, dataframe, html_of, share
 from amanda_tools.tensors.types import size_of
 from amanda_tools.tensors.values import facts_of
 
-__all__ = ["Prune", "PruneResult", "PrunedWeight"]
+__all__ = ["Prune", "PruneResult", "PrunedWeight", "UnreachedWeight"]
 
-#: Words of the operators that multiply by a weight.
-_WORDS = frozenset(
-    {"linear", "matmul", "conv1d", "conv2d", "conv3d"}
+#: Words of the operators that multiply by a weight, in whatever role.
+_PRODUCTS = frozenset(
+    {"linear", "matmul", "grouped_matmul", "bilinear", "einsum", "rnn", "lstm", "gru"}
+    | {"conv1d", "conv2d", "conv3d"}
     | {f"conv_transpose{dimensions}d" for dimensions in (1, 2, 3)}
 )
+#: Words of those that always have one, so that one without is listed.
+_WORDS = _PRODUCTS - {"grouped_matmul", "bilinear", "einsum", "rnn", "lstm", "gru"}
+#: Words of the operators that copy a weight, after which the copy is multiplied by.
+_COPIES = frozenset(
+    {"slice", "gather", "cast", "identity", "concat", "stack", "reshape", "transpose", "split"}
+    | {"expand", "repeat", "tile", "squeeze", "unsqueeze"}
+)
+_EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
+#: Roles in which a value is not what is multiplied by.
+_OTHER_ROLES = frozenset({"bias", "addend", "input", "query", "key", "value", "mask"})
 #: Axes of any layout of a weight in one order, so that equal magnitudes are cut alike everywhere.
 _AXES = "OIDHW"
-#: Key of a context: the function that makes a mask, ``(weight, axes, count) -> mask``.
-_MASK = "prune.mask"
+#: Keys of a context: what makes a mask, ``(weight, axes, count) -> mask``; what takes a part of it,
+#: ``(mask, weight) -> part``; and what says whether an edit may be kept.
+_MASK, _PART, _KEEPS = "prune.mask", "prune.part", "prune.keeps"
+_RIGHT = frozenset({"right"})
+#: How many parameters that are not reached a table names; the result has all.
+_TOLD = 4
 
 
 @dataclass
@@ -40,11 +59,13 @@ class PrunedWeight:
     """One weight.
 
     Attributes:
-        op: Readable name of the operator that uses it.
+        op: Readable name of the first operator that uses it.
         source: ``file:line`` of the operator's call, or None.
         shape: Its shape.
         elements: How many it has.
         pruned: How many of them are set to zero.
+        name: Its name in the model; empty for one that is known by its operator only.
+        read: How many of its elements operators have read pruned: of experts, those that were hit.
     """
 
     op: str
@@ -52,6 +73,23 @@ class PrunedWeight:
     shape: list[int]
     elements: int
     pruned: int
+    name: str = ""
+    read: int = 0
+
+
+@dataclass
+class UnreachedWeight:
+    """Elements of a parameter that are not pruned.
+
+    Attributes:
+        name: Its name in the model.
+        elements: How many of its elements.
+        reason: Why not.
+    """
+
+    name: str
+    elements: int
+    reason: str
 
 
 @dataclass
@@ -63,6 +101,9 @@ class PruneResult:
         weights: The weights.
         skipped: Names of operators that could have had a weight and have none that is known before
             they run: products of two activations, or weights that are computed.
+        parameters: How many elements the matrices among the parameters have, of the models run.
+        reached: How many of these are read pruned.
+        unreached: The others: which parameters, how many elements, and why.
         tool_seconds: Time that making the masks took. That of multiplying by them in each
             execution is not in it: in a graph they are operators of the program.
         notes: What cannot be pruned, and why.
@@ -71,6 +112,9 @@ class PruneResult:
     sparsity: float
     weights: list[PrunedWeight] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    parameters: int = 0
+    reached: int = 0
+    unreached: list[UnreachedWeight] = field(default_factory=list)
     tool_seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -85,6 +129,12 @@ class PruneResult:
                 f"{counted(len(self.skipped), 'product')} without a known weight NOT pruned"
             )
         told.append(f"making masks took {self.tool_seconds:.3g} s")
+        if self.parameters:
+            told.append(f"{share(self.reached, self.parameters)} of the parameters reached")
+        if self.unreached:
+            names = [f"{u.name} ({u.elements}, {u.reason})" for u in self.unreached[:_TOLD]]
+            more = len(self.unreached) - len(names)
+            told.append(f"not reached: {', '.join(names)}{f' and {more} more' * bool(more)}")
         told += self.notes
         columns = ("op", "weight", "elements", "pruned")
         return Table("; ".join(told), columns, [*rows, ("all", "", elements, pruned)])
@@ -111,12 +161,16 @@ class Prune(Tool):
     """Sets the smallest weights of each convolution and linear layer to zero, by magnitude.
 
     The weights themselves stay as they are: each operator is given its weight times a mask, which
-    is made once, of the weight at the operator's first execution. The gradients of the weights are
-    masked likewise. Of equal magnitudes the first go first, so the number is exact.
+    is made once, of the whole parameter when a part of it is read first. The gradients of the
+    weights are masked likewise. Of equal magnitudes the first go first, so the number is exact.
 
     Args:
         sparsity: The fraction of each weight that is set to zero, from 0 to 1.
         gradients: Whether to mask the gradients of the weights as well.
+        embeddings: Whether to prune tables of embeddings where rows of them are picked.
+
+    Attributes:
+        masks: The mask of each parameter.
 
     Raises:
         ValueError: `sparsity` is no fraction.
@@ -124,13 +178,16 @@ class Prune(Tool):
     >>> tool = Prune(sparsity=0.5)
     """
 
-    def __init__(self, sparsity: float, gradients: bool = True) -> None:
+    def __init__(self, sparsity: float, gradients: bool = True, embeddings: bool = False) -> None:
         super().__init__()
         if not 0 <= sparsity <= 1:
             raise ValueError(f"sparsity must be from 0 to 1, and is {sparsity}")
         self.sparsity = sparsity
         self.gradients = gradients
+        self.embeddings = embeddings
+        self.masks: WeightState[Any] = WeightState()
         self._result = PruneResult(sparsity)
+        self._account = Account()
         self._clock = Clock()
         self.depends_on(
             MappingTool(
@@ -138,13 +195,163 @@ class Prune(Tool):
                     ["*", _by_values],
                     ["tensorflow", _by(numpy_mask)],
                     ["pytorch", _by(torch_mask)],
+                    ["pytorch", _parts_by(torch_part, torch_keeps)],
                 ]
             )
         )
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
-        """Prune the op's weight, if it has one."""
+        """Prune the op's weights, if it has some."""
+        reads = context.weights
+        if not reads.supported or _PART not in context:
+            self._prune_by_op(context)
+            return
+        self._account.model(reads.shapes())
+        self.masks.watch(context)
+        if not reads.consumed or context.zone != "model":
+            self._list_skipped(context, bool(reads))
+            return
+        chosen = {}
+        for place, weight in reads.items():
+            reason = self._reason_against(context, place, weight)
+            if reason:
+                self._account.left(weight, reason)
+            else:
+                chosen[place] = weight
+        if chosen:
+            self._prune(context, chosen)
+        self._list_skipped(context, bool(chosen))
+
+    def _list_skipped(self, context: OpContext, known: bool) -> None:
+        if context["type"] in _WORDS and not known:
+            self._prune_by_op(context)
+
+    def _reason_against(
+        self, context: OpContext, place: int | tuple[int, int], weight: Weight
+    ) -> str:
+        """Return why a weight is not pruned where it is read; empty if it is."""
+        word, position = context["type"], place if isinstance(place, int) else place[0]
+        how = f"read by {context.op_type}"
+        left = len(weight.shape) - sum(isinstance(index, int) for index in weight.region)
+        memory, seen = weight.memory, weight.seen
+        if memory is not None and seen is not None and memory.itemsize != seen.itemsize:
+            return f"{how} as another type"
+        if position in context.weights.written:
+            return f"written by {context.op_type}"
+        if word in _EMBEDDINGS:
+            return "" if self.embeddings else "read as an embedding"
+        if word in _COPIES:
+            left -= _picked(context) if weight.axes else 0
+            return "" if left > 1 else f"{how}, which picks no matrices"
+        if word is not None and word not in _PRODUCTS:
+            return f"{how}, which is no product"
+        if left < 2:
+            return "a vector"
+        if weight.role in _OTHER_ROLES:
+            return f"{how} as {weight.role}"
+        if weight.role == "left" and _RIGHT & {w.role for w in context.weights.values()}:
+            return f"{how} as left"
+        return ""
+
+    def _prune(self, context: OpContext, chosen: Mapping[int | tuple[int, int], Weight]) -> None:
+        places: dict[int, dict[int | None, Weight]] = {}
+        for place, weight in chosen.items():
+            self._take(context, weight)
+            position, index = (place, None) if isinstance(place, int) else place
+            places.setdefault(position, {})[index] = weight
+        for position, weights in places.items():
+            varies = any(weight.varies for weight in weights.values())
+            # Which mask the gradient needs is only known in the execution then: it is left to the
+            # derivative of the product. That of one value of a list has no position of its own.
+            derived = self.gradients and (varies or None not in weights)
+            with autodiff_enabled() if derived else nullcontext():
+                context.insert_before_op(
+                    self.prune,
+                    inputs=[position],
+                    weights=weights,
+                    part=context[_PART],
+                    keeps=context[_KEEPS],
+                    context=context if varies else None,
+                    position=position,
+                )
+            if self.gradients and not derived:
+                mask = self.masks.get(weights[None], self._mask_of(context, weights[None]))
+                context.insert_after_backward_op(
+                    multiply, grad_inputs=[position], mask=context[_PART](mask, weights[None])
+                )
+
+    def prune(
+        self,
+        value: Any,
+        *,
+        weights: Mapping[int | None, Weight],
+        part: Callable[[Any, Weight], Any],
+        keeps: Callable[[], bool],
+        context: OpContext | None,
+        position: int,
+    ) -> Any:
+        """Return the weight of one execution without what is pruned, or a list with it."""
+        if context is not None:
+            weights = self._present(context, position, weights)
+        new = {}
+        for index, weight in weights.items():
+            if keeps():
+                whole = self.masks.edited(weight, self._masked(weight))
+                if whole is not None:
+                    new[index] = part(whole, weight)
+            else:
+                mask = part(self.masks.get(weight, _unknown), weight)
+                new[index] = (value if index is None else value[index]) * mask
+        if None in new:
+            return new[None]
+        if not new:
+            return None
+        return type(value)(new.get(index, item) for index, item in enumerate(value))
+
+    def _present(
+        self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
+    ) -> dict[int | None, Weight]:
+        """Return the weights that this execution reads where others were read at first."""
+        found: dict[int | None, Weight] = {}
+        for index in weights:
+            weight = context.weights.get(position if index is None else (position, index))
+            if weight is not None:
+                self._take(context, weight)
+                found[index] = weight
+        return found
+
+    def _take(self, context: OpContext, weight: Weight) -> None:
+        self.masks.get(weight, self._mask_of(context, weight))
+        self._account.reached(context, weight)
+
+    def _masked(self, weight: Weight) -> Callable[[Any], Any]:
+        def masked(parameter: Any) -> Any:
+            return parameter * self.masks.get(weight, _unknown)
+
+        return masked
+
+    def _mask_of(self, context: OpContext, weight: Weight) -> Callable[[Any], Any]:
+        """Return what makes the mask of a whole parameter, of which this part is read first."""
+        make, layout = context[_MASK], weight.layout
+
+        def mask(parameter: Any) -> Any:
+            rank, axes = len(weight.shape), list(range(len(weight.shape)))
+            if layout is not None and sorted(a for a in weight.axes if a is not None) == axes:
+                order = [weight.axes[layout.index(axis)] for axis in _AXES if axis in layout]
+                axes = [axis for axis in order if axis is not None]
+            # A kernel of a convolution is one weight; else each matrix is, such as an expert's.
+            kernel = (context["type"] or "").startswith("conv")
+            each = math.prod(weight.shape if kernel else weight.shape[-2:])
+            count = round(self.sparsity * each)
+            self._account.masked(weight, count * (math.prod(weight.shape) // max(each, 1)))
+            with self._clock:
+                return make(parameter, axes, count, 0 if kernel else max(rank - 2, 0))
+
+        return mask
+
+    def _prune_by_op(self, context: OpContext) -> None:
+        """Prune a weight that is known by its operator only."""
         if context["type"] not in _WORDS:
             return
         position, layout = _weight_of(context), context.get("weight_layout")
@@ -168,7 +375,7 @@ class Prune(Tool):
             self._note(f"{context.name} is not pruned: {error}")
             return
         self._result.weights.append(
-            PrunedWeight(context.name, context.source, shape, elements, count)
+            PrunedWeight(context.name, context.source, shape, elements, count, read=elements)
         )
         context.insert_before_op(multiply, inputs=[position], mask=mask)
         if self.gradients:
@@ -176,11 +383,15 @@ class Prune(Tool):
 
     def result(self) -> PruneResult:
         """Which weights are pruned so far."""
-        found = self._result
+        found, account = self._result, self._account
+        parameters, reached, unreached = account.coverage()
         return PruneResult(
             found.sparsity,
-            list(found.weights),
+            [*account.weights(), *found.weights],
             list(found.skipped),
+            parameters,
+            reached,
+            unreached,
             self._clock.spent / 1e9,
             list(found.notes),
         )
@@ -190,7 +401,113 @@ class Prune(Tool):
             self._result.notes.append(text)
 
 
-def _by(mask: Callable[[Any, list[int], int], Any]) -> Callable[[OpContext], None]:
+class Account:
+    """Which parameters there are, and how much of each was read pruned."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._rows: dict[str, PrunedWeight] = {}
+        self._pruned: dict[str, int] = {}
+        #: Owner -> parts that were read pruned, and how many elements each has.
+        self._parts: dict[str, dict[str, int]] = {}
+        #: Owner -> why it was not pruned where it was read.
+        self._reasons: dict[str, dict[str, None]] = {}
+
+    def model(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Note the parameters of a model that runs."""
+        self._shapes.update(shapes)
+
+    def masked(self, weight: Weight, count: int) -> None:
+        """Note how many elements of a parameter its mask sets to zero."""
+        self._pruned[weight.owner] = count
+
+    def reached(self, context: OpContext, weight: Weight) -> None:
+        """Note that a part of a parameter is read pruned."""
+        owner = weight.owner
+        self._parts.setdefault(owner, {}).setdefault(weight.key, math.prod(weight.size))
+        if owner not in self._rows:
+            shape, elements = list(weight.shape), math.prod(weight.shape)
+            # What no module holds has no name.
+            name = weight.name if weight.root else ""
+            self._shapes[owner] = weight.shape
+            self._rows[owner] = PrunedWeight(context.name, context.source, shape, elements, 0, name)
+
+    def left(self, weight: Weight, reason: str) -> None:
+        """Note that a parameter is not pruned where it is read."""
+        self._reasons.setdefault(weight.owner, {})[reason] = None
+
+    def weights(self) -> list[PrunedWeight]:
+        """Return the parameters that are pruned."""
+        return [
+            replace(row, pruned=self._pruned.get(owner, 0), read=self._read(owner))
+            for owner, row in self._rows.items()
+        ]
+
+    def coverage(self) -> tuple[int, int, list[UnreachedWeight]]:
+        """Return elements of all matrices, of those read pruned, and what is not among them."""
+        total = reached = 0
+        unreached = []
+        for owner, shape in self._shapes.items():
+            if len(shape) < 2:
+                continue
+            elements, read = math.prod(shape), self._read(owner)
+            total, reached = total + elements, reached + read
+            if read < elements:
+                reasons = list(self._reasons.get(owner, ())) or ["not read"]
+                name = owner if owner.startswith(":") else owner.partition(":")[2]
+                unreached.append(UnreachedWeight(name, elements - read, "; ".join(reasons)))
+        return total, reached, unreached
+
+    def _read(self, owner: str) -> int:
+        return min(sum(self._parts.get(owner, {}).values()), math.prod(self._shapes[owner]))
+
+
+def _unknown(parameter: Any) -> Any:
+    raise LookupError("the mask of a weight that was not analysed")
+
+
+def _picked(context: OpContext) -> int:
+    """Return how many axes of its first input a copying op picks elements along."""
+    facts, inputs = facts_of(context), list(context.get_inputs() or [])
+    index = inputs[1] if len(inputs) > 1 else None
+    if context["type"] not in ("slice", "gather"):
+        return 0
+    if not isinstance(index, tuple):
+        index = (index,)
+    tensors = [size_of(facts, i) for i in index if facts.is_tensor(i)]
+    others = sum(isinstance(i, int) and not isinstance(i, bool) for i in index)
+    # An index of another kind than a position, such as the axis of `index_select`.
+    return max(1, len(tensors) + (others if tensors and len(index) > 1 else 0))
+
+
+def _parts_by(
+    part: Callable[[Any, Weight], Any], keeps: Callable[[], bool]
+) -> Callable[[OpContext], None]:
+    def rule(context: OpContext) -> None:
+        context[_PART], context[_KEEPS] = part, keeps
+
+    return rule
+
+
+def torch_part(whole: Any, weight: Weight) -> Any:
+    """Return the part of a tensor like a parameter that a weight shows of the parameter."""
+    memory, seen = weight.memory, weight.seen
+    if memory is None or seen is None:
+        return whole
+    if (memory.offset, memory.shape, memory.strides) == (seen.offset, seen.shape, seen.strides):
+        return whole
+    offset = whole.storage_offset() + seen.offset - memory.offset
+    return whole.as_strided(seen.shape, seen.strides, offset)
+
+
+def torch_keeps() -> bool:
+    """Return True if what is computed now may serve further executions."""
+    import torch
+
+    return not torch.is_grad_enabled()
+
+
+def _by(mask: Callable[..., Any]) -> Callable[[OpContext], None]:
     def rule(context: OpContext) -> None:
         context[_MASK] = mask
 
@@ -222,15 +539,23 @@ def numpy_mask(weight: Any, axes: list[int], count: int) -> Any:
     return mask.reshape(ordered.shape).transpose(np.argsort(axes))
 
 
-def torch_mask(weight: Any, axes: list[int], count: int) -> Any:
-    """The same as a tensor on the weight's device."""
+def torch_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
+    """The same as a tensor that lies in memory as the weight does.
+
+    Args:
+        weight: The weight.
+        axes: Its axes in the order in which equal magnitudes are cut.
+        count: How many elements are 0, of each of the tensors along the first `batch` axes.
+        batch: Number of leading axes that are many weights.
+    """
     import torch
 
     with torch.no_grad():
         ordered = weight.detach().permute(axes)
-        magnitudes = ordered.abs().flatten()
-        smallest = magnitudes.argsort(stable=True)[:count]
+        magnitudes = ordered.abs().flatten(batch)
+        smallest = magnitudes.argsort(stable=True, dim=-1)[..., :count]
         # Not by an index: a distributed tensor takes none that is another kind of tensor.
-        mask = torch.ones_like(magnitudes, dtype=weight.dtype).scatter(0, smallest, 0)
+        mask = torch.ones_like(magnitudes, dtype=weight.dtype).scatter(-1, smallest, 0)
         back = sorted(range(len(axes)), key=axes.__getitem__)
-        return mask.reshape(ordered.shape).permute(back)
+        mask = mask.reshape(ordered.shape).permute(back)
+        return torch.empty_like(weight.detach()).copy_(mask)
