@@ -38,7 +38,7 @@ _TINY: dict[str, Any] = {
     **dict.fromkeys(("head_dim", "d_kv", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 8),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "o_lora_rank"), 16),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k"), 2),
-    **dict.fromkeys(("moe_topk", "num_selected_experts", "experts_per_token"), 2),
+    **dict.fromkeys(("moe_k", "moe_topk", "num_selected_experts", "experts_per_token"), 2),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
     **dict.fromkeys(("first_k_dense_replace", "num_dense_layers", "n_dense_layers"), 1),
     **dict.fromkeys(("decoder_sparse_step", "encoder_sparse_step", "moe_layer_freq"), 1),
@@ -129,6 +129,9 @@ def _shrink(config: Any, depth: int = 0) -> None:
             setattr(config, name, [value[-1]] * 2)
         elif name == "mlp_only_layers":
             setattr(config, name, [])
+    if getattr(config, "kv_lora_rank", None):
+        # Latent attention has as many heads of keys as of queries.
+        config.num_key_value_heads = _TINY["num_attention_heads"]
     for name in ("tie_word_embeddings", "output_router_logits", "use_cache"):
         if hasattr(config, name):
             setattr(config, name, False)

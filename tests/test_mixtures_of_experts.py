@@ -102,7 +102,7 @@ def check(name: str, implementation: str) -> None:
 def test_experts_are_pruned_however_they_are_run(implementation: str) -> None:
     outcome = outcome_of(SAMPLE[0], implementation)
     assert outcome.wrong == []
-    assert outcome.reached == outcome.parameters > 50_000
+    assert outcome.reached == outcome.parameters > 40_000
     # In a loop, experts are read one by one: what no prompt hit is listed as that.
     read = {weight.name: weight.read for weight in outcome.result.weights}
     left = {weight.name: weight.elements for weight in outcome.result.unreached}

@@ -337,3 +337,19 @@ def test_the_plan_of_a_point_without_actions_is_empty() -> None:
         assert not plan
         assert plan.replacement is None
         assert plan([1.0]) == [1.0]
+
+
+def test_a_driver_that_does_not_tell_where_tensors_lie_has_no_weights() -> None:
+    seen = []
+
+    def analyse(context: OpContext) -> None:
+        assert dict(context.weights) == {}
+        assert context.weights.shapes() == {}
+        seen.append((context.weights.supported, context.weights.consumed))
+
+    def look(context: OpContext) -> None:
+        context.insert_before_op(lambda *values: analyse(context), observe=True)
+
+    with amanda.apply(tool(analyse), tool(look)), toy.scope("encoder"):
+        toy.linear(toy.Value(2.0), toy.Value(3.0))
+    assert seen == [(False, False)] * 2

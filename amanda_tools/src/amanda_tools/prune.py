@@ -18,7 +18,7 @@ from amanda_core.action import staged
 from amanda_core.activation import autodiff_enabled
 from amanda_core.facts import NotReadableError
 from amanda_core.results import Table
-from amanda_core.weights.reads import Weight
+from amanda_core.weights.reads import Reads, Weight
 from amanda_core.weights.state import WeightState
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
@@ -207,7 +207,7 @@ class Prune(Tool):
         if not reads.supported or _PART not in context:
             self._prune_by_op(context)
             return
-        self._account.model(reads.shapes())
+        self._account.model(reads)
         self.masks.watch(context)
         if not reads.consumed or context.zone != "model":
             self._list_skipped(context, bool(reads))
@@ -413,9 +413,10 @@ class Account:
         #: Owner -> why it was not pruned where it was read.
         self._reasons: dict[str, dict[str, None]] = {}
 
-    def model(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Note the parameters of a model that runs."""
-        self._shapes.update(shapes)
+    def model(self, reads: Reads) -> None:
+        """Note the parameters of a model that runs, where one is read that is new."""
+        if any(weight.owner not in self._shapes for weight in reads.values()):
+            self._shapes.update(reads.shapes())
 
     def masked(self, weight: Weight, count: int) -> None:
         """Note how many elements of a parameter its mask sets to zero."""

@@ -203,7 +203,9 @@ class Parameters:
 
     def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
         table = self._tables.get(root)
-        if table is None:
+        known = next(iter(self._entries.get(root, {}).values()), None)
+        # Another model may go by the label of one that is gone.
+        if table is None or (known is not None and known.get() is None):
             table = self._tables[root] = {}
             entries = self._entries[root] = {}
             for name, owner, parameter in self._scopes.weights(root):

@@ -157,18 +157,20 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         context: The op's context, during a call of a routine.
         persistent: What the drivers keep for the session, among it what finds parameters.
     """
-    holder = context.forward or context
-    root, known = _operands_of(holder.site.key)
     framework = context.namespace.partition("/")[0]
     parameters: Parameters | None = persistent.get(f"{framework}.parameters")
+    if parameters is None:
+        return Reads({}, dict, supported=False)
+    holder = context.forward or context
+    root, known = _operands_of(holder.site.key)
 
     def shapes() -> dict[str, tuple[int, ...]]:
-        found = parameters.shapes(root) if parameters is not None and root else {}
+        found = parameters.shapes(root) if root else {}
         return {f"{root}:{name}": shape for name, shape in found.items()}
 
     facts, inputs = context.facts, context.get_inputs()
-    if parameters is None or facts is None or inputs is None:
-        return Reads({}, shapes, supported=parameters is not None)
+    if facts is None or inputs is None:
+        return Reads({}, shapes)
     roles: tuple[str, ...] = context.get("input_roles", ())
     found: dict[int | tuple[int, int], Weight] = {}
 
