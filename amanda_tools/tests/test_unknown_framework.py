@@ -48,7 +48,12 @@ elif what == "compiled":
     toy_driver.NAMESPACE = "toy/1.2.3/jit"
 discovery.register(driver, "toy", "amanda_core.testing.toy_driver")
 plain, found = run_toy_program(steps=2), {}
-needed = {"prune": {"sparsity": 0.5}, "mapping": {"rules": []}}
+needed = {
+    "prune": {"sparsity": 0.5},
+    "mapping": {"rules": []},
+    "capture": {"ops": ["*"]},
+    "steer": {"edit": "scale", "ops": ["nothing"]},
+}
 for name, point in discovery.tools().items():
     tool = point.load()(**needed.get(name, {}))
     assert run_toy_program(tool, steps=2) == plain, name
@@ -61,7 +66,7 @@ print(json.dumps(found))
 _SAID: dict[str, dict[str, str]] = {
     "facts": {},
     "no facts": dict.fromkeys(
-        ("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path"),
+        ("memory", "flops", "sparsity", "nonfinite", "dump", "graph", "effective_path", "capture"),
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
     "fewest facts": {

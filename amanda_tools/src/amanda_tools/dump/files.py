@@ -72,12 +72,14 @@ class Writer:
         folder: The folder.
         form: Format of the files.
         files: Maximum number of files.
+        part: Bytes of tensors that are held before a file is written; 64 MiB if left out.
     """
 
-    def __init__(self, folder: Path, form: Form, files: int) -> None:
+    def __init__(self, folder: Path, form: Form, files: int, part: int | None = None) -> None:
         self.folder = folder
         self.form = form
         self.files = files
+        self.part = part or _PART
         #: Names of the files written so far.
         self.written: list[str] = []
         self._arrays: dict[str, Any] = {}
@@ -104,7 +106,7 @@ class Writer:
         tensor.stored = array.dtype.name
         self._arrays[tensor.key] = array
         self._bytes += array.nbytes
-        if self._bytes >= _PART:
+        if self._bytes >= self.part:
             self.flush()
 
     def flush(self) -> None:

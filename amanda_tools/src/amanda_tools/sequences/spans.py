@@ -1,0 +1,97 @@
+"""`Span`: which rows and positions of a sequence one call of the outermost module computes.
+
+Owns how they are read from the arguments of the call. Names of arguments are those that libraries
+of language models use; tensors are asked about through the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from amanda_core.calls import Call
+from amanda_core.facts import Facts
+
+__all__ = ["Span", "span_of"]
+
+#: Arguments that are the sequence itself. Of a model with an encoder it is the decoder's.
+_SEQUENCES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+#: Arguments that hold what earlier calls have computed.
+_CACHES = ("past_key_values", "past_key_value", "cache_params", "past_states", "cache", "mems")
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one call computes.
+
+    Attributes:
+        module: Name of the outermost module.
+        call: Number of the call in the step.
+        rows: Rows of the batch; None if not known.
+        start: Absolute position of the first one in the sequence; None if not known.
+        length: Positions in each row; None if not known.
+        unknown: Why something is not known; empty if all is.
+    """
+
+    module: str
+    call: int
+    rows: int | None = None
+    start: int | None = None
+    length: int | None = None
+    unknown: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether rows and positions are known."""
+        return not self.unknown
+
+
+def span_of(call: Call) -> Span:
+    """Return what a call computes. Asked when it begins: the call itself fills its cache."""
+    facts = call.facts
+    if facts is None:
+        return Span(call.module, call.number, unknown="its driver does not tell what tensors are")
+    size = _size(call, facts)
+    if size is None:
+        why = "the module was given no tensor with rows and positions"
+        return Span(call.module, call.number, unknown=why)
+    cache = next(_caches(call), None)
+    start = 0 if cache is None else _length(cache)
+    if start is None:
+        why = f"the cache, a {type(cache).__name__}, does not tell how much it holds"
+        return Span(call.module, call.number, *size, unknown=why)
+    return Span(call.module, call.number, size[0], start, size[1])
+
+
+def _size(call: Call, facts: Facts) -> tuple[int, int] | None:
+    """Return the number of rows and of positions in each."""
+    named = [call.kwargs.get(name) for name in _SEQUENCES]
+    for value in (*named, *call.args, *call.kwargs.values()):
+        if value is None or not facts.is_tensor(value):
+            continue
+        shape = facts.shape(value)
+        if shape is not None and len(shape) >= 2 and shape[0] is not None and shape[1] is not None:
+            return shape[0], shape[1]
+    return None
+
+
+def _caches(call: Call) -> Iterator[Any]:
+    for name in _CACHES:
+        if call.kwargs.get(name) is not None:
+            yield call.kwargs[name]
+    for value in call.args:
+        if hasattr(value, "get_seq_length"):
+            yield value
+
+
+def _length(cache: Any) -> int | None:
+    """Return how many positions a cache holds; None if it does not tell."""
+    if hasattr(cache, "get_seq_length"):
+        try:
+            return int(cache.get_seq_length())
+        except (NotImplementedError, TypeError, ValueError):
+            return None  # A cache of states without positions.
+    if isinstance(cache, (list, tuple, Mapping)) and not cache:
+        return 0
+    return None

@@ -1,0 +1,99 @@
+"""What `steer` has changed: operators, and how often."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from amanda_core.results import Table
+from amanda_tools.operators.entries import OpFacts
+from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+
+__all__ = ["SteerResult", "SteeredOp"]
+
+
+@dataclass
+class SteeredOp(OpFacts):
+    """One operator whose values are changed.
+
+    Attributes:
+        what: ``input`` or ``output``.
+        shape: Dtype and shape of the value at its first execution.
+        calls: How often it ran.
+        changed: In how many of these something was chosen and changed.
+        positions: How many rows times positions were changed in all; None if positions are not
+            known, since no row or position was chosen.
+    """
+
+    what: str = "output"
+    shape: str = ""
+    calls: int = 0
+    changed: int = 0
+    positions: int | None = None
+
+
+@dataclass
+class SteerResult:
+    """What was changed.
+
+    Attributes:
+        edit: The change.
+        ops: The chosen operators; a module's values are those of operators called
+            ``module_input`` and ``module_output``.
+        notes: Where the tool is not supported, and patterns that chose nothing.
+        tool_seconds: Time that the changes took.
+        wall_seconds: Time from the first to the last.
+    """
+
+    edit: str
+    ops: list[SteeredOp] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    tool_seconds: float = 0.0
+    wall_seconds: float = 0.0
+
+    @property
+    def changed(self) -> int:
+        """How many values were changed."""
+        return sum(op.changed for op in self.ops)
+
+    @property
+    def title(self) -> str:
+        """What was changed, in one line."""
+        ops = counted(len(self.ops), "operator")
+        text = f"{self.edit}: {counted(self.changed, 'value')} of {ops} changed"
+        return "; ".join(
+            [text, *shares("changing", self.tool_seconds, self.wall_seconds), *self.notes]
+        )
+
+    def table(self) -> Table:
+        """One row for each operator."""
+        rows = [
+            (
+                op.name,
+                op.what,
+                op.shape,
+                op.calls,
+                op.changed,
+                _shown(op.positions),
+                op.source or "",
+            )
+            for op in self.ops
+        ]
+        columns = ("op", "value", "first", "calls", "changed", "positions", "source")
+        return Table(self.title, columns, rows)
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps({"format": "amanda.steer/1", **asdict(self)}, indent=1)
+
+    def to_dataframe(self) -> Any:
+        """One row for each operator, as a `pandas.DataFrame`; needs pandas."""
+        return dataframe(SteeredOp, self.ops)
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
+
+
+def _shown(number: int | None) -> object:
+    return "all" if number is None else number

@@ -1,0 +1,272 @@
+"""`Steer`: chosen values of modules and operators, changed while a model runs.
+
+Owns what the changes are, and to which part of a value they apply. Choosing is `sequences`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from amanda_core import OpContext
+from amanda_core.calls import MODULE_VALUES
+from amanda_core.errors import SelectionError
+from amanda_core.facts import Facts
+from amanda_tools.mapping import MappingTool
+from amanda_tools.sequences.places import Area, NotChoosableError, Places
+from amanda_tools.sequences.tool import SequenceTool
+from amanda_tools.steer.arithmetic import ARITHMETIC, RULES, Arithmetic
+from amanda_tools.steer.result import SteeredOp, SteerResult
+from amanda_tools.tensors.types import type_of
+from amanda_tools.tensors.values import facts_of, need_numpy
+
+__all__ = ["Edit", "Steer"]
+
+Edit = Literal["add", "scale", "replace", "project", "ablate"]
+
+
+class Steer(SequenceTool["_Op"]):
+    """Changes chosen values: of modules or operators, at chosen calls, rows and positions.
+
+    What is not chosen keeps its very bits. Restrict it to calls of the model, such as the decoding
+    steps of ``generate``, by ``where(amanda.select(calls=range(1, 33)))``.
+
+    Args:
+        edit: ``add`` adds `factor` times the vector; ``scale`` multiplies by `factor`; ``replace``
+            puts the vector in place of the value; ``project`` takes `factor` times the part along
+            the vector away; ``ablate`` sets to zero.
+        vector: For ``add``, ``replace`` and ``project``: numbers along the last axis, as a list, an
+            array, or the path of a ``.npy`` file or of a ``.safetensors`` file with one tensor.
+        factor: See `edit`.
+        modules: Patterns of the modules whose output (or input) is changed: the first tensor that
+            their call returns (or is given).
+        ops: Patterns of the operators of which one output (or input) is changed.
+        value: ``outputs`` or ``inputs``.
+        operand: Which output or input of an operator, by its position in the signature.
+        neurons: For ``scale`` and ``ablate``: only these indices of the last axis.
+        heads: For ``scale`` and ``ablate``: only these of `of_heads` equal parts of the last axis.
+        of_heads: How many heads the last axis holds.
+        positions: Absolute positions in the sequence: a number, a list, or text such as ``2:8``. A
+            negative one counts from the end of what a call computes. All if left out.
+        rows: Rows of the batch; likewise.
+        axis: The axis of positions in the values, if it is not the one behind the rows.
+
+    Raises:
+        ValueError: An option has none of its values, is missing, or nothing is chosen.
+        ImportError: NumPy, or safetensors for such a file, is not installed.
+
+    >>> tool = Steer("ablate", modules=["*.o_proj"], value="inputs", heads=[2], of_heads=8)
+    """
+
+    def __init__(
+        self,
+        edit: Edit,
+        vector: Any = None,
+        factor: float = 1.0,
+        modules: list[str] | None = None,
+        ops: list[str] | None = None,
+        value: Literal["outputs", "inputs"] = "outputs",
+        operand: int = 0,
+        neurons: list[int] | None = None,
+        heads: list[int] | None = None,
+        of_heads: int | None = None,
+        positions: list[int] | str | None = None,
+        rows: list[int] | str | None = None,
+        axis: int | None = None,
+    ) -> None:
+        if edit not in get_args(Edit):
+            raise ValueError(f"edit must be of {', '.join(get_args(Edit))}, not {edit!r}")
+        if value not in ("outputs", "inputs"):
+            raise ValueError(f"value must be outputs or inputs, and is {value!r}")
+        if operand < 0:
+            raise ValueError(f"operand must not be negative, and is {operand}")
+        places = Places(positions, rows, axis)
+        super().__init__(modules, ops, value == "inputs", value == "outputs", places)
+        need_numpy()
+        if (vector is None) == (edit in ("add", "replace", "project")):
+            raise ValueError(f"{edit} {'needs a' if vector is None else 'takes no'} vector")
+        parts = [
+            name for name, part in (("neurons", neurons), ("heads", heads)) if part is not None
+        ]
+        if parts and edit not in ("scale", "ablate"):
+            raise ValueError(f"{parts[0]} are for scale and ablate, not for {edit}")
+        if len(parts) > 1:
+            raise ValueError("give neurons or heads, not both")
+        if (heads is None) != (of_heads is None):
+            raise ValueError("heads and of_heads go together: heads=[0], of_heads=12")
+        for name, indices, end in (("neurons", neurons, None), ("heads", heads, of_heads)):
+            for index in indices or ():
+                if index < 0 or (end is not None and index >= end):
+                    raise ValueError(f"{name} must be from 0 on, below {end or 'their number'}")
+        self.edit, self.factor, self.operand = edit, factor, operand
+        self._neurons, self._heads, self._of_heads = neurons, heads, of_heads
+        self._vector: Any = None
+        if vector is not None:
+            self._vector = _array(vector)
+        if edit == "project" and not (self._vector * self._vector).sum() > 0:
+            raise ValueError("the vector to project out must not be zero")
+        self.depends_on(MappingTool(RULES))
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+
+    def analyse(self, context: OpContext) -> None:
+        """Change the input of a chosen op."""
+        if not self.is_chosen(context):
+            return
+        op = self.account_of(context, lambda: _Op(context))
+        if self.wants_inputs(context):
+            op.facts.what = "input"
+            context.insert_before_op(self.change, inputs=[self.operand], op=op)
+
+    def analyse_outputs(self, context: OpContext) -> None:
+        """Change the output of a chosen op."""
+        op = self.known(context)
+        if op is None or not self.wants_outputs(context):
+            return
+        op.facts.what = self.kind_of_output(context)
+        operand = 0 if context.op_type in MODULE_VALUES else self.operand
+        context.insert_after_op(self.change, outputs=[operand], op=op)
+
+    def change(self, value: Any, op: _Op) -> Any:
+        """Return the value with its chosen part changed; None where nothing is chosen."""
+        with self._clock, self._lock:
+            facts, span = op.tensors, self._span
+            op.facts.calls += 1
+            if not facts.is_tensor(value):
+                raise SelectionError(
+                    f"A {type(value).__name__} cannot be steered: it is not a tensor",
+                    where=op.where,
+                    fix="Choose another one by operand=...",
+                )
+            if not op.facts.shape:
+                op.facts.shape = str(type_of(facts, value))
+            area = None
+            if not self._places.are_all:
+                try:
+                    if span is not None and not all(self._places.chosen_in(span)):
+                        return None
+                    area = self._places.area(facts.shape(value), span)
+                except NotChoosableError as error:
+                    raise SelectionError(
+                        f"Its positions cannot be chosen: {error}",
+                        where=op.where,
+                        fix="Leave positions and rows out, give axis=..., or choose other values",
+                    ) from None
+            op.facts.changed += 1
+            if area is not None:
+                op.facts.positions = (op.facts.positions or 0) + len(area.rows) * len(area.offsets)
+            mask = self._mask(facts, value, area, op)
+            new = self._changed(value, op.arithmetic)
+            if mask is None:
+                return new
+            return op.arithmetic.where(op.arithmetic.mask(mask, value), new, value)
+
+    def result(self) -> SteerResult:
+        """Return what was changed so far."""
+        with self._lock:
+            return SteerResult(
+                self.edit,
+                [replace(op.facts) for op in self._ops.values()],
+                self.notes(),
+                self._clock.spent / 1e9,
+                self._clock.wall / 1e9,
+            )
+
+    def _changed(self, value: Any, arithmetic: Arithmetic) -> Any:
+        """Return the whole value changed."""
+        if self.edit == "ablate":
+            return arithmetic.zeros(value)
+        if self.edit == "scale":
+            return value * self.factor
+        if self.edit == "add":
+            return value + arithmetic.tensor(self.factor * self._vector, value)
+        if self.edit == "replace":
+            # Of the value's shape, whatever the vector's is.
+            return arithmetic.zeros(value) + arithmetic.tensor(self._vector, value)
+        length = (self._vector * self._vector).sum() ** 0.5
+        unit = arithmetic.tensor(self._vector / length, value)
+        return value - self.factor * arithmetic.sum_last(value * unit) * unit
+
+    def _mask(self, facts: Facts, value: Any, area: Area | None, op: _Op) -> Any:
+        """Return which elements change, as an array that fits the value; None for all."""
+        import numpy
+
+        shape = facts.shape(value)
+        found: Any = None
+        if area is not None and not area.is_all:
+            found = numpy.zeros([*area.shape[: area.axis + 1]], bool)
+            chosen = [slice(None)] * (area.axis + 1)
+            chosen[0] = cast("slice", area.rows)
+            picked = numpy.zeros(area.shape[area.axis], bool)
+            picked[area.offsets] = True
+            found[tuple(chosen)] = picked
+            if shape != area.shape:  # Rows and positions in one axis.
+                found = found.reshape(-1)
+            rank = len(shape or ())
+            found = found.reshape(*found.shape, *[1] * (rank - found.ndim))
+        channels = self._channels(shape, op)
+        if channels is None:
+            return found
+        return channels if found is None else found & channels
+
+    def _channels(self, shape: Sequence[int | None] | None, op: _Op) -> Any:
+        """Return which indices of the last axis change; None for all."""
+        import numpy
+
+        if self._neurons is None and self._heads is None:
+            return None
+        size = shape[-1] if shape else None
+        chosen = numpy.zeros(size or 0, bool)
+        if self._heads is not None:
+            if not size or size % (self._of_heads or 1):
+                raise SelectionError(
+                    f"The last axis, of {size}, does not hold {self._of_heads} heads",
+                    where=op.where,
+                    fix="Choose the input of the layer behind attention, or another of_heads",
+                )
+            chosen.reshape(self._of_heads or 1, -1)[self._heads] = True
+        else:
+            if not size or max(self._neurons or [0]) >= size:
+                raise SelectionError(
+                    f"The last axis, of {size}, has no neuron {max(self._neurons or [0])}",
+                    where=op.where,
+                    fix="Choose indices of the last axis",
+                )
+            chosen[self._neurons] = True
+        return chosen
+
+
+class _Op:
+    """One operator that is steered."""
+
+    def __init__(self, context: OpContext) -> None:
+        self.tensors, self.where = facts_of(context), context.where
+        self.arithmetic: Arithmetic = context[ARITHMETIC]
+        self.facts = SteeredOp.of(context)
+
+
+def _array(vector: Any) -> Any:
+    """Return a vector as a NumPy array.
+
+    Raises:
+        ValueError: It is not an array of numbers, or its file has several.
+    """
+    import numpy
+
+    if isinstance(vector, (str, Path)):
+        path = Path(vector)
+        if path.suffix == ".safetensors":
+            from amanda_tools.dump.files import need_safetensors
+
+            tensors = need_safetensors().load_file(path)
+            if len(tensors) != 1:
+                raise ValueError(f"{str(path)!r} must hold one tensor, and holds {len(tensors)}")
+            (vector,) = tensors.values()
+        else:
+            vector = numpy.load(path, allow_pickle=False)
+    found = numpy.asarray(vector)
+    if found.dtype.kind not in "fiu" or not found.size or not numpy.isfinite(found).all():
+        raise ValueError(f"the vector must be of finite numbers, and is of {found.dtype}")
+    return found if found.dtype.kind == "f" else found.astype(numpy.float32)
