@@ -270,19 +270,24 @@ class Reference:
 
 def masked(model: nn.Module, sparsity: float) -> Reference:
     """Return the reference for pruning what the prompts read, matrix by matrix."""
-    twin = copy.deepcopy(model)
-    # Storages are told apart by address: the copies made on the way stay alive.
-    with torch.no_grad(), Products(twin) as products:
-        for feed in prompts(twin):
-            output_of(twin, feed)
-    masks = {}
-    with torch.no_grad():
-        for name, parameter in twin.named_parameters():
-            if parameter.ndim > 1 and name in products.read:
-                flat = parameter.abs().flatten(0 if products.read[name] else -2)
-                count = round(sparsity * flat.shape[-1])
-                smallest = flat.argsort(dim=-1, stable=True)[..., :count]
-                mask = torch.ones_like(flat).scatter(-1, smallest, 0).reshape(parameter.shape)
-                masks[name] = mask
-                parameter.mul_(mask)
-    return Reference(twin, masks)
+    read: dict[str, bool] = {}
+    for _ in range(9):
+        twin, masks = copy.deepcopy(model), {}
+        with torch.no_grad():
+            for name, parameter in twin.named_parameters():
+                if parameter.ndim > 1 and name in read:
+                    flat = parameter.abs().flatten(0 if read[name] else -2)
+                    count = round(sparsity * flat.shape[-1])
+                    smallest = flat.argsort(dim=-1, stable=True)[..., :count]
+                    ones = torch.ones_like(flat)
+                    masks[name] = ones.scatter(-1, smallest, 0).reshape(parameter.shape)
+                    parameter.mul_(masks[name])
+            # Storages are told apart by address: the copies made on the way stay alive.
+            with Products(twin) as products:
+                for feed in prompts(twin):
+                    output_of(twin, feed)
+        # What is masked sends tokens to other experts, which then are read.
+        if products.read == read:
+            return Reference(twin, masks)
+        read = products.read
+    raise CannotBuildError("what it reads depends on its masks for ever")
