@@ -172,10 +172,15 @@ class Scopes:
         held = self._by_label.get(root)
         module = held.module() if held is not None else None
         for name, weight in self._weights_of(module) if module is not None else ():
-            owner = module
-            for part in name.split(".")[:-1]:
-                owner = self._children_of(owner)[part]
-            yield name, owner, weight
+            yield name, self._owner(module, name), weight
+
+    def _owner(self, module: Any, name: str) -> Any:
+        """Return the module that holds the weight called `name` under `module`."""
+        for part, child in self._children_of(module).items():
+            # Not split at dots: a module's own name may have some.
+            if child is not None and name.startswith(f"{part}."):
+                return self._owner(child, name[len(part) + 1 :])
+        return module
 
     def roots(self) -> list[Any]:
         """Return the outermost modules that have been called and are alive."""
