@@ -65,7 +65,7 @@ def test_a_command_is_listed_and_run(
 ) -> None:
     installed.points.append(point(lambda: twice))
     commands = listed(capsys)
-    assert commands["twice"] == "Say twice a number."
+    assert commands["twice"] == "Print a number doubled."
     assert list(commands)[-1] == "twice"  # Behind our own.
     assert call("twice", "21") == 21
     assert capsys.readouterr().out == "42\n"

@@ -311,14 +311,15 @@ def test_a_stale_view_gets_its_node_when_plain_torch_makes_it() -> None:
             assert program() == expected
 
 
-def test_rows_written_without_gradients_are_no_weights() -> None:
+@pytest.mark.parametrize("grad", [True, False])
+def test_rows_of_a_parameter_tell_ops_apart_with_and_without_gradients(grad: bool) -> None:
     weight = parameter()
     contexts, tool = analysed()
-    with amanda.apply(tool), torch.no_grad():
+    with amanda.apply(tool), torch.set_grad_enabled(grad):
         for _ in range(3):
             for i in range(5):
                 torch.add(torch.zeros(3), weight[i])
-    assert [c.op_type for c in contexts].count("add") == 1
+    assert [c.op_type for c in contexts].count("add") == 5
 
 
 def test_a_view_that_is_a_leaf_itself_is_a_weight() -> None:
