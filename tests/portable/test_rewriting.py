@@ -368,7 +368,7 @@ def test_what_cannot_be_handed_on_is_refused() -> None:
     half, shapeless = Rewrite(), Rewrite()
     for tool, spec, reason in (
         (half, tf.TensorSpec([2], tf.float16), "returns float16, which cannot carry"),
-        (shapeless, tf.TensorSpec(None, tf.float32), "the number of axes"),
+        (shapeless, tf.TensorSpec(None, tf.float32), "the rank of an input"),
     ):
         tool.add(rule)
         function = tf.function(lambda x: tf.tanh(tf.exp(x)), input_signature=[spec])
