@@ -15,6 +15,7 @@ from typing import Any
 
 import amanda
 from amanda_tools import (
+    capture,
     dump,
     effective_path,
     flops,
@@ -26,6 +27,7 @@ from amanda_tools import (
     prune,
     rewriting,
     sparsity,
+    steer,
     trace,
 )
 
@@ -35,6 +37,7 @@ Maker = Callable[[Path], amanda.Tool]
 
 #: Entry point -> tool that changes nothing, with its default options and more.
 LOOKING: Mapping[str, Maker] = {
+    "capture": lambda folder: capture.Capture(["*"], ["*"], ["inputs", "outputs"], everything=True),
     "dump": lambda folder: dump.Dump(
         ["inputs", "weights", "outputs", "gradients"], stats=True, folder=folder
     ),
@@ -48,10 +51,11 @@ LOOKING: Mapping[str, Maker] = {
     "sparsity": lambda folder: sparsity.Sparsity(gradients=True),
     "trace": lambda folder: trace.Trace(),
 }
-#: Tools that edit: one multiplies by ones, the other computes the same result differently.
+#: Tools that edit: two multiply by ones, the other computes the same result differently.
 EDITING: Mapping[str, Maker] = {
     "prune": lambda folder: prune.Prune(0.0),
     "rewrite": lambda folder: rewriting.Rewrite(["conv_bn", "sdpa", "softmax"]),
+    "steer": lambda folder: steer.Steer("scale", factor=1.0, ops=["linear", "matmul", "conv*"]),
 }
 SHIPPED = {**LOOKING, **EDITING}
 
