@@ -6,7 +6,7 @@ points that decides what is too late. Runs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from amanda_core.tool import Tool
 
-__all__ = ["Action", "ActionKind", "IPoint", "staged"]
+__all__ = ["Action", "ActionKind", "IPoint", "Positions", "Routine", "staged"]
+
+#: An instrumentation routine. It gets the selected values and the keyword arguments of its action.
+Routine = Callable[..., Any]
+#: Which values a routine gets, by position; None for all.
+Positions = Sequence[int] | None
 
 
 class IPoint(Enum):
@@ -59,11 +64,7 @@ class ActionKind(Enum):
 
     INSERT_BEFORE_OP = "insert_before_op", IPoint.BEFORE_FORWARD, "inputs"
     INSERT_AFTER_OP = "insert_after_op", IPoint.AFTER_FORWARD, "outputs"
-    INSERT_BEFORE_BACKWARD_OP = (
-        "insert_before_backward_op",
-        IPoint.BEFORE_BACKWARD,
-        "grad_outputs",
-    )
+    INSERT_BEFORE_BACKWARD_OP = "insert_before_backward_op", IPoint.BEFORE_BACKWARD, "grad_outputs"
     INSERT_AFTER_BACKWARD_OP = "insert_after_backward_op", IPoint.AFTER_BACKWARD, "grad_inputs"
     REPLACE_OP = "replace_op", IPoint.BEFORE_FORWARD, "inputs"
     REPLACE_BACKWARD_OP = "replace_backward_op", IPoint.BEFORE_BACKWARD, "grad_outputs"
@@ -87,7 +88,7 @@ class ActionKind(Enum):
 _STAGED = "__amanda_staged__"
 
 
-def staged(routine: Callable[..., Any]) -> Callable[..., Any]:
+def staged(routine: Routine) -> Routine:
     """Mark an instrumentation routine as pure framework code that may be embedded into a graph.
 
     A staged routine uses only operations of the framework and has no Python side effects, and its
@@ -116,7 +117,7 @@ class Action:
     """
 
     kind: ActionKind
-    routine: Callable[..., Any]
+    routine: Routine
     positions: tuple[int, ...] | None
     kwargs: Mapping[str, Any]
     tool: Tool

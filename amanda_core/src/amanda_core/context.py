@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from amanda_core.action import Action, ActionKind, IPoint
+from amanda_core.action import Action, ActionKind, IPoint, Positions, Routine
 from amanda_core.errors import (
     ActionError,
     LateActionError,
@@ -288,12 +288,7 @@ class OpContext(dict[str, Any]):
     # Instrumentation API (paper, listing 3).
 
     def insert_before_op(
-        self,
-        func: Callable[..., Any],
-        inputs: Sequence[int] | None = None,
-        *,
-        observe: bool = False,
-        **kwargs: Any,
+        self, func: Routine, inputs: Positions = None, *, observe: bool = False, **kwargs: Any
     ) -> None:
         """Call `func` with the selected inputs each time before the op runs.
 
@@ -312,12 +307,7 @@ class OpContext(dict[str, Any]):
         self._record(ActionKind.INSERT_BEFORE_OP, func, inputs, kwargs, observe)
 
     def insert_after_op(
-        self,
-        func: Callable[..., Any],
-        outputs: Sequence[int] | None = None,
-        *,
-        observe: bool = False,
-        **kwargs: Any,
+        self, func: Routine, outputs: Positions = None, *, observe: bool = False, **kwargs: Any
     ) -> None:
         """Call `func` with the selected outputs each time after the op has run.
 
@@ -327,10 +317,10 @@ class OpContext(dict[str, Any]):
 
     def insert_before_backward_op(
         self,
-        func: Callable[..., Any],
-        grad_outputs: Sequence[int] | None = None,
+        func: Routine,
+        grad_outputs: Positions = None,
         *,
-        grad_out: Sequence[int] | None = None,
+        grad_out: Positions = None,
         observe: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -345,10 +335,10 @@ class OpContext(dict[str, Any]):
 
     def insert_after_backward_op(
         self,
-        func: Callable[..., Any],
-        grad_inputs: Sequence[int] | None = None,
+        func: Routine,
+        grad_inputs: Positions = None,
         *,
-        grad_in: Sequence[int] | None = None,
+        grad_in: Positions = None,
         observe: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -362,9 +352,7 @@ class OpContext(dict[str, Any]):
         positions = self._one_of(grad_inputs, grad_in, "grad_inputs", "grad_in")
         self._record(ActionKind.INSERT_AFTER_BACKWARD_OP, func, positions, kwargs, observe)
 
-    def replace_op(
-        self, func: Callable[..., Any], inputs: Sequence[int] | None = None, **kwargs: Any
-    ) -> None:
+    def replace_op(self, func: Routine, inputs: Positions = None, **kwargs: Any) -> None:
         """Run `func` with the selected inputs instead of the op; it returns the op's result.
 
         What it computes is differentiated as written. To remove an op, replace it by the identity.
@@ -376,10 +364,10 @@ class OpContext(dict[str, Any]):
 
     def replace_backward_op(
         self,
-        func: Callable[..., Any],
-        grad_outputs: Sequence[int] | None = None,
+        func: Routine,
+        grad_outputs: Positions = None,
         *,
-        grad_out: Sequence[int] | None = None,
+        grad_out: Positions = None,
         **kwargs: Any,
     ) -> None:
         """Run `func` with the selected gradients instead of the backward op.
@@ -513,8 +501,8 @@ class OpContext(dict[str, Any]):
     def _record(
         self,
         kind: ActionKind,
-        func: Callable[..., Any],
-        positions: Sequence[int] | None,
+        func: Routine,
+        positions: Positions,
         kwargs: Mapping[str, Any],
         observe: bool = False,
     ) -> None:
@@ -579,7 +567,7 @@ class OpContext(dict[str, Any]):
             )
 
     def _check_positions(
-        self, kind: ActionKind, positions: Sequence[int] | None, where: str
+        self, kind: ActionKind, positions: Positions, where: str
     ) -> tuple[int, ...] | None:
         if positions is None:
             return None
@@ -636,9 +624,9 @@ class OpContext(dict[str, Any]):
     def _refuse_conflict(self, action: Action) -> None:
         """Refuse a replacement where another one was asked for; the core's part of the hook."""
         if self._recorder is not None and action.kind.is_replacement:
-            tool, point, recorded = self._recorder
-            logged = self._store.session.actions_of(self, without=(tool, point))
-            for other in (*logged, *recorded):
+            # What this tool asked for at this point in earlier analyses is no longer logged.
+            tool, _, recorded = self._recorder
+            for other in (*self._store.session.actions_of(self), *recorded):
                 if other.kind is action.kind:
                     self._conflict(action.kind, other.tool, tool)
 

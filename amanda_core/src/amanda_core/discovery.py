@@ -22,13 +22,7 @@ from amanda_core.containment import driver_errors, warn
 from amanda_core.context import OpContext
 from amanda_core.driver import DriverInfo
 from amanda_core.errors import DriverError, MissingDriverError
-from amanda_core.installed import (
-    DRIVER_GROUP,
-    PLUGIN_GROUP,
-    TOOL_GROUP,
-    canonical,
-    installed,
-)
+from amanda_core.installed import DRIVER_GROUP, PLUGIN_GROUP, TOOL_GROUP, canonical, installed
 from amanda_core.terminal import printable
 
 __all__ = [

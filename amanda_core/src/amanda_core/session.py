@@ -406,17 +406,14 @@ class Session:
             )
             raise
 
-    def actions_of(
-        self, context: OpContext, *, without: tuple[Tool, IPoint] | None = None
-    ) -> Iterator[Action]:
+    def actions_of(self, context: OpContext) -> Iterator[Action]:
         """Yield the logged actions of the applied tools for an op, in tool order."""
         for tool in self.tools:
             log = tool._amanda.logs.get(self._store)
             if not log or not self._selects(tool, context):
                 continue
             for point in IPoint:
-                if without is None or tool is not without[0] or point is not without[1]:
-                    yield from log.get((context._key, point), ())
+                yield from log.get((context._key, point), ())
 
     # For drivers: errors, warnings, steps and scopes.
 
@@ -433,21 +430,21 @@ class Session:
 
         So do all where the program is told to stop: that must not be turned into an error.
         """
-        stop = not isinstance(error, Exception)
-        if self.pending and (stop or any(pending is error for pending in self.pending)):
-            for other in self.pending:
-                if other is not error:
-                    annotate(error, f"Then also {type(other).__name__}: {other}")
-            self.pending.clear()
+        if not isinstance(error, Exception) or any(error is other for other in self.pending):
+            self._note_pending(error)
 
     def raise_pending(self) -> None:
         """Raise the first deferred exception; the others become notes on it."""
         if self.pending:
-            first, *others = self.pending
-            self.pending.clear()
-            for other in others:
-                annotate(first, f"Then also {type(other).__name__}: {other}")
+            first = self.pending[0]
+            self._note_pending(first)
             raise first
+
+    def _note_pending(self, error: BaseException) -> None:
+        for other in self.pending:
+            if other is not error:
+                annotate(error, f"Then also {type(other).__name__}: {other}")
+        self.pending.clear()
 
     def warn_once(self, message: str, stacklevel: int = 1, *, importing: bool = False) -> None:
         """Warn with `AmandaWarning`, once in this session.

@@ -101,10 +101,7 @@ class Tool:
         return self
 
     def add_inst_for_op(
-        self,
-        callback: Analysis,
-        backward: bool = False,
-        require_outputs: bool = False,
+        self, callback: Analysis, backward: bool = False, require_outputs: bool = False
     ) -> None:
         """Register an analysis routine for every op (paper, listing 2).
 
