@@ -189,7 +189,7 @@ def test_drivers_know_the_words_of_roles_and_axes(words: Any) -> None:
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        ("from amanda_core import Site, Blind, hookimpl", []),
+        ("from amanda_core import Site, CoverageGap, hookimpl", []),
         ("from amanda_core.patching import Patches", []),
         ("from amanda_core import discovery", []),
         ("import amanda_core.vocabulary", []),

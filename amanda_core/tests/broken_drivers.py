@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from amanda_core import Blind, IPoint, OpContext, Plan, Session, Tool, hookimpl
+from amanda_core import CoverageGap, IPoint, OpContext, Plan, Session, Tool, hookimpl
 from amanda_core.errors import PositionError, RoutineResultError
 from amanda_core.testing import toy, toy_driver
 from amanda_core.testing.toy_driver import CAPABILITIES, Planned, ToyAttachment, ToyDriver
@@ -67,7 +67,7 @@ class SabotagedAttachment(ToyAttachment):
     def detach(self) -> None:
         self.driver.detach(self, super().detach)
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         return self.driver.coverage(super().coverage())
 
     def dispatch(self, op: toy.Op, arguments: list[Any]) -> Outputs:
@@ -126,7 +126,7 @@ class Sabotaged(ToyDriver):
     def detach(self, attachment: SabotagedAttachment, proceed: Callable[[], None]) -> None:
         proceed()
 
-    def coverage(self, found: Sequence[Blind]) -> Sequence[Blind]:
+    def coverage(self, found: Sequence[CoverageGap]) -> Sequence[CoverageGap]:
         return found
 
     def dispatch(
@@ -607,8 +607,8 @@ class ClaimsWhatNobodyKnows(Sabotaged):
 
 
 class GivesNoReasons(Sabotaged):
-    def coverage(self, found: Sequence[Blind]) -> Sequence[Blind]:
-        return [Blind(blind.what, "") for blind in found]
+    def coverage(self, found: Sequence[CoverageGap]) -> Sequence[CoverageGap]:
+        return [CoverageGap(gap.what, "") for gap in found]
 
 
 class LeavesAFunctionBehind(EndsWithTheFirstException):

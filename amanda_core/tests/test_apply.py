@@ -172,9 +172,9 @@ def test_apply_inside_a_routine_is_an_error() -> None:
 
 def test_coverage_says_what_each_driver_cannot_see() -> None:
     with amanda.apply() as handle:
-        (blind,) = handle.coverage()["toy"]
-        assert blind.what == "Value.data"
-        assert blind.why
+        (gap,) = handle.coverage()["toy"]
+        assert gap.what == "Value.data"
+        assert gap.why
     assert handle.coverage() == {}
 
 

@@ -395,7 +395,7 @@ def test_a_driver_that_cannot_say_what_it_does_not_see_loses_no_result(tmp_path:
     driver = site.path / "toyland/toy_driver.py"
     driver.write_text(
         driver.read_text().replace(
-            'return [Blind("Value.data"', 'return 1 / 0, [Blind("Value.data"'
+            'return [CoverageGap("Value.data"', 'return 1 / 0, [CoverageGap("Value.data"'
         )
     )
     site.write("train.py", "import toyframe\ntoyframe.relu(toyframe.Value(1.0))\n")

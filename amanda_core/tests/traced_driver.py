@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from amanda_core import Blind, DriverInfo, IPoint, OpContext, Plan, Session, Site, Step, hookimpl
+from amanda_core import (
+    CoverageGap,
+    DriverInfo,
+    IPoint,
+    OpContext,
+    Plan,
+    Session,
+    Site,
+    Step,
+    hookimpl,
+)
 from amanda_core.patching import Patches
 
 from . import traced_framework as framework
@@ -94,8 +104,10 @@ class TracedAttachment:
         del _attachments[self.thread]
         _interception.release()
 
-    def coverage(self) -> Sequence[Blind]:
-        return [Blind("operators outside compiled functions", "only what is traced has a program")]
+    def coverage(self) -> Sequence[CoverageGap]:
+        return [
+            CoverageGap("operators outside compiled functions", "only what is traced has a program")
+        ]
 
     def changed(self) -> None:
         """Use a cache key that tells apart what different tools make of a program."""

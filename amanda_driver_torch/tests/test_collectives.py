@@ -52,4 +52,4 @@ def test_they_are_no_operators_and_listed_as_not_seen() -> None:
     with amanda.apply(tool):
         dist.all_reduce(torch.ones(2))
     assert seen == ["ones"]
-    assert "collectives of torch.distributed" in {blind.what for blind in interceptor().limits}
+    assert "collectives of torch.distributed" in {gap.what for gap in interceptor().limits}

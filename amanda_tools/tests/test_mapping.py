@@ -10,7 +10,16 @@ import importlib_metadata
 import pytest
 
 import amanda
-from amanda_core import Blind, DriverInfo, IPoint, OpContext, Session, Site, discovery, hookimpl
+from amanda_core import (
+    CoverageGap,
+    DriverInfo,
+    IPoint,
+    OpContext,
+    Session,
+    Site,
+    discovery,
+    hookimpl,
+)
 from amanda_core.errors import MappingRuleError, NamespaceError
 from amanda_tools import mapping
 from amanda_tools.mapping import MappingTool
@@ -31,7 +40,7 @@ class Quiet:
 
     def detach(self) -> None: ...
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         return []
 
 

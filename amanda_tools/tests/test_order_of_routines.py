@@ -8,7 +8,16 @@ import importlib_metadata
 import pytest
 
 import amanda
-from amanda_core import Blind, DriverInfo, IPoint, OpContext, Session, Site, discovery, hookimpl
+from amanda_core import (
+    CoverageGap,
+    DriverInfo,
+    IPoint,
+    OpContext,
+    Session,
+    Site,
+    discovery,
+    hookimpl,
+)
 from amanda_core.results import HasResult
 from amanda_tools.latency import Latency
 from amanda_tools.memory import Memory
@@ -30,7 +39,7 @@ class Unordered:
 
     def detach(self) -> None: ...
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         return []
 
     def open(self) -> OpContext:

@@ -11,7 +11,7 @@ from amanda_core.context import OpContext
 from amanda_core.driver import (
     DRIVER_API,
     Attachment,
-    Blind,
+    CoverageGap,
     DescribingAttachment,
     DriverInfo,
     DriverStatus,
@@ -31,7 +31,7 @@ __all__ = [
     "Action",
     "ActionKind",
     "Attachment",
-    "Blind",
+    "CoverageGap",
     "DescribingAttachment",
     "DriverInfo",
     "DriverStatus",

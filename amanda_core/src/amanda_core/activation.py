@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from amanda_core import discovery
 from amanda_core.containment import driver_errors, without_exit
-from amanda_core.driver import Attachment, Blind, DescribingAttachment, NotifiedAttachment
+from amanda_core.driver import Attachment, CoverageGap, DescribingAttachment, NotifiedAttachment
 from amanda_core.errors import (
     AmandaError,
     DriverError,
@@ -232,7 +232,7 @@ class Handle:
             # Also if a driver fails to detach: neither error may be lost.
             stack.session.raise_pending()
 
-    def coverage(self) -> dict[str, list[Blind]]:
+    def coverage(self) -> dict[str, list[CoverageGap]]:
         """Driver name -> what it cannot see here, and why; empty once removed."""
         if self._stack is None:
             return {}

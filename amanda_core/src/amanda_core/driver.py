@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DRIVER_API",
     "Attachment",
-    "Blind",
+    "CoverageGap",
     "DescribingAttachment",
     "DriverInfo",
     "DriverStatus",
@@ -86,8 +86,13 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
-    """Something that a driver cannot see or does not touch, and why."""
+class CoverageGap:
+    """An operator or execution path that a driver does not instrument.
+
+    Attributes:
+        what: The operator or the path.
+        why: Why it is not instrumented.
+    """
 
     what: str
     why: str
@@ -124,7 +129,7 @@ class Attachment(Protocol):
     def detach(self) -> None:
         """Drain asynchronous work and restore everything that was found."""
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what this driver cannot see here, and why."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from amanda_core.driver import Blind
+from amanda_core.driver import CoverageGap
 from amanda_core.errors import AmandaError, ConfigError, annotate, is_annotated
 
 __all__ = ["DriverFailures", "OnDriverError", "OriginalCall", "check_policy"]
@@ -139,6 +139,6 @@ class DriverFailures:
             where, f"the driver failed there: {type(error).__name__}: {error}"
         )
 
-    def coverage(self, framework: str) -> list[Blind]:
+    def coverage(self, framework: str) -> list[CoverageGap]:
         """Return what was left out of a framework's operators, and why."""
-        return [Blind(where, why) for where, why in self._found.get(framework, {}).items()]
+        return [CoverageGap(where, why) for where, why in self._found.get(framework, {}).items()]

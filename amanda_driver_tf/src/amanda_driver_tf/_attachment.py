@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from amanda_core import Blind, Session
+from amanda_core import CoverageGap, Session
 from amanda_driver_tf._eager.mode import EagerMode
 from amanda_driver_tf._eager.replicas import refuse_in_replica
 from amanda_driver_tf._facts import FACTS
@@ -28,7 +28,7 @@ class Mode(Protocol):
     def stop(self) -> None:
         """Stop intercepting and restore the original functions; does nothing if not started."""
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what this mode does not instrument, and why."""
 
 
@@ -66,11 +66,11 @@ class TensorFlowAttachment:
         for mode in reversed(self._modes):
             mode.stop()
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
         return [
-            *(blind for mode in self._modes for blind in mode.coverage()),
-            Blind(
+            *(gap for mode in self._modes for gap in mode.coverage()),
+            CoverageGap(
                 "threads other than the one that entered `apply`, and those of its replicas",
                 "they run without tools",
             ),

@@ -365,4 +365,4 @@ def test_functions_of_data_pipelines_are_left_alone() -> None:
         coverage = handle.coverage()["tensorflow"]
     assert found == [[0.0, 2.0], [4.0, 6.0]]
     assert "Mul" not in seen
-    assert any("tf.data" in blind.what for blind in coverage)
+    assert any("tf.data" in gap.what for gap in coverage)

@@ -203,6 +203,6 @@ def test_what_cannot_be_seen_is_said() -> None:
     layer = Layer()
     with new_session(layer.graph) as session, amanda.apply(amanda.Tool()) as handle:
         session.run(layer.init)
-        blind = {each.what for each in handle.coverage()["tensorflow"]}
-    assert any("partial runs" in what for what in blind)
-    assert any("thread" in what for what in blind)
+        gaps = {each.what for each in handle.coverage()["tensorflow"]}
+    assert any("partial runs" in what for what in gaps)
+    assert any("thread" in what for what in gaps)

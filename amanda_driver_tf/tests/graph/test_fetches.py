@@ -305,8 +305,8 @@ def test_partial_run_that_was_set_up_before_observers(small: Small, session: Any
         assert not seen
         close(session.run(small.mm, {small.x: GIVEN}), GIVEN)
         assert seen
-        blind = {each.what for each in applied.coverage()["tensorflow"]}
-    assert any("partial runs" in what for what in blind)
+        gaps = {each.what for each in applied.coverage()["tensorflow"]}
+    assert any("partial runs" in what for what in gaps)
 
 
 def test_handles_of_tensors_that_stay_in_the_session(small: Small, session: Any) -> None:

@@ -86,7 +86,7 @@ def test_what_is_refused_in_a_loop_leaves_edits_beside_it() -> None:
 
 def test_limits_are_listed() -> None:
     with amanda.apply(Tool()) as handle:
-        assert any("TensorFlow 1" in blind.what for blind in handle.coverage()["tensorflow"])
+        assert any("TensorFlow 1" in gap.what for gap in handle.coverage()["tensorflow"])
 
 
 def test_one_staged_edit() -> None:

@@ -321,9 +321,9 @@ def test_old_function_definitions() -> None:
         with amanda.apply(before("outer", double)) as handle:
             y_ = np.exp(2 * -np.array([1, 2], np.float32))
             close(session.run([y, *grads]), [y_, -y_])
-            blind = [each for listed in handle.coverage().values() for each in listed]
+            gaps = [each for listed in handle.coverage().values() for each in listed]
         if "inner" not in seen:
-            assert any("function" in str(each) for each in blind)
+            assert any("function" in str(each) for each in gaps)
 
 
 # What an op waits for.

@@ -312,7 +312,7 @@ def test_a_second_random_sequence_is_named() -> None:
     for _ in range(2):  # Named where clones are used again, too.
         with new_session(graph) as session, amanda.apply(tools) as handle:
             equal([session.run(made, feed) for _ in range(2)], plain)
-            assert any("random sequence" in blind.what for blind in handle.coverage()["tensorflow"])
+            assert any("random sequence" in gap.what for gap in handle.coverage()["tensorflow"])
 
 
 class Behind:

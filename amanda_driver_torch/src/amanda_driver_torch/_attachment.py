@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda_core import Blind, Session
+from amanda_core import CoverageGap, Session
 from amanda_core.calls import MODULE_INPUT, MODULE_OUTPUT
 from amanda_core.errors import is_annotated
 from amanda_core.interceptors import NATIVE
@@ -135,23 +135,25 @@ class TorchAttachment:
             self.backward.release()
             self._sites.clear()
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
         return [
             *self._interceptor.coverage(),
-            Blind("torch.func transforms", "values are wrapped and have no graph to edit"),
-            Blind(
+            CoverageGap("torch.func transforms", "values are wrapped and have no graph to edit"),
+            CoverageGap(
                 "tracing, scripting, export, FakeTensor modes", "they run the model on fake tensors"
             ),
-            Blind("compiled callables", "they run eagerly while tools are applied"),
-            Blind("Triton kernels, torch.cuda.jiterator", "they bypass torch's operators"),
-            Blind("threads other than the one that entered `apply`", "they run without tools"),
-            Blind(
+            CoverageGap("compiled callables", "they run eagerly while tools are applied"),
+            CoverageGap("Triton kernels, torch.cuda.jiterator", "they bypass torch's operators"),
+            CoverageGap(
+                "threads other than the one that entered `apply`", "they run without tools"
+            ),
+            CoverageGap(
                 "gradients of gradients in the first backward pass with create_graph",
                 "ops found to need no tool before are analysed again from the next pass on",
             ),
-            *(Blind(name, "not known to be an operator") for name in unknown_bindings()),
-            *(Blind(what, why) for what, why in self._unseen.items()),
+            *(CoverageGap(name, "not known to be an operator") for name in unknown_bindings()),
+            *(CoverageGap(what, why) for what, why in self._unseen.items()),
         ]
 
     @property

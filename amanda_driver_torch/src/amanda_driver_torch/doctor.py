@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from amanda_core import Blind
+from amanda_core import CoverageGap
 from amanda_core.interceptors import NATIVE
 from amanda_driver_torch._entry.coverage_limits import LIMITS
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
@@ -32,7 +32,7 @@ class Diagnosis:
     name: str
     why: str
     missing: dict[str, str]
-    limits: Sequence[Blind]
+    limits: Sequence[CoverageGap]
     misplaced: Sequence[str]
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from amanda_core import (
-    Blind,
+    CoverageGap,
     DriverInfo,
     Finding,
     IPoint,
@@ -232,9 +232,9 @@ class ToyAttachment:
         """Record nothing for backward inside `with`."""
         return toy.no_grad()
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Describe what is not seen."""
-        return [Blind("Value.data", "an attribute is read without dispatch")]
+        return [CoverageGap("Value.data", "an attribute is read without dispatch")]
 
     # What stands in place of the framework's functions.
 

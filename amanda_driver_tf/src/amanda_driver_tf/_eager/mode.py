@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from amanda_core import Blind, Session
+from amanda_core import CoverageGap, Session
 from amanda_driver_tf._eager.intercept import PATCHES
 from amanda_driver_tf._eager.places import Forward
 from amanda_driver_tf._eager.program import EagerProgram
@@ -47,18 +47,20 @@ class EagerMode:
         self._program.clear()
         PATCHES.release()
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""
         return [
-            Blind("tf.data pipelines, checkpoints, SavedModels", "they do not belong to the model"),
-            Blind("the Python body of tf.py_function", "it is one op"),
-            Blind(
+            CoverageGap(
+                "tf.data pipelines, checkpoints, SavedModels", "they do not belong to the model"
+            ),
+            CoverageGap("the Python body of tf.py_function", "it is one op"),
+            CoverageGap(
                 "gradients of ops that ran outside `apply`",
                 "their gradient functions run without tools",
             ),
-            Blind(
+            CoverageGap(
                 "ops that a gradient function calls for some shapes only",
                 "a gradient function without actions is not analysed again",
             ),
-            *(Blind(what, why) for what, why in self._program.unseen.items()),
+            *(CoverageGap(what, why) for what, why in self._program.unseen.items()),
         ]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from amanda_core import Blind, Session
+from amanda_core import CoverageGap, Session
 from amanda_core.errors import UnsupportedError
 from amanda_core.patching import Patches
 from amanda_driver_tf._functions.twins import UNKNOWN, Gradients, Twin, Twins, remove
@@ -184,16 +184,18 @@ class FunctionMode(Mode):
             STATE.functions = None
         super().stop()
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return the gaps in the coverage of functions."""
         return [
-            Blind("tf.data functions", "they run in TensorFlow's input pipeline"),
-            Blind(
+            CoverageGap("tf.data functions", "they run in TensorFlow's input pipeline"),
+            CoverageGap(
                 "gradients that pfor vectorises (Jacobians)",
                 "pfor makes new ops for them, which are seen as forward ops",
             ),
-            Blind("constants, placeholders, calls and control flow", "they hold or steer values"),
-            *(Blind(what, why) for what, why in self._blind.items()),
+            CoverageGap(
+                "constants, placeholders, calls and control flow", "they hold or steer values"
+            ),
+            *(CoverageGap(what, why) for what, why in self._gaps.items()),
         ]
 
     # Calls.
@@ -342,7 +344,7 @@ class FunctionMode(Mode):
             }
         self._analysis.sweep()
         definitions = _Definitions(saved)
-        rewriter = FunctionRewriter(self.session, self._analysis, definitions, self._note_blind)
+        rewriter = FunctionRewriter(self.session, self._analysis, definitions, self._add_gap)
         try:
             forward = None
             if saved is not None:
@@ -437,8 +439,8 @@ class FunctionMode(Mode):
             found[child] = places
         return found
 
-    def _note_blind(self, what: str, why: str) -> None:
-        self._blind[what] = why
+    def _add_gap(self, what: str, why: str) -> None:
+        self._gaps[what] = why
 
 
 class _Definitions:

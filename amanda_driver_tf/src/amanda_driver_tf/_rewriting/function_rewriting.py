@@ -97,7 +97,7 @@ class FunctionRewriter:
         session: The session.
         analysis: Plans of ops.
         definition: Returns the FunctionDef of a name.
-        blind: Called with coverage gaps: (what, why).
+        add_gap: Called with what is not covered and why.
 
     Attributes:
         written: What must stay alive as long as the written functions.
@@ -105,18 +105,18 @@ class FunctionRewriter:
         refused: Why values cannot be edited. If set, routines only observe.
     """
 
-    def __init__(self, session: Session, analysis: Analysis, definition: Any, blind: Any) -> None:
+    def __init__(self, session: Session, analysis: Analysis, definition: Any, add_gap: Any) -> None:
         self.session = session
         self.written = Written(Listener.of(session))
         self.add: Callable[[Any], object] = add_function
         self.refused: UnsupportedError | None = None
-        self._analysis, self._definition, self._blind = analysis, definition, blind
+        self._analysis, self._definition, self._add_gap = analysis, definition, add_gap
         self._stack: list[str] = []
 
     def rewrite(self, name: str, call: Call) -> RewrittenFunction | None:
         """Rewrite a function and all functions it calls; return None if it cannot be read."""
         if name in self._stack:
-            self._blind("recursive functions", f"{name} calls itself")
+            self._add_gap("recursive functions", f"{name} calls itself")
             return None
         outer = call.outer
         try:
@@ -125,7 +125,7 @@ class FunctionRewriter:
                 graph_of(name, outer.body.graph if outer is not None else None),
             )
         except UnsupportedError as error:
-            self._blind("functions used as op types", str(error))
+            self._add_gap("functions used as op types", str(error))
             return None
         rewritten = RewrittenFunction(name, body)
         self._stack.append(name)
@@ -154,7 +154,7 @@ class FunctionRewriter:
         )
         rewritten.rewriter.rewrite()
         for what, why in rewritten.edits.unmet_requests.items():
-            self._blind(what, why)
+            self._add_gap(what, why)
 
     def _differentiated_inside(self, outer: Any) -> set[int]:
         """Return the ids of a graph's ops that are differentiated in functions that it calls."""
@@ -185,7 +185,7 @@ class FunctionRewriter:
         attributes = _FUNCTIONS.get(node.op_type)
         if attributes is None:
             if runs_functions(node.op_type):
-                self._blind(f"functions inside {node.op_type}", "it runs them by its own rules")
+                self._add_gap(f"functions inside {node.op_type}", "it runs them by its own rules")
             return
         names = _function_names(self._attr_of(rewritten, node), attributes)
         ahead = self._forward_of(rewritten, node, call.forward)

@@ -26,7 +26,7 @@ class Mode:
         self.session = session
         self._patches = patches
         # Persistent, since the gaps of a twin or translation still exist when it is reused.
-        self._blind: dict[str, str] = session.persistent(f"tensorflow.blind.{name}", dict)
+        self._gaps: dict[str, str] = session.persistent(f"tensorflow.coverage_gaps.{name}", dict)
         self._listener = Listener.of(session)
         self.is_started = False
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda_core import Blind, Session
+from amanda_core import CoverageGap, Session
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tf._graphs import records
 from amanda_driver_tf._graphs.analysis import Analysis
@@ -129,24 +129,26 @@ class GraphMode(Mode):
             STATE.graphs = None
         super().stop()
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return the gaps in the coverage of session runs."""
         return [
-            Blind(
+            CoverageGap(
                 "partial runs that were set up before the tools were applied",
                 "they run without tools, and are refused if a tool would edit something",
             ),
-            Blind(
+            CoverageGap(
                 "CallableOptions",
                 "callables of Session._make_callable_from_options run without Python",
             ),
-            Blind(
+            CoverageGap(
                 "edits of ops in loops of TensorFlow 1 that are differentiated, or whose gradient "
                 "is computed in another loop or branch than the op",
                 "they are refused; observers run there, and so do edits of gradients",
             ),
-            Blind("control outputs of ops", "Operation._control_outputs includes hidden clones"),
-            *(Blind(what, why) for what, why in self._blind.items()),
+            CoverageGap(
+                "control outputs of ops", "Operation._control_outputs includes hidden clones"
+            ),
+            *(CoverageGap(what, why) for what, why in self._gaps.items()),
         ]
 
     def run(self, call: Callable[[Any, Any], Any], owner: Any, request: Request) -> Any:
@@ -303,7 +305,7 @@ class GraphMode(Mode):
         # Gradients read the values that their forward ops ran on, even if these ops do not run.
         body = Body.of_graph(graph, _needed(asked, fed, with_forward=True), fed)
         rewriter = FunctionRewriter(
-            self.session, self._analysis, _definition_in(graph), self._note_blind
+            self.session, self._analysis, _definition_in(graph), self._add_gap
         )
         rewritten = RewrittenFunction("session", body)
         library: list[Any] = []
@@ -338,7 +340,7 @@ class GraphMode(Mode):
         dirty = [node for node in dirty_nodes(body, changed, edited) if id(node) in live]
         for node in dirty:
             if draws(node.op_type):
-                self._note_blind(
+                self._add_gap(
                     f"the random sequence of {node.name!r}",
                     "the op depends on an edited value, so its clone starts a sequence of its own",
                 )
@@ -357,8 +359,8 @@ class GraphMode(Mode):
         operations = [cloned.operations.get(op.name, op) for op in run]
         return _Translation(graph, written, tensors, operations + cloned.kept, edited)
 
-    def _note_blind(self, what: str, why: str) -> None:
-        self._blind[what] = why
+    def _add_gap(self, what: str, why: str) -> None:
+        self._gaps[what] = why
 
 
 def _op(graph: Any, c_op: Any) -> Any:

@@ -8,34 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from amanda_core import Blind
+from amanda_core import CoverageGap
 
 __all__ = ["LIMITS"]
 
 _UNREPORTED = "torch's function protocol does not report it"
 
-_EXTENSIONS = Blind(
+_EXTENSIONS = CoverageGap(
     "bindings of C++ extensions outside torch.ops",
     "register them with amanda_driver_torch.extensions.register_op",
 )
 
-_COLLECTIVES = Blind(
+_COLLECTIVES = CoverageGap(
     "collectives of torch.distributed",
     "they write their arguments through a process group; operators around them are seen",
 )
 
 #: Interceptor -> what it does not see.
-LIMITS: Mapping[str, tuple[Blind, ...]] = {
+LIMITS: Mapping[str, tuple[CoverageGap, ...]] = {
     "native": (
-        Blind("torch.Tensor(...)", "a type's constructor is not in torch's tables"),
+        CoverageGap("torch.Tensor(...)", "a type's constructor is not in torch's tables"),
         _EXTENSIONS,
         _COLLECTIVES,
     ),
     "function_mode": (
-        Blind(
+        CoverageGap(
             "torch.Tensor(...), early references to torch.from_numpy, torch.frombuffer", _UNREPORTED
         ),
-        Blind("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
+        CoverageGap("code under torch._C.DisableTorchFunction()", "it switches the protocol off"),
         _EXTENSIONS,
         _COLLECTIVES,
     ),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amanda_core import Blind
+from amanda_core import CoverageGap
 from amanda_core.scopes import Activation, Scope
 from amanda_core.sites import Sites
 from amanda_driver_torch._autograd.records import OpRecord
@@ -101,7 +101,7 @@ class FunctionModeInterceptor:
     def forget(self) -> None:
         """Do nothing: this interceptor keeps no records."""
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what the function protocol does not report."""
         return LIMITS[self.name]
 

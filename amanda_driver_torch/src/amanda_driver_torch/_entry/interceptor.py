@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from amanda_core import Blind
+from amanda_core import CoverageGap
 from amanda_core.scopes import Activation, Scope, Scopes
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._operators.operator import Operator
@@ -82,5 +82,5 @@ class Interceptor(Protocol):
     def forget(self) -> None:
         """Drop all cached records, since the sites have dropped them."""
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what this interceptor cannot see, and why."""

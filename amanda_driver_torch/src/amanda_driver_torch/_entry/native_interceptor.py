@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from amanda_core import Blind, Step
+from amanda_core import CoverageGap, Step
 from amanda_core.errors import annotate
 from amanda_core.scopes import Activation, Scope
 from amanda_core.sites import Sites
@@ -113,11 +113,11 @@ class NativeInterceptor:
         activation: Activation = native.Activation(scope)
         return activation
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what the redirected tables do not show."""
         return [
             *LIMITS[self.name],
-            *(Blind(f"early references to {n}", why) for n, why in self._refused.items()),
+            *(CoverageGap(f"early references to {n}", why) for n, why in self._refused.items()),
         ]
 
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tinytape
-from amanda_core import Blind, IPoint, OpContext, Plan, Session, Site
+from amanda_core import CoverageGap, IPoint, OpContext, Plan, Session, Site
 from amanda_core.errors import UnsupportedError
 from amanda_driver_tinytape.facts import TapeFacts
 from tinytape import Leaf, Node, Operator, Tensor
@@ -117,11 +117,11 @@ class TapeAttachment:
         """Return a context manager in which nothing is recorded on the tape."""
         return tinytape.no_grad()
 
-    def coverage(self) -> Sequence[Blind]:
+    def coverage(self) -> Sequence[CoverageGap]:
         """Return what this driver does not instrument."""
         return [
-            Blind("Tensor.data", "NumPy functions called on it are not operators"),
-            Blind(
+            CoverageGap("Tensor.data", "NumPy functions called on it are not operators"),
+            CoverageGap(
                 "gradients of an op that is replaced",
                 "the replacement is not divided into operators",
             ),

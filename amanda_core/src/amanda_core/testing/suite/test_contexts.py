@@ -8,7 +8,7 @@ import pytest
 
 from amanda_core.activation import apply
 from amanda_core.context import OpContext
-from amanda_core.driver import DRIVER_API, Blind, DriverInfo, Finding
+from amanda_core.driver import DRIVER_API, CoverageGap, DriverInfo, Finding
 from amanda_core.errors import StaleContextError
 from amanda_core.namespace import Namespace, matches
 from amanda_core.testing.capabilities import CAPABILITIES
@@ -124,10 +124,10 @@ def test_blind_spots_are_reported(rig: Rig) -> None:
     with apply(rig.tool(lambda context: None, "mul")) as handle:
         coverage = handle.coverage()
     assert rig.info.name in coverage
-    for blind in coverage[rig.info.name]:
-        assert isinstance(blind, Blind)
-        assert blind.what
-        assert blind.why
+    for gap in coverage[rig.info.name]:
+        assert isinstance(gap, CoverageGap)
+        assert gap.what
+        assert gap.why
 
 
 def test_everything_is_restored(rig: Rig) -> None:
