@@ -22,7 +22,7 @@ from amanda_core.weights.reads import Reads, Weight
 from amanda_core.weights.state import WeightState
 from amanda_tools.mapping import MappingTool
 from amanda_tools.operators.clock import Clock
-from amanda_tools.output.rendering import counted, dataframe, html_of, share
+from amanda_tools.output.rendering import dataframe, format_count, format_percent, render_html
 from amanda_tools.tensors.types import size_of
 from amanda_tools.tensors.values import facts_of
 
@@ -123,14 +123,16 @@ class PruneResult:
         rows = [(w.op, str(tuple(w.shape)), w.elements, w.pruned) for w in self.weights]
         elements = sum(w.elements for w in self.weights)
         pruned = sum(w.pruned for w in self.weights)
-        told = [f"{share(pruned, elements) or 'nothing'} of the weights pruned"]
+        told = [f"{format_percent(pruned, elements) or 'nothing'} of the weights pruned"]
         if self.skipped:
             told.append(
-                f"{counted(len(self.skipped), 'product')} without a known weight NOT pruned"
+                f"{format_count(len(self.skipped), 'product')} without a known weight NOT pruned"
             )
         told.append(f"making masks took {self.tool_seconds:.3g} s")
         if self.parameters:
-            told.append(f"{share(self.reached, self.parameters)} of the parameters reached")
+            told.append(
+                f"{format_percent(self.reached, self.parameters)} of the parameters reached"
+            )
         if self.unreached:
             names = [f"{u.name} ({u.elements}, {u.reason})" for u in self.unreached[:_TOLD]]
             more = len(self.unreached) - len(names)
@@ -148,7 +150,7 @@ class PruneResult:
         return dataframe(PrunedWeight, self.weights)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])
 
 
 @staged

@@ -15,7 +15,7 @@ from amanda_core import OpContext, Tool
 from amanda_core.results import Table
 from amanda_tools.operators.clock import Clock
 from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 from amanda_tools.tensors.types import describe_tensors
 from amanda_tools.tensors.values import facts_of
 
@@ -71,10 +71,12 @@ class TraceResult:
             for op in self.ops
         ]
         executions = sum(op.calls for op in self.ops)
-        told = [f"{counted(len(self.ops), 'operator')}, {counted(executions, 'execution')}"]
+        told = [
+            f"{format_count(len(self.ops), 'operator')}, {format_count(executions, 'execution')}"
+        ]
         if self.left_out:
             told.append(f"the order of {self.left_out} is left out")
-        told += shares("tracing", self.tool_seconds, self.wall_seconds)
+        told += describe_overhead("tracing", self.tool_seconds, self.wall_seconds)
         return Table("; ".join(told), columns, rows)
 
     def to_json(self) -> str:
@@ -86,7 +88,7 @@ class TraceResult:
         return dataframe(TracedOp, self.ops)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])
 
 
 class Trace(Tool):

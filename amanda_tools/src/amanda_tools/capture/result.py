@@ -20,8 +20,14 @@ from amanda_core.results import Table
 from amanda_tools.dump.files import Dumped, Writer, need_safetensors
 from amanda_tools.dump.index import DumpedTensor, DumpIndex, LeftOut
 from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.folders import made
-from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, shares
+from amanda_tools.output.folders import create_folder
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    format_count,
+    format_quantity,
+    render_html,
+)
 from amanda_tools.tensors.types import TensorType
 from amanda_tools.tensors.values import HostTensor, numbers
 
@@ -201,11 +207,16 @@ class CaptureResult:
     @property
     def title(self) -> str:
         """What was captured, in one line."""
-        text = f"{counted(len(self.values), 'value')} of {counted(len(self.ops), 'operator')}"
+        ops = format_count(len(self.ops), "operator")
+        text = f"{format_count(len(self.values), 'value')} of {ops}"
         for left in self.left_out:
-            size = f", {scaled(left.bytes, 'B')}" if left.bytes else ""
+            size = f", {format_quantity(left.bytes, 'B')}" if left.bytes else ""
             text += f"; left out: {left.tensors} ({left.reason}{size}; first {left.first})"
-        parts = [text, *shares("capturing", self.tool_seconds, self.wall_seconds), *self.notes]
+        parts = [
+            text,
+            *describe_overhead("capturing", self.tool_seconds, self.wall_seconds),
+            *self.notes,
+        ]
         return "; ".join(parts)
 
     def table(self) -> Table:
@@ -244,7 +255,7 @@ class CaptureResult:
         return dataframe(CapturedValue, self.values)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])
 
     def write(self, folder: Path | str) -> list[Path]:
         """Write the values and their index into a folder.
@@ -255,7 +266,7 @@ class CaptureResult:
         Raises:
             ImportError: safetensors is not installed.
         """
-        folder = made(folder)
+        folder = create_folder(folder)
         names = list(self._files)
         if self._held:
             need_safetensors()

@@ -20,7 +20,7 @@ from amanda_tools.diff.numbers import Difference, Tolerance, compare_statistics,
 from amanda_tools.dump.files import Dumped, load_dump
 from amanda_tools.dump.index import DumpedOp, DumpedTensor
 from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.rendering import counted, dataframe, html_of
+from amanda_tools.output.rendering import dataframe, format_count, render_html
 from amanda_tools.tensors.statistics import Statistics, statistics_of
 from amanda_tools.tensors.values import need_numpy
 
@@ -117,7 +117,7 @@ class DiffResult:
         equal = sum(one.difference is not None and one.difference.equal for one in self.compared)
         text = f"{beyond} of {len(self.compared)} tensors differ, {equal} are equal bit for bit"
         if self.alone:
-            text += f"; {counted(self.alone, 'tensor')} in one dump only"
+            text += f"; {format_count(self.alone, 'tensor')} in one dump only"
         unmatched = len(self.unmatched_a), len(self.unmatched_b)
         if any(unmatched):
             text += f"; operators without counterpart: {unmatched[0]} and {unmatched[1]}"
@@ -160,7 +160,7 @@ class DiffResult:
         return dataframe(Compared, self.compared)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])
 
 
 def compare(

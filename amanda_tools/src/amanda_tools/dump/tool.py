@@ -19,8 +19,14 @@ from amanda_core.results import Table
 from amanda_tools.dump.files import Dumped, Form, Writer, need_safetensors
 from amanda_tools.dump.index import INDEX, DumpedOp, DumpedTensor, DumpIndex, LeftOut
 from amanda_tools.operators.tool import OperatorTool
-from amanda_tools.output.folders import made
-from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, shares
+from amanda_tools.output.folders import create_folder
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    format_count,
+    format_quantity,
+    render_html,
+)
 from amanda_tools.tensors.statistics import statistics_of
 from amanda_tools.tensors.types import TensorType, describe_tensors, is_floating
 from amanda_tools.tensors.values import (
@@ -79,12 +85,14 @@ class DumpResult:
     def title(self) -> str:
         """Return a summary in one line."""
         index = self.index
-        ops = counted(len(index.ops), "operator")
-        text = f"{counted(len(index.tensors), 'tensor')} of {ops}"
+        ops = format_count(len(index.ops), "operator")
+        text = f"{format_count(len(index.tensors), 'tensor')} of {ops}"
         for left in index.left_out:
-            size = f", {scaled(left.bytes, 'B')}" if left.bytes else ""
+            size = f", {format_quantity(left.bytes, 'B')}" if left.bytes else ""
             text += f"; left out: {left.tensors or 'all'} ({left.reason}{size})"
-        return "; ".join([text, *shares("dumping", index.tool_seconds, index.wall_seconds)])
+        return "; ".join(
+            [text, *describe_overhead("dumping", index.tool_seconds, index.wall_seconds)]
+        )
 
     def to_json(self) -> str:
         """Return the index as JSON."""
@@ -95,7 +103,7 @@ class DumpResult:
         return dataframe(DumpedTensor, self.index.tensors)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])
 
     def write(self, folder: Path | str) -> list[Path]:
         """Write the index and copy the files into a folder.
@@ -108,7 +116,7 @@ class DumpResult:
         folder = Path(folder)
         if self._keeps and folder != self.folder:
             return []
-        made(folder)
+        create_folder(folder)
         if folder != self.folder:
             for name in self.files:
                 shutil.copyfile(self.folder / name, folder / name)

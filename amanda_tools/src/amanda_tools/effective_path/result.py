@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from amanda_core.results import Table
 from amanda_tools.effective_path.model import PathEnd
-from amanda_tools.output.folders import made
-from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.output.folders import create_folder
+from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["EffectivePathResult", "LayerSum", "PathSets", "Thresholds"]
 
@@ -197,8 +197,8 @@ class EffectivePathResult:
         found = []
         for path in self.paths:
             whole = nothing if path.predicted is None else class_paths.get(path.predicted, nothing)
-            shares = path.similarities(whole, part)
-            found.append({"": path.similarity(whole, part), **shares})
+            similarities = path.similarities(whole, part)
+            found.append({"": path.similarity(whole, part), **similarities})
         return found
 
     def table(self, by: By = "op") -> Table:
@@ -286,28 +286,28 @@ class EffectivePathResult:
             for part in ("points", "edges", "weights")
             for name, indices in getattr(path, part).items()
         }
-        file = made(folder) / "paths.npz"
+        file = create_folder(folder) / "paths.npz"
         with file.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
         return [file]
 
     def _repr_html_(self) -> str:
-        return html_of([self.table(), *([self.table("end")] if self.ends else [])])
+        return render_html([self.table(), *([self.table("end")] if self.ends else [])])
 
     def _title(self) -> str:
         parts = [
-            f"{counted(len(self.paths), 'path')} ({self.variant}, theta {self.theta:g}), "
+            f"{format_count(len(self.paths), 'path')} ({self.variant}, theta {self.theta:g}), "
             f"{self.density:.2%} of the neurons"
         ]
         if self.left_out:
-            parts.append(f"{counted(self.left_out, 'more sample')} left out")
+            parts.append(f"{format_count(self.left_out, 'more sample')} left out")
         lost = [f"{end.name} ({end.type}: {end.reason})" for end in self.ends if end.lost]
         if lost:
-            parts.append(f"paths END at {counted(len(lost), 'operator')}: {', '.join(lost)}")
+            parts.append(f"paths END at {format_count(len(lost), 'operator')}: {', '.join(lost)}")
         if self.empty:
-            runs = counted(self.empty, "run")
+            runs = format_count(self.empty, "run")
             parts.append(f"{runs} with NO path: what is at the end is not followed")
-        parts += shares("the tool", self.tool_seconds, self.wall_seconds)
+        parts += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
 

@@ -10,7 +10,13 @@ from typing import Any, Literal
 from amanda_core.results import OpFigures, Table
 from amanda_tools.operators.entries import OpFacts
 from amanda_tools.operators.sums import Summed
-from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, shares
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    format_count,
+    format_quantity,
+    render_html,
+)
 
 __all__ = ["CountedOp", "FlopsResult", "Sum"]
 
@@ -174,14 +180,16 @@ class FlopsResult(Summed[Sum]):
         tables = [self.table(), self.table("type")]
         if self.unknown:
             tables.append(self.table("unknown"))
-        return html_of(tables)
+        return render_html(tables)
 
     def _title(self) -> str:
         total = self.total
-        parts = [f"{scaled(total.macs, 'MACs')} ({scaled(total.flops, 'FLOPs')}) forward"]
+        macs, flops = format_quantity(total.macs, "MACs"), format_quantity(total.flops, "FLOPs")
+        parts = [f"{macs} ({flops}) forward"]
         if total.backward_macs or total.backward_flops:
-            macs, flops = total.backward_macs, total.backward_flops
-            parts.append(f"{scaled(macs, 'MACs')} ({scaled(flops, 'FLOPs')}) backward")
+            macs = format_quantity(total.backward_macs, "MACs")
+            flops = format_quantity(total.backward_flops, "FLOPs")
+            parts.append(f"{macs} ({flops}) backward")
         parts.append(f"1 MAC = 2 FLOPs; counted: {', '.join(self.include)}")
         if self.causal == "half":
             parts.append("causal attention by half")
@@ -189,10 +197,10 @@ class FlopsResult(Summed[Sum]):
             types = list(dict.fromkeys(op.kind for op in self.unknown))
             more = ", ..." if len(types) > _TYPES else ""
             parts.append(
-                f"NOT counted: {counted(len(self.unknown), 'operator')} "
+                f"NOT counted: {format_count(len(self.unknown), 'operator')} "
                 f"({', '.join(types[:_TYPES])}{more})"
             )
-        parts += shares("counting", self.tool_seconds, self.wall_seconds)
+        parts += describe_overhead("counting", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
 

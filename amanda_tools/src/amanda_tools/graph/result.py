@@ -14,8 +14,8 @@ from amanda_tools.graph import dot, files, html, onnx_model, tensorboard_events,
 from amanda_tools.graph.model import Graph, Op
 from amanda_tools.output.chrome import Span
 from amanda_tools.output.extras import program, require
-from amanda_tools.output.folders import made
-from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.output.folders import create_folder
+from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["FORMATS", "Format", "GraphResult", "check"]
 
@@ -102,7 +102,7 @@ class GraphResult:
             MissingExtraError: A format needs a package or program that is not installed.
             ResultError: A trace file was requested, but there are no times.
         """
-        folder = made(folder)
+        folder = create_folder(folder)
         found: list[Path] = []
         if "html" in self.formats:
             found.append(folder / "graph.html")
@@ -118,18 +118,19 @@ class GraphResult:
         return found
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])
 
     def _title(self) -> str:
         graphs = self.graphs
+        backward = sum(len(graph.backward_ops) for graph in graphs)
         parts = [
-            f"{counted(sum(len(graph.ops) for graph in graphs), 'operator')}, "
-            f"{counted(sum(len(graph.backward_ops) for graph in graphs), 'backward operator')}, "
-            f"{counted(sum(len(graph.edges) for graph in graphs), 'value')} between them"
+            f"{format_count(sum(len(graph.ops) for graph in graphs), 'operator')}, "
+            f"{format_count(backward, 'backward operator')}, "
+            f"{format_count(sum(len(graph.edges) for graph in graphs), 'value')} between them"
         ]
         if self.left_out:
-            parts.append(f"{counted(self.left_out, 'execution')} not in the trace file")
-        parts += shares("tracing", self.tool_seconds, self.wall_seconds)
+            parts.append(f"{format_count(self.left_out, 'execution')} not in the trace file")
+        parts += describe_overhead("tracing", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
 

@@ -14,8 +14,14 @@ from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp, Times
 from amanda_tools.operators.entries import with_parents
 from amanda_tools.operators.sums import Summed
 from amanda_tools.output.chrome import Span, TraceFile
-from amanda_tools.output.folders import made
-from amanda_tools.output.rendering import counted, dataframe, html_of, share, shares
+from amanda_tools.output.folders import create_folder
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    format_count,
+    format_percent,
+    render_html,
+)
 
 __all__ = ["LatencyResult"]
 
@@ -108,7 +114,7 @@ class LatencyResult(Summed[Times]):
                     s.number,
                     s.calls,
                     *_ms(s.wall, s.ops),
-                    share(s.ops, s.wall),
+                    format_percent(s.ops, s.wall),
                     *_ms(s.tool, s.rest),
                 )
                 for s in self.steps
@@ -127,7 +133,7 @@ class LatencyResult(Summed[Times]):
                     op.phase,
                     op.calls,
                     *_ms(op.self),
-                    share(op.self, self.wall),
+                    format_percent(op.self, self.wall),
                     *_ms(op.total / op.calls if op.calls else 0, op.shortest, op.longest),
                     *self._on_device(op.device_self, op.kernel_time),
                 )
@@ -150,7 +156,7 @@ class LatencyResult(Summed[Times]):
                 *_ms(found.forward),
                 found.backward_calls,
                 *_ms(found.backward, *([found.between] if by == "module" else []), found.time),
-                share(found.time, whole),
+                format_percent(found.time, whole),
                 *self._on_device(found.device, found.kernel_time),
             )
             for name, found in sums.items()
@@ -191,7 +197,7 @@ class LatencyResult(Summed[Times]):
         """
         trace = TraceFile("amanda latency")
         trace.add_spans(self.spans)
-        return [trace.write(made(folder) / "trace.json")]
+        return [trace.write(create_folder(folder) / "trace.json")]
 
     def write_tensorboard(self, folder: Path) -> None:
         """Write the times of each step and each operator type for TensorBoard.
@@ -210,7 +216,7 @@ class LatencyResult(Summed[Times]):
         write_scalars(folder, rows)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table(), self.table("module"), self.table("step")])
+        return render_html([self.table(), self.table("module"), self.table("step")])
 
     def _title(self) -> str:
         total = self.total
@@ -220,10 +226,10 @@ class LatencyResult(Summed[Times]):
         wall = sum(step.wall for step in steps)
         if wall:
             ops = sum(step.ops for step in steps)
-            count = counted(len(steps), "step")
+            count = format_count(len(steps), "step")
             parts.append(f"{ops / wall:.1%} of {wall / 1e6:.3f} ms in {count}")
             parts.append(f"{sum(step.rest for step in steps) / wall:.1%} between operators")
-        parts += shares("timing", self.tool_seconds, self.wall_seconds)
+        parts += describe_overhead("timing", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
     def _with_apart(
@@ -248,7 +254,7 @@ class LatencyResult(Summed[Times]):
         }
         empty = ("",) * (before - 1), ("",) * (behind + len(self._device_columns()))
         found = [
-            (name, *empty[0], *_ms(time), share(time, self.wall), *empty[1])
+            (name, *empty[0], *_ms(time), format_percent(time, self.wall), *empty[1])
             for name, time in apart.items()
         ]
         return found + rows

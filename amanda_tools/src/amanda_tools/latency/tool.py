@@ -21,7 +21,7 @@ from amanda_tools.latency.result import LatencyResult
 from amanda_tools.latency.times import StepTime, ThreadTime, TimedOp
 from amanda_tools.operators.tool import OperatorTool, is_eager
 from amanda_tools.output.chrome import Span
-from amanda_tools.output.rendering import counted
+from amanda_tools.output.rendering import format_count
 from amanda_tools.tensors.types import dtype_of
 from amanda_tools.tensors.values import facts_of, tensors_in
 
@@ -305,17 +305,18 @@ class Latency(OperatorTool["_Op"]):
             )
         if self._unseen:
             notes.append(
-                f"{counted(len(self._unseen), 'operator')} of graphs not timed: the begin is not "
-                "known where no value is taken from what is waited for (reads of variables, mostly)"
+                f"{format_count(len(self._unseen), 'operator')} of graphs not timed: the begin is "
+                "not known where no value is taken from what is waited for (reads of variables, "
+                "mostly)"
             )
         unfinished = sum(op.facts.unfinished for op in self._ops.values())
         if unfinished:
-            notes.append(f"{counted(unfinished, 'execution')} did not end: not timed")
+            notes.append(f"{format_count(unfinished, 'execution')} did not end: not timed")
         if self._kernels is not None and self._kernels.foreign:
             notes.append("the program has a profiler of its own, which has the ranges and kernels")
         nowhere = sum(kernel.op is None for kernel in kernels)
         if nowhere:
-            notes.append(f"{counted(nowhere, 'kernel')} started outside timed operators")
+            notes.append(f"{format_count(nowhere, 'kernel')} started outside timed operators")
         return notes
 
 

@@ -15,8 +15,8 @@ from amanda_core.results import OpFigures, Table
 from amanda_tools.operators.entries import EitherWayOp
 from amanda_tools.operators.sums import Summed
 from amanda_tools.output.chrome import TraceFile
-from amanda_tools.output.folders import made
-from amanda_tools.output.rendering import dataframe, html_of, scaled, shares
+from amanda_tools.output.folders import create_folder
+from amanda_tools.output.rendering import dataframe, describe_overhead, format_quantity, render_html
 
 __all__ = ["AllocatingOp", "MemoryResult", "Moment", "StepMemory", "Sum"]
 
@@ -228,20 +228,20 @@ class MemoryResult(Summed[Sum]):
         for moment in self.timeline:
             values = {"from operators": moment.live, "from before": moment.given}
             trace.add_counter("bytes", moment.time, values)
-        return [trace.write(made(folder) / "timeline.json")]
+        return [trace.write(create_folder(folder) / "timeline.json")]
 
     def _repr_html_(self) -> str:
-        return html_of([self.table(), self.table("type"), self.table("step")])
+        return render_html([self.table(), self.table("type"), self.table("step")])
 
     def _title(self) -> str:
         after = f" after {self.peak_op}" if self.peak_op else ""
         parts = [
-            f"peak {scaled(self.peak, 'B')}{after}",
-            f"{scaled(self.allocated, 'B')} allocated",
-            f"{scaled(self.live, 'B')} live",
-            f"{scaled(self.given, 'B')} were there before",
+            f"peak {format_quantity(self.peak, 'B')}{after}",
+            f"{format_quantity(self.allocated, 'B')} allocated",
+            f"{format_quantity(self.live, 'B')} live",
+            f"{format_quantity(self.given, 'B')} were there before",
         ]
-        parts += shares("the profiler", self.tool_seconds, self.wall_seconds)
+        parts += describe_overhead("the profiler", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
     def _graph_columns(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 from amanda_tools.tensors.statistics import Statistics
 
 __all__ = ["Fault", "Looked", "NonFiniteResult", "Origin"]
@@ -146,14 +146,17 @@ class NonFiniteResult:
     @property
     def title(self) -> str:
         """Return a summary in one line."""
-        faults, checked = counted(len(self.faults), "fault"), counted(self.checked, "execution")
+        faults, checked = (
+            format_count(len(self.faults), "fault"),
+            format_count(self.checked, "execution"),
+        )
         text = f"{faults} in {checked}, {self.passed_on} passed on"
         if self.allowed:
             text += f", {self.allowed} allowed"
         if self.unchecked:
-            text += f"; {counted(sum(self.unchecked.values()), 'tensor')} not checked: "
+            text += f"; {format_count(sum(self.unchecked.values()), 'tensor')} not checked: "
             text += ", ".join(sorted(self.unchecked))
-        parts = [text, *shares("looking", self.tool_seconds, self.wall_seconds)]
+        parts = [text, *describe_overhead("looking", self.tool_seconds, self.wall_seconds)]
         return "; ".join([*parts, *self.notes])
 
     def to_json(self) -> str:
@@ -165,4 +168,4 @@ class NonFiniteResult:
         return dataframe(Fault, self.faults)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])

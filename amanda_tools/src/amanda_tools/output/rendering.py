@@ -10,13 +10,20 @@ from typing import Any
 from amanda_core.results import Table
 from amanda_tools.output.extras import require
 
-__all__ = ["counted", "dataframe", "html_of", "scaled", "share", "shares"]
+__all__ = [
+    "dataframe",
+    "describe_overhead",
+    "format_count",
+    "format_percent",
+    "format_quantity",
+    "render_html",
+]
 
 
-def scaled(number: int, unit: str) -> str:
+def format_quantity(number: int, unit: str) -> str:
     """Format a number with a prefix to its unit.
 
-    >>> scaled(4_089_000_000, "MACs")
+    >>> format_quantity(4_089_000_000, "MACs")
     '4.089 GMACs'
     """
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
@@ -25,37 +32,37 @@ def scaled(number: int, unit: str) -> str:
     return f"{number} {unit}"
 
 
-def counted(number: int, one: str, several: str = "") -> str:
+def format_count(number: int, one: str, several: str = "") -> str:
     """Format a number of things, in the singular or plural.
 
-    >>> counted(1, "step"), counted(2, "match", "matches")
+    >>> format_count(1, "step"), format_count(2, "match", "matches")
     ('1 step', '2 matches')
     """
     return f"{number} {one if number == 1 else several or one + 's'}"
 
 
-def share(part: float, whole: float) -> str:
+def format_percent(part: float, whole: float) -> str:
     """Format a part of a whole in percent; return an empty string if the whole is zero.
 
-    >>> share(1, 8)
+    >>> format_percent(1, 8)
     '12.5%'
     """
     return f"{part / whole:.1%}" if whole else ""
 
 
-def shares(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
+def describe_overhead(what: str, tool_seconds: float, wall_seconds: float) -> list[str]:
     """Format a tool's share of the time for a title; return an empty list if no time was measured.
 
-    >>> shares("counting", 0.5, 2.0)
+    >>> describe_overhead("counting", 0.5, 2.0)
     ['counting took 0.5 s of 2 s (25.0%)']
     """
     if not wall_seconds:
         return []
-    part = share(tool_seconds, wall_seconds)
+    part = format_percent(tool_seconds, wall_seconds)
     return [f"{what} took {tool_seconds:.3g} s of {wall_seconds:.3g} s ({part})"]
 
 
-def html_of(tables: Iterable[Table]) -> str:
+def render_html(tables: Iterable[Table]) -> str:
     """Render tables as HTML, each with its title as the caption."""
     return "\n".join(map(_html, tables))
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from amanda_core.results import Table
-from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["RewriteResult", "Rewritten"]
 
@@ -73,11 +73,11 @@ class RewriteResult:
             for match in self.matches
         ]
         refused = sum(match.refused is not None for match in self.matches)
-        matches = counted(len(self.matches), "match", "matches")
-        told = [f"{matches}, {refused} refused; rewritten {counted(self.rewritten, 'time')}"]
+        matches = format_count(len(self.matches), "match", "matches")
+        told = [f"{matches}, {refused} refused; rewritten {format_count(self.rewritten, 'time')}"]
         if not self.rules:
             told.append("NO rules were given, so nothing was looked for: name some as `rules`")
-        told += shares("the tool", self.tool_seconds, self.wall_seconds)
+        told += describe_overhead("the tool", self.tool_seconds, self.wall_seconds)
         return Table(
             "; ".join(told), ("op", "rule", "ops", "rewritten", "fell back", "why not"), rows
         )
@@ -95,4 +95,4 @@ class RewriteResult:
         return dataframe(Rewritten, self.matches)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])

@@ -12,7 +12,14 @@ from typing import Any, Literal
 
 from amanda_core.results import OpFigures, Table
 from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.rendering import counted, dataframe, html_of, scaled, share, shares
+from amanda_tools.output.rendering import (
+    dataframe,
+    describe_overhead,
+    format_count,
+    format_percent,
+    format_quantity,
+    render_html,
+)
 
 __all__ = ["MeasuredTensor", "Product", "SparsityResult"]
 
@@ -150,7 +157,7 @@ class SparsityResult:
                     p.by_weight,
                     p.by_input,
                     f"{'' if p.exact else '~'}{p.by_both}",
-                    share(p.by_both, p.macs),
+                    format_percent(p.by_both, p.macs),
                 )
                 for p in self.products
             ]
@@ -173,12 +180,12 @@ class SparsityResult:
                 t.tensor,
                 t.kind,
                 t.elements,
-                share(t.zeros, t.elements),
-                share(t.small, t.elements),
-                share(t.zero_channels, t.channels * t.executions),
+                format_percent(t.zeros, t.elements),
+                format_percent(t.small, t.elements),
+                format_percent(t.zero_channels, t.channels * t.executions),
                 len(t.dead),
-                share(t.zero_blocks, t.blocks),
-                share(t.compliant, t.groups),
+                format_percent(t.zero_blocks, t.blocks),
+                format_percent(t.compliant, t.groups),
             )
             for t in chosen
         ]
@@ -197,7 +204,7 @@ class SparsityResult:
         return dataframe(MeasuredTensor, self.tensors)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table(), self.table("dead"), self.table("product")])
+        return render_html([self.table(), self.table("dead"), self.table("product")])
 
     def _title(self) -> str:
         parts = [
@@ -207,15 +214,18 @@ class SparsityResult:
         macs = sum(product.macs for product in self.products)
         if macs:
             both = sum(product.by_both for product in self.products)
-            parts.append(f"{scaled(both, 'MACs')} of {scaled(macs, 'MACs')} are not with a zero")
+            parts.append(
+                f"{format_quantity(both, 'MACs')} of {format_quantity(macs, 'MACs')} are not with "
+                "a zero"
+            )
         if self.dead:
             channels = sum(len(tensor.dead) for tensor in self.dead)
-            outputs = counted(len(self.dead), "output")
-            parts.append(f"{counted(channels, 'dead channel')} in {outputs}")
-        parts += shares("measuring", self.tool_seconds, self.wall_seconds)
+            outputs = format_count(len(self.dead), "output")
+            parts.append(f"{format_count(channels, 'dead channel')} in {outputs}")
+        parts += describe_overhead("measuring", self.tool_seconds, self.wall_seconds)
         return "; ".join([*parts, *self.notes])
 
 
 def _of(tensors: Iterable[MeasuredTensor]) -> str:
     every = list(tensors)
-    return share(sum(t.zeros for t in every), sum(t.elements for t in every)) or "none"
+    return format_percent(sum(t.zeros for t in every), sum(t.elements for t in every)) or "none"

@@ -8,7 +8,7 @@ from typing import Any
 
 from amanda_core.results import Table
 from amanda_tools.operators.entries import OpFacts
-from amanda_tools.output.rendering import counted, dataframe, html_of, shares
+from amanda_tools.output.rendering import dataframe, describe_overhead, format_count, render_html
 
 __all__ = ["SteerResult", "SteeredOp"]
 
@@ -60,10 +60,14 @@ class SteerResult:
     @property
     def title(self) -> str:
         """What was changed, in one line."""
-        ops = counted(len(self.ops), "operator")
-        text = f"{self.edit}: {counted(self.changed, 'value')} of {ops} changed"
+        ops = format_count(len(self.ops), "operator")
+        text = f"{self.edit}: {format_count(self.changed, 'value')} of {ops} changed"
         return "; ".join(
-            [text, *shares("changing", self.tool_seconds, self.wall_seconds), *self.notes]
+            [
+                text,
+                *describe_overhead("changing", self.tool_seconds, self.wall_seconds),
+                *self.notes,
+            ]
         )
 
     def table(self) -> Table:
@@ -92,7 +96,7 @@ class SteerResult:
         return dataframe(SteeredOp, self.ops)
 
     def _repr_html_(self) -> str:
-        return html_of([self.table()])
+        return render_html([self.table()])
 
 
 def _shown(number: int | None) -> object:
