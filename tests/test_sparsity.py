@@ -259,7 +259,7 @@ def test_numpy_and_pytorch_count_alike(numbers: list[float], block: int, width: 
     for namespace, tensor in (("toy/1/eager", x), ("pytorch/2/eager", torch.from_numpy(x))):
         arrays: Any = arrays_of(namespace)
         found = count(arrays, tensor, order, block, 1e-3)
-        results.append((arrays.host(found.numbers), arrays.host(found.channels), found[3:]))
+        results.append((arrays.to_list(found.numbers), arrays.to_list(found.channels), found[3:]))
     assert results[0] == results[1]
     values = dict(zip(NUMBERS, results[0][0], strict=True))
     assert values["zeros"] == x.size - np.count_nonzero(x)

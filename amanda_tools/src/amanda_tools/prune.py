@@ -1,7 +1,7 @@
-"""`Prune`: static pruning of weights by magnitude, on every backend with the common words.
+"""`Prune`: static pruning of weights by magnitude, on every backend with common operator types.
 
-Owns which weights are pruned and by which mask. How a mask is made of a framework's tensor is a
-mapping rule; the routine multiplies, as all tensors can.
+Owns which weights are pruned and by which mask. Mapping rules say how a framework's tensor becomes
+a mask. The routine only multiplies, which all tensors can.
 """
 
 from __future__ import annotations
@@ -28,44 +28,45 @@ from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Prune", "PruneResult", "PrunedWeight", "UnreachedWeight"]
 
-#: Words of the operators that multiply by a weight, in whatever role.
+#: Common types of the operators that may multiply by a weight, in any role.
 _PRODUCTS = frozenset(
     {"linear", "matmul", "grouped_matmul", "bilinear", "einsum", "rnn", "lstm", "gru"}
     | {"conv1d", "conv2d", "conv3d"}
     | {f"conv_transpose{dimensions}d" for dimensions in (1, 2, 3)}
 )
-#: Words of those that always have one, so that one without is listed.
-_WORDS = _PRODUCTS - {"grouped_matmul", "bilinear", "einsum", "rnn", "lstm", "gru"}
-#: Words of the operators that copy a weight, after which the copy is multiplied by.
+#: Common types of those that always have a weight. One whose weight is not known is listed.
+_WEIGHTED = _PRODUCTS - {"grouped_matmul", "bilinear", "einsum", "rnn", "lstm", "gru"}
+#: Common types of the operators that copy a weight before it is multiplied by.
 _COPIES = frozenset(
     {"slice", "gather", "cast", "identity", "concat", "stack", "reshape", "transpose", "split"}
     | {"expand", "repeat", "tile", "squeeze", "unsqueeze"}
 )
 _EMBEDDINGS = frozenset({"embedding", "embedding_bag"})
-#: Roles in which a value is not what is multiplied by.
+#: Roles of inputs that an operator does not multiply by as by a weight.
 _OTHER_ROLES = frozenset({"bias", "addend", "input", "query", "key", "value", "mask"})
-#: Axes of any layout of a weight in one order, so that equal magnitudes are cut alike everywhere.
+#: The order of the axes in which equal magnitudes are pruned, the same for every layout.
 _AXES = "OIDHW"
-#: Keys of a context: what makes a mask, ``(weight, axes, count) -> mask``; what takes a part of it,
-#: ``(mask, weight) -> part``; and what says whether an edit may be kept.
+#: Keys of a context. Their values are functions: one makes a mask, ``(weight, axes, count) ->
+#: mask``; one takes a part of it, ``(mask, weight) -> part``; one tells if an edit may be kept.
 _MASK, _PART, _KEEPS = "prune.mask", "prune.part", "prune.keeps"
 _RIGHT = frozenset({"right"})
-#: How many parameters that are not reached a table names; the result has all.
-_TOLD = 4
+#: How many of the unreached parameters a table names; the result has all of them.
+_NAMED = 4
 
 
 @dataclass
 class PrunedWeight:
-    """One weight.
+    """A pruned weight.
 
     Attributes:
         op: Readable name of the first operator that uses it.
         source: ``file:line`` of the operator's call, or None.
         shape: Its shape.
-        elements: How many it has.
+        elements: How many elements it has.
         pruned: How many of them are set to zero.
         name: Its name in the model; empty for one that is known by its operator only.
-        read: How many of its elements operators have read pruned: of experts, those that were hit.
+        read: How many of its elements operators have read with the mask applied. Of several
+            experts in one weight, these are the ones that an input was sent to.
     """
 
     op: str
@@ -83,8 +84,8 @@ class UnreachedWeight:
 
     Attributes:
         name: Its name in the model.
-        elements: How many of its elements.
-        reason: Why not.
+        elements: How many of its elements are not pruned.
+        reason: Why they are not.
     """
 
     name: str
@@ -99,13 +100,13 @@ class PruneResult:
     Attributes:
         sparsity: The fraction that was asked for.
         weights: The weights.
-        skipped: Names of operators that could have had a weight and have none that is known before
-            they run: products of two activations, or weights that are computed.
-        parameters: How many elements the matrices among the parameters have, of the models run.
-        reached: How many of these are read pruned.
+        skipped: Names of operators whose weight is not known before they run, because they
+            multiply two activations or because the weight is computed.
+        parameters: How many elements the matrices among the parameters of the models have.
+        reached: How many of these are read with the mask applied.
         unreached: The others: which parameters, how many elements, and why.
-        tool_seconds: Time that making the masks took. That of multiplying by them in each
-            execution is not in it: in a graph they are operators of the program.
+        tool_seconds: Time that making the masks took, without the multiplications in each
+            execution: in a graph these are operators of the program.
         notes: What cannot be pruned, and why.
     """
 
@@ -119,34 +120,34 @@ class PruneResult:
     notes: list[str] = field(default_factory=list)
 
     def table(self) -> Table:
-        """One row for each weight, and their sum."""
+        """Return a table with a row for each weight and one for their sum."""
         rows = [(w.op, str(tuple(w.shape)), w.elements, w.pruned) for w in self.weights]
         elements = sum(w.elements for w in self.weights)
         pruned = sum(w.pruned for w in self.weights)
-        told = [f"{format_percent(pruned, elements) or 'nothing'} of the weights pruned"]
+        parts = [f"{format_percent(pruned, elements) or 'nothing'} of the weights pruned"]
         if self.skipped:
-            told.append(
+            parts.append(
                 f"{format_count(len(self.skipped), 'product')} without a known weight NOT pruned"
             )
-        told.append(f"making masks took {self.tool_seconds:.3g} s")
+        parts.append(f"making masks took {self.tool_seconds:.3g} s")
         if self.parameters:
-            told.append(
+            parts.append(
                 f"{format_percent(self.reached, self.parameters)} of the parameters reached"
             )
         if self.unreached:
-            names = [f"{u.name} ({u.elements}, {u.reason})" for u in self.unreached[:_TOLD]]
+            names = [f"{u.name} ({u.elements}, {u.reason})" for u in self.unreached[:_NAMED]]
             more = len(self.unreached) - len(names)
-            told.append(f"not reached: {', '.join(names)}{f' and {more} more' * bool(more)}")
-        told += self.notes
+            parts.append(f"not reached: {', '.join(names)}{f' and {more} more' * bool(more)}")
+        parts += self.notes
         columns = ("op", "weight", "elements", "pruned")
-        return Table("; ".join(told), columns, [*rows, ("all", "", elements, pruned)])
+        return Table("; ".join(parts), columns, [*rows, ("all", "", elements, pruned)])
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the result as JSON."""
         return json.dumps({"format": "amanda.prune/1", **asdict(self)}, indent=1)
 
     def to_dataframe(self) -> Any:
-        """One row for each weight, as a `pandas.DataFrame`; needs pandas."""
+        """Return a `pandas.DataFrame` with one row for each weight; needs pandas."""
         return dataframe(PrunedWeight, self.weights)
 
     def _repr_html_(self) -> str:
@@ -155,27 +156,31 @@ class PruneResult:
 
 @staged
 def multiply(value: Any, mask: Any) -> Any:
-    """The weight or gradient without what is pruned. Pure, so it may become part of a graph."""
+    """Set what is pruned to zero in a weight or gradient.
+
+    It has no side effects, so it may become part of a graph.
+    """
     return value * mask
 
 
 class Prune(Tool):
     """Sets the smallest weights of each convolution and linear layer to zero, by magnitude.
 
-    The weights themselves stay as they are: each operator is given its weight times a mask, which
-    is made once, of the whole parameter when a part of it is read first. The gradients of the
-    weights are masked likewise. Of equal magnitudes the first go first, so the number is exact.
+    The weights themselves do not change: each operator gets its weight times a mask. The mask of a
+    parameter is made when a part of it is first read, and then kept. Gradients of the weights are
+    masked in the same way. Of equal magnitudes the first ones are pruned, so that the number of
+    pruned elements is exact.
 
     Args:
         sparsity: The fraction of each weight that is set to zero, from 0 to 1.
         gradients: Whether to mask the gradients of the weights as well.
-        embeddings: Whether to prune tables of embeddings where rows of them are picked.
+        embeddings: Whether to prune embedding tables where rows are picked from them.
 
     Attributes:
         masks: The mask of each parameter.
 
     Raises:
-        ValueError: `sparsity` is no fraction.
+        ValueError: `sparsity` is not between 0 and 1.
 
     >>> tool = Prune(sparsity=0.5)
     """
@@ -183,7 +188,7 @@ class Prune(Tool):
     def __init__(self, sparsity: float, gradients: bool = True, embeddings: bool = False) -> None:
         super().__init__()
         if not 0 <= sparsity <= 1:
-            raise ValueError(f"sparsity must be from 0 to 1, and is {sparsity}")
+            raise ValueError(f"sparsity must be from 0 to 1, but is {sparsity}")
         self.sparsity = sparsity
         self.gradients = gradients
         self.embeddings = embeddings
@@ -204,12 +209,12 @@ class Prune(Tool):
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
-        """Prune the op's weights, if it has some."""
+        """Prune the op's weights, if it has any."""
         reads = context.weights
         if not reads.supported or _PART not in context:
             self._prune_by_op(context)
             return
-        self._account.model(reads)
+        self._account.add_parameters(reads)
         self.masks.watch(context)
         if not reads.consumed or context.zone != "model":
             self._list_skipped(context, bool(reads))
@@ -218,7 +223,7 @@ class Prune(Tool):
         for place, weight in reads.items():
             reason = self._reason_against(context, place, weight)
             if reason:
-                self._account.left(weight, reason)
+                self._account.add_unreached(weight, reason)
             else:
                 chosen[place] = weight
         if chosen:
@@ -226,29 +231,29 @@ class Prune(Tool):
         self._list_skipped(context, bool(chosen))
 
     def _list_skipped(self, context: OpContext, known: bool) -> None:
-        if context["type"] in _WORDS and not known:
+        if context["type"] in _WEIGHTED and not known:
             self._prune_by_op(context)
 
     def _reason_against(
         self, context: OpContext, place: int | tuple[int, int], weight: Weight
     ) -> str:
-        """Return why a weight is not pruned where it is read; empty if it is."""
-        word, position = context["type"], place if isinstance(place, int) else place[0]
+        """Return why a weight is not pruned where it is read, or an empty string if it is."""
+        op_type, position = context["type"], place if isinstance(place, int) else place[0]
         how = f"read by {context.op_type}"
-        left = len(weight.shape) - sum(isinstance(index, int) for index in weight.region)
+        rank = len(weight.shape) - sum(isinstance(index, int) for index in weight.region)
         memory, seen = weight.memory, weight.seen
         if memory is not None and seen is not None and memory.itemsize != seen.itemsize:
             return f"{how} as another type"
         if position in context.weights.written:
             return f"written by {context.op_type}"
-        if word in _EMBEDDINGS:
+        if op_type in _EMBEDDINGS:
             return "" if self.embeddings else "read as an embedding"
-        if word in _COPIES:
-            left -= _picked(context) if weight.axes else 0
-            return "" if left > 1 else f"{how}, which picks no matrices"
-        if word is not None and word not in _PRODUCTS:
-            return f"{how}, which is no product"
-        if left < 2:
+        if op_type in _COPIES:
+            rank -= _picked_axes(context) if weight.axes else 0
+            return "" if rank > 1 else f"{how}, which does not pick whole matrices"
+        if op_type is not None and op_type not in _PRODUCTS:
+            return f"{how}, which is not a product"
+        if rank < 2:
             return "a vector"
         if weight.role in _OTHER_ROLES:
             return f"{how} as {weight.role}"
@@ -264,8 +269,9 @@ class Prune(Tool):
             places.setdefault(position, {})[index] = weight
         for position, weights in places.items():
             varies = any(weight.varies for weight in weights.values())
-            # Which mask the gradient needs is only known in the execution then: it is left to the
-            # derivative of the product. That of one value of a list has no position of its own.
+            # If the weight varies, only the execution tells which mask the gradient needs. Then the
+            # derivative of the product masks it. So it does for an item of a list, whose gradient
+            # has no position of its own.
             derived = self.gradients and (varies or None not in weights)
             with autodiff_enabled() if derived else nullcontext():
                 context.insert_before_op(
@@ -293,9 +299,9 @@ class Prune(Tool):
         context: OpContext | None,
         position: int,
     ) -> Any:
-        """Return the weight of one execution without what is pruned, or a list with it."""
+        """Return the pruned weight for one execution, or the list that contains it."""
         if context is not None:
-            weights = self._present(context, position, weights)
+            weights = self._current(context, position, weights)
         new = {}
         for index, weight in weights.items():
             if keeps():
@@ -311,10 +317,10 @@ class Prune(Tool):
             return None
         return type(value)(new.get(index, item) for index, item in enumerate(value))
 
-    def _present(
+    def _current(
         self, context: OpContext, position: int, weights: Mapping[int | None, Weight]
     ) -> dict[int | None, Weight]:
-        """Return the weights that this execution reads where others were read at first."""
+        """Return the weights that this execution reads in place of those of the first one."""
         found: dict[int | None, Weight] = {}
         for index in weights:
             weight = context.weights.get(position if index is None else (position, index))
@@ -325,7 +331,7 @@ class Prune(Tool):
 
     def _take(self, context: OpContext, weight: Weight) -> None:
         self.masks.get(weight, self._mask_of(context, weight))
-        self._account.reached(context, weight)
+        self._account.add_reached(context, weight)
 
     def _masked(self, weight: Weight) -> Callable[[Any], Any]:
         def masked(parameter: Any) -> Any:
@@ -334,7 +340,7 @@ class Prune(Tool):
         return masked
 
     def _mask_of(self, context: OpContext, weight: Weight) -> Callable[[Any], Any]:
-        """Return what makes the mask of a whole parameter, of which this part is read first."""
+        """Return a function that makes the mask of the whole parameter that `weight` is part of."""
         make, layout = context[_MASK], weight.layout
 
         def mask(parameter: Any) -> Any:
@@ -342,11 +348,12 @@ class Prune(Tool):
             if layout is not None and sorted(a for a in weight.axes if a is not None) == axes:
                 order = [weight.axes[layout.index(axis)] for axis in _AXES if axis in layout]
                 axes = [axis for axis in order if axis is not None]
-            # A kernel of a convolution is one weight; else each matrix is, such as an expert's.
+            # A convolution's kernel is pruned as a whole. In other weights each matrix, such as
+            # that of an expert, is pruned by itself.
             kernel = (context["type"] or "").startswith("conv")
             each = math.prod(weight.shape if kernel else weight.shape[-2:])
             count = round(self.sparsity * each)
-            self._account.masked(weight, count * (math.prod(weight.shape) // max(each, 1)))
+            self._account.set_pruned(weight, count * (math.prod(weight.shape) // max(each, 1)))
             with self._clock:
                 return make(parameter, axes, count, 0 if kernel else max(rank - 2, 0))
 
@@ -354,7 +361,7 @@ class Prune(Tool):
 
     def _prune_by_op(self, context: OpContext) -> None:
         """Prune a weight that is known by its operator only."""
-        if context["type"] not in _WORDS:
+        if context["type"] not in _WEIGHTED:
             return
         position, layout = _weight_of(context), context.get("weight_layout")
         weight = context.value(position) if position is not None else None
@@ -363,7 +370,7 @@ class Prune(Tool):
             return
         facts = context.facts
         if facts is None or not hasattr(type(weight), "__mul__"):
-            why = "its tensors cannot be read" if facts is None else "its tensors have no product"
+            why = "its tensors cannot be " + ("read" if facts is None else "multiplied")
             self._note(f"not supported on {context.namespace}: {why}")
             return
         shape = list(size_of(facts, weight))
@@ -384,7 +391,7 @@ class Prune(Tool):
             context.insert_after_backward_op(multiply, grad_inputs=[position], mask=mask)
 
     def result(self) -> PruneResult:
-        """Which weights are pruned so far."""
+        """Return which weights are pruned so far."""
         found, account = self._result, self._account
         parameters, reached, unreached = account.coverage()
         return PruneResult(
@@ -404,39 +411,39 @@ class Prune(Tool):
 
 
 class Account:
-    """Which parameters there are, and how much of each was read pruned."""
+    """Records which parameters there are, and how much of each was read with its mask applied."""
 
     def __init__(self) -> None:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._rows: dict[str, PrunedWeight] = {}
         self._pruned: dict[str, int] = {}
-        #: Owner -> parts that were read pruned, and how many elements each has.
+        #: Owner -> parts that were read with the mask applied, and how many elements each has.
         self._parts: dict[str, dict[str, int]] = {}
-        #: Owner -> why it was not pruned where it was read.
+        #: Owner -> reasons why it was not pruned where it was read.
         self._reasons: dict[str, dict[str, None]] = {}
 
-    def model(self, reads: Reads) -> None:
-        """Note the parameters of a model that runs, where one is read that is new."""
+    def add_parameters(self, reads: Reads) -> None:
+        """Record the parameters of the running model if one of those read is new."""
         if any(weight.owner not in self._shapes for weight in reads.values()):
             self._shapes.update(reads.shapes())
 
-    def masked(self, weight: Weight, count: int) -> None:
-        """Note how many elements of a parameter its mask sets to zero."""
+    def set_pruned(self, weight: Weight, count: int) -> None:
+        """Record how many elements of a parameter its mask sets to zero."""
         self._pruned[weight.owner] = count
 
-    def reached(self, context: OpContext, weight: Weight) -> None:
-        """Note that a part of a parameter is read pruned."""
+    def add_reached(self, context: OpContext, weight: Weight) -> None:
+        """Record that a part of a parameter is read with the mask applied."""
         owner = weight.owner
         self._parts.setdefault(owner, {}).setdefault(weight.key, math.prod(weight.size))
         if owner not in self._rows:
             shape, elements = list(weight.shape), math.prod(weight.shape)
-            # What no module holds has no name.
+            # A parameter that is not in a module has no name.
             name = weight.name if weight.root else ""
             self._shapes[owner] = weight.shape
             self._rows[owner] = PrunedWeight(context.name, context.source, shape, elements, 0, name)
 
-    def left(self, weight: Weight, reason: str) -> None:
-        """Note that a parameter is not pruned where it is read."""
+    def add_unreached(self, weight: Weight, reason: str) -> None:
+        """Record why a parameter is not pruned where it is read."""
         self._reasons.setdefault(weight.owner, {})[reason] = None
 
     def weights(self) -> list[PrunedWeight]:
@@ -447,7 +454,7 @@ class Account:
         ]
 
     def coverage(self) -> tuple[int, int, list[UnreachedWeight]]:
-        """Return elements of all matrices, of those read pruned, and what is not among them."""
+        """Return how many elements all matrices have, how many are reached, and the unreached."""
         total = reached = 0
         unreached = []
         for owner, shape in self._shapes.items():
@@ -469,8 +476,8 @@ def _unknown(parameter: Any) -> Any:
     raise LookupError("the mask of a weight that was not analysed")
 
 
-def _picked(context: OpContext) -> int:
-    """Return how many axes of its first input a copying op picks elements along."""
+def _picked_axes(context: OpContext) -> int:
+    """Return along how many axes of its first input a copying op picks elements."""
     facts, inputs = facts_of(context), list(context.get_inputs() or [])
     index = inputs[1] if len(inputs) > 1 else None
     if context["type"] not in ("slice", "gather"):
@@ -479,7 +486,7 @@ def _picked(context: OpContext) -> int:
         index = (index,)
     tensors = [size_of(facts, i) for i in index if facts.is_tensor(i)]
     others = sum(isinstance(i, int) and not isinstance(i, bool) for i in index)
-    # An index of another kind than a position, such as the axis of `index_select`.
+    # Without an index tensor, as in `index_select`, there is one axis.
     return max(1, len(tensors) + (others if tensors and len(index) > 1 else 0))
 
 
@@ -493,7 +500,7 @@ def _parts_by(
 
 
 def torch_part(whole: Any, weight: Weight) -> Any:
-    """Return the part of a tensor like a parameter that a weight shows of the parameter."""
+    """Return the part of `whole` that `weight` is of its parameter; `whole` has its layout."""
     memory, seen = weight.memory, weight.seen
     if memory is None or seen is None:
         return whole
@@ -504,7 +511,7 @@ def torch_part(whole: Any, weight: Weight) -> Any:
 
 
 def torch_keeps() -> bool:
-    """Return True if what is computed now may serve further executions."""
+    """Return True if what is computed now may be kept for further executions."""
     import torch
 
     return not torch.is_grad_enabled()
@@ -532,7 +539,7 @@ def _weight_of(context: OpContext) -> int | None:
 
 
 def numpy_mask(weight: Any, axes: list[int], count: int) -> Any:
-    """0 for the `count` smallest magnitudes and 1 for the others, as an array like `weight`."""
+    """Return an array like `weight`: 0 for the `count` smallest magnitudes, 1 for the others."""
     import numpy as np
 
     array = np.asarray(weight)
@@ -543,13 +550,13 @@ def numpy_mask(weight: Any, axes: list[int], count: int) -> Any:
 
 
 def torch_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
-    """The same as a tensor that lies in memory as the weight does.
+    """Return the mask as a tensor with the memory layout of `weight`.
 
     Args:
         weight: The weight.
-        axes: Its axes in the order in which equal magnitudes are cut.
-        count: How many elements are 0, of each of the tensors along the first `batch` axes.
-        batch: Number of leading axes that are many weights.
+        axes: Its axes in the order in which equal magnitudes are pruned.
+        count: How many elements become 0 in each of the tensors along the first `batch` axes.
+        batch: How many of the leading axes count separate weights.
     """
     import torch
 
@@ -557,7 +564,7 @@ def torch_mask(weight: Any, axes: list[int], count: int, batch: int = 0) -> Any:
         ordered = weight.detach().permute(axes)
         magnitudes = ordered.abs().flatten(batch)
         smallest = magnitudes.argsort(stable=True, dim=-1)[..., :count]
-        # Not by an index: a distributed tensor takes none that is another kind of tensor.
+        # Not by an index: a distributed tensor cannot be indexed by another kind of tensor.
         mask = torch.ones_like(magnitudes, dtype=weight.dtype).scatter(-1, smallest, 0)
         back = sorted(range(len(axes)), key=axes.__getitem__)
         mask = mask.reshape(ordered.shape).permute(back)

@@ -1,4 +1,4 @@
-"""Where the zeros are: elements, channels, blocks, patterns."""
+"""The profiler of zeros: single elements, channels, blocks and patterns."""
 
 from amanda_tools.sparsity.result import MeasuredTensor, Product, SparsityResult
 from amanda_tools.sparsity.tool import Sparsity

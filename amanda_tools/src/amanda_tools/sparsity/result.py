@@ -1,6 +1,6 @@
-"""What the sparsity profiler found: by tensor of each operator, dead channels, effective MACs.
+"""The sparsity profiler's result: zeros by tensor and operator, dead channels, effective MACs.
 
-Owns the shares and their forms.
+Owns the percentages and how they are shown.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ By = Literal["tensor", "weight", "dead", "product"]
 
 @dataclass
 class MeasuredTensor(OpFacts):
-    """One tensor of one operator; the numbers are those of all executions together.
+    """The zeros in one tensor of one operator. Counts are sums over all executions.
 
     Attributes:
         kind: ``input``, ``weight``, ``output`` or ``gradient``.
         tensor: Its role or name among the operator's inputs, or its position.
-        shape: At the last execution.
+        shape: Its shape in the last execution.
         executions: How often it was measured.
-        elements: How many elements these were.
-        zeros: How many of them were exactly zero.
-        small: How many had a magnitude below the limit, zeros included.
-        channels: Its channels; 0 where it has none.
-        zero_channels: Channels of single executions that held nothing but zeros.
-        dead: Channels that held nothing but zeros in all executions.
-        blocks: Blocks of the matrix.
-        zero_blocks: Those of nothing but zeros.
-        groups: Groups of four along the (input) channels.
-        compliant: Those of which at most two are not zero.
+        elements: How many elements it had.
+        zeros: How many elements were exactly zero.
+        small: How many elements had a magnitude below the limit, zeros included.
+        channels: How many channels it has; 0 if it has none.
+        zero_channels: How many channels held only zeros, counted in each execution.
+        dead: Indices of the channels that held only zeros in all executions.
+        blocks: How many blocks the matrix has.
+        zero_blocks: How many blocks held only zeros.
+        groups: How many groups of four there are along the (input) channels.
+        compliant: How many groups have at most two elements that are not zero.
     """
 
     kind: str
@@ -64,27 +64,28 @@ class MeasuredTensor(OpFacts):
 
     @property
     def sparsity(self) -> float:
-        """Share of exact zeros."""
+        """The fraction of elements that are exactly zero."""
         return self.zeros / self.elements if self.elements else 0.0
 
     @property
     def is_2_4(self) -> bool:
-        """Whether all groups of four have two zeros."""
+        """True if each group of four has at least two zeros."""
         return bool(self.groups) and self.compliant == self.groups
 
 
 @dataclass
 class Product(OpFacts):
-    """One operator that multiplies: what its zeros imply.
+    """The multiplications of one operator, with and without zeros. Counts are sums.
 
     Attributes:
         executions: How often it was measured.
         macs: Multiply-accumulates, zeros included.
         by_weight: Those whose weight (or right operand) is not zero.
         by_input: Those whose input (or left operand) is not zero.
-        by_both: Those of which neither is.
-        exact: Whether `by_input` and `by_both` are exact. Else each input element counts as if it
-            were used as often as any other of its channel, which padding and strides make untrue.
+        by_both: Those whose operands are both not zero.
+        exact: Whether `by_input` and `by_both` are exact. If not, they are estimates that count
+            each element of an input channel as used equally often. With padding or strides, some
+            elements are used more often than others.
     """
 
     executions: int = 0
@@ -97,17 +98,16 @@ class Product(OpFacts):
 
 @dataclass
 class SparsityResult:
-    """What was measured.
+    """The zeros of all tensors and what they would save.
 
     Attributes:
-        limit: Below which a magnitude is small.
+        limit: Magnitudes below it count as small.
         block: Side of the blocks.
         tensors: The tensors in the order of their first execution.
         products: The operators that multiply.
         notes: What is not measured, and why.
-        tool_seconds: Time that measuring took, of `wall_seconds`. What the driver adds to reach the
-            operators is not in it.
-        wall_seconds: Time from the first to the last operator that was looked at.
+        tool_seconds: The part of `wall_seconds` that measuring took, without the driver's overhead.
+        wall_seconds: Time from the first to the last operator that was measured.
     """
 
     limit: float
@@ -124,11 +124,11 @@ class SparsityResult:
         return [tensor for tensor in self.tensors if tensor.kind == "output" and tensor.dead]
 
     def of(self, kind: str) -> list[MeasuredTensor]:
-        """The tensors of one kind."""
+        """Return the tensors of one kind."""
         return [tensor for tensor in self.tensors if tensor.kind == kind]
 
     def op_figures(self) -> Iterator[OpFigures]:
-        """Zeros of outputs and weights, and effective products, for the results of other tools."""
+        """Yield zeros and effective MACs of operators, for the results of other tools."""
         zeros: dict[tuple[str, int, str], int] = {}
         for tensor in self.tensors:
             if tensor.kind in ("output", "weight"):
@@ -139,7 +139,7 @@ class SparsityResult:
             yield product.figures({"effective macs": product.by_both})
 
     def table(self, by: By = "tensor") -> Table:
-        """A table for people.
+        """Return a table with percentages.
 
         Args:
             by: One row for each ``tensor``, ``weight``, ``dead`` output or ``product``.
@@ -168,7 +168,7 @@ class SparsityResult:
             ]
             return Table(self._title(), ("op", "channels", "dead", "which"), dead)
         if by not in ("tensor", "weight"):
-            raise ValueError(f"by must be tensor, weight, dead or product, and is {by!r}")
+            raise ValueError(f"by must be tensor, weight, dead or product, but is {by!r}")
         chosen = self.of("weight") if by == "weight" else self.tensors
         columns = (
             *("op", "tensor", "kind", "elements", "zero", f"< {self.limit:g}", "zero channels"),
@@ -192,11 +192,11 @@ class SparsityResult:
         return Table(self._title(), columns, tensors)
 
     def to_json(self) -> str:
-        """All of it."""
+        """Return the result as JSON."""
         return json.dumps({"format": "amanda.sparsity/1", **asdict(self)}, indent=1)
 
     def to_dataframe(self) -> Any:
-        """One row for each tensor, as a `pandas.DataFrame`; needs pandas.
+        """Return a `pandas.DataFrame` with one row for each tensor; needs pandas.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -208,8 +208,8 @@ class SparsityResult:
 
     def _title(self) -> str:
         parts = [
-            f"zeros: {_of(self.of('weight'))} of the weights, {_of(self.of('output'))} of the "
-            "outputs"
+            f"zeros: {_zeros(self.of('weight'))} of the weights, "
+            f"{_zeros(self.of('output'))} of the outputs"
         ]
         macs = sum(product.macs for product in self.products)
         if macs:
@@ -226,6 +226,6 @@ class SparsityResult:
         return "; ".join([*parts, *self.notes])
 
 
-def _of(tensors: Iterable[MeasuredTensor]) -> str:
+def _zeros(tensors: Iterable[MeasuredTensor]) -> str:
     every = list(tensors)
     return format_percent(sum(t.zeros for t in every), sum(t.elements for t in every)) or "none"

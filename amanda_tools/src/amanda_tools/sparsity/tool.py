@@ -1,7 +1,7 @@
 """`Sparsity`: how many zeros the tensors of each operator hold, and what they would save.
 
-Owns what is measured when, and what the zeros of a product's operands imply. Counting is in
-`zeros`, what a product costs in `formulas`, the result in `result`.
+Owns which tensors are measured and how many multiplications their zeros make unnecessary. `zeros`
+counts, `formulas` says what a product costs, and `result` holds the figures.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from amanda_tools.tensors.values import facts_of
 
 __all__ = ["Sparsity"]
 
-#: Words of the operators whose zeros are told by those of two operands.
+#: Common types of the operators that multiply two operands.
 _PRODUCTS = frozenset(word for word in MATMUL if word.startswith(("conv", "linear", "matmul")))
-#: Words of the operators that work along the last axis, however many axes there are.
+#: Common types of the operators whose channels are the last axis, whatever the rank.
 _LAST = frozenset({"attention", "embedding", "layer_norm", "linear", "matmul", "rms_norm"})
 
 
 class Sparsity(OperatorTool["_Op"]):
     """Measures zeros in inputs, weights and outputs of operators, over all executions.
 
-    Operators that only move values are left out. The numbers stay in the tensor's framework and on
-    its device until the result is asked for.
+    Operators that only move values are not measured. The counts stay in the tensor's framework and
+    on its device until the result is requested.
 
     Args:
         limit: Magnitudes below it count as small.
         block: Side of the blocks whose zeros are counted.
         gradients: Whether to measure the gradients of outputs as well.
-        channels: Where the channels are in a tensor whose layout the operator does not tell:
-            ``first`` (second axis), ``last``, or ``auto``: second of the four or five axes that
-            PyTorch has for images and volumes, else last.
-        everything: Whether to measure what is not the model's as well, such as an optimizer.
+        channels: Where the channels are in a tensor of unknown layout: ``first`` (the second axis),
+            ``last``, or ``auto``. With ``auto`` they are the second axis of PyTorch's tensors of
+            four or five axes, and the last axis of others.
+        everything: Whether to measure operators outside the model as well, such as an optimizer's.
 
     Raises:
-        ValueError: An option has none of its values.
+        ValueError: An option has a value that it does not allow.
 
     >>> tool = Sparsity(limit=1e-3, block=4)
     """
@@ -70,11 +70,11 @@ class Sparsity(OperatorTool["_Op"]):
     ) -> None:
         super().__init__(everything)
         if not limit >= 0:
-            raise ValueError(f"limit must not be negative, and is {limit}")
+            raise ValueError(f"limit must not be negative, but is {limit}")
         if block < 1:
-            raise ValueError(f"block must be at least 1, and is {block}")
+            raise ValueError(f"block must be at least 1, but is {block}")
         if channels not in ("auto", "first", "last"):
-            raise ValueError(f"channels must be auto, first or last, and is {channels!r}")
+            raise ValueError(f"channels must be auto, first or last, but is {channels!r}")
         self.limit = limit
         self.block = block
         self.gradients = gradients
@@ -105,9 +105,14 @@ class Sparsity(OperatorTool["_Op"]):
             return
         for position, value in enumerate(context.get_outputs() or ()):
             if _is_real(op.facts, value):
-                # One by one, as they need not arrive together; others have none.
+                # One routine for each, because gradients need not arrive together. Outputs that
+                # are not real numbers have no gradient.
                 context.insert_before_backward_op(
-                    self.arrive, observe=True, grad_outputs=[position], op=op, position=position
+                    self.measure_gradient,
+                    observe=True,
+                    grad_outputs=[position],
+                    op=op,
+                    position=position,
                 )
 
     def enter(self, *inputs: Any, op: _Op, positions: Sequence[int]) -> None:
@@ -130,7 +135,7 @@ class Sparsity(OperatorTool["_Op"]):
             if op.formula is not None and sizes is not None:
                 self._multiply(op, given, sizes, outputs)
 
-    def arrive(self, gradient: Any, op: _Op, position: int) -> None:
+    def measure_gradient(self, gradient: Any, op: _Op, position: int) -> None:
         """Measure the gradient of an output of one execution."""
         with self._clock, self._lock:
             self._measure(op, ("gradient", position), gradient)
@@ -181,7 +186,7 @@ class Sparsity(OperatorTool["_Op"]):
         try:
             macs = op.formula.count(sizes, tuple(size_of(op.facts, output) for output in outputs))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Shapes that the formula is not made for. Measuring never stops a program.
+            # The formula does not support these shapes. Measuring never ends a program.
             self._notes.setdefault(f"MACs of {op.about.name} are not known: {error}"[:200])
             return
         if op.product is None:
@@ -190,7 +195,7 @@ class Sparsity(OperatorTool["_Op"]):
 
 
 class _Tensor:
-    """One tensor of one operator, as it is measured; sums stay where the tensor is."""
+    """Sums the counts of one tensor of one operator, on the tensor's device."""
 
     def __init__(self, facts: MeasuredTensor, arrays: Arrays) -> None:
         self._facts, self.arrays = facts, arrays
@@ -215,20 +220,20 @@ class _Tensor:
             self._channels = self._channels + counts.channels
 
     def facts(self) -> MeasuredTensor:
-        """The sums so far."""
-        numbers = dict(zip(NUMBERS, self.arrays.host(self._numbers), strict=True))
-        alive = [] if self._channels is None else self.arrays.host(self._channels)
+        """Return the sums so far."""
+        numbers = dict(zip(NUMBERS, self.arrays.to_list(self._numbers), strict=True))
+        alive = [] if self._channels is None else self.arrays.to_list(self._channels)
         dead = [index for index, number in enumerate(alive) if not number]
         return replace(self._facts, **numbers, dead=dead)
 
 
 class _Product:
-    """What the zeros of an operator's operands imply; sums stay where the operands are.
+    """Sums the effective MACs of one operator, on the device of its operands.
 
     Args:
-        facts: Of the operator.
-        arrays: What counts in the operands.
-        even: Whether each element of the left one is used as often as any other.
+        facts: The operator.
+        arrays: The functions that count in the operands.
+        even: Whether the operator uses each element of its left operand equally often.
     """
 
     def __init__(self, facts: Product, arrays: Arrays, even: bool) -> None:
@@ -239,14 +244,14 @@ class _Product:
         """Add one execution."""
         self._facts.executions += 1
         self._facts.macs += macs
-        real = self._arrays.real
+        real = self._arrays.to_float
         there = [real(c.elements - c.numbers[0]) for c in (left, right)]
         pairs = left.elements * right.elements
         channels = 0 if left.channels is None else int(left.channels.shape[0])
         if right.inner is not None and channels == int(right.inner.shape[0]):
-            # What is not zero meets what is not zero within a channel.
-            met = self._arrays.number(left.channels * right.inner)
-            both = real(met) * (macs * channels / pairs)
+            # Elements are multiplied by the weights of the same channel only.
+            products = self._arrays.count(left.channels * right.inner)
+            both = real(products) * (macs * channels / pairs)
             self._facts.exact &= self._even
         else:
             both = there[0] * there[1] * (macs / pairs)
@@ -258,22 +263,22 @@ class _Product:
             self._sums = [old + more for old, more in zip(self._sums, new, strict=True)]
 
     def facts(self) -> Product:
-        """The sums so far."""
+        """Return the sums so far."""
         by_weight, by_input, by_both = (round(float(number)) for number in self._sums or [0] * 3)
         return replace(self._facts, by_weight=by_weight, by_input=by_input, by_both=by_both)
 
 
 class _Op:
-    """One operator, as it is measured.
+    """An operator that is being measured.
 
     Args:
         context: Its context.
-        channels: Where channels are in a tensor of unknown layout.
+        channels: Where the channels are in a tensor of unknown layout.
     """
 
     def __init__(self, context: OpContext, channels: str) -> None:
         self.about = OpFacts.of(context)
-        #: What the driver tells of tensors, and what counts in them.
+        #: The driver's facts about tensors, and the functions that count in them.
         self.facts = facts_of(context)
         self.arrays = arrays_of(context.namespace)
         self.tensors: dict[tuple[str, int], _Tensor] = {}
@@ -286,7 +291,7 @@ class _Op:
         self._channels = "last" if word in _LAST else channels
         self._layout: str | None = context.get("layout")
         self._weight_layout: str | None = context.get("weight_layout")
-        #: Position of what is multiplied by, and whether it is a weight.
+        #: Position of the right operand, and whether it is a weight.
         self._right = next((roles.index(r) for r in ("weight", "right") if r in roles), None)
         self._is_weight = self._right is not None and (
             roles[self._right] == "weight"
@@ -297,14 +302,15 @@ class _Op:
         formula = formula_of(word, context) if word in _PRODUCTS else None
         self.formula = formula if isinstance(formula, Formula) else None
         self.operands = self.formula.inputs[:2] if self.formula is not None else ()
-        # Counted by the input, all elements of a transposed convolution's are used alike.
+        # A formula that goes by the input, such as that of transposed convolutions, uses each
+        # element equally often.
         turned = any(context.attrs.get(name) for name in ("transpose_a", "adj_x"))
         self.even = (
             not turned and word is not None and not word.startswith(("conv1", "conv2", "conv3"))
         )
 
     def order(self, which: tuple[str, int], rank: int) -> Order | None:
-        """Return how a tensor of the op is read."""
+        """Return how a tensor of the op is read as a matrix."""
         layout = self._weight_layout
         if which == ("input", self._right) and layout is not None and rank == len(layout):
             return order_of_weight(layout)
@@ -314,7 +320,7 @@ class _Op:
         return order_of(rank, self._layout, first)
 
     def sizes(self, positions: Sequence[int], values: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return the sizes that the formula wants, None if one is missing or there is none."""
+        """Return the sizes that the formula needs; None without a formula or if one is missing."""
         if self.formula is None:
             return None
         given = dict(zip(positions, values, strict=True))
@@ -324,7 +330,7 @@ class _Op:
             return None
 
     def new_tensor(self, kind: str, position: int) -> MeasuredTensor:
-        """The facts of a tensor that is seen for the first time."""
+        """Create the record of a tensor that is measured for the first time."""
         name = str(position)
         if kind == "input" and position < len(self._names):
             name = self._names[position]

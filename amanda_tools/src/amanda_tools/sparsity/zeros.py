@@ -1,8 +1,8 @@
 """Counting zeros of tensors: elements, channels, blocks, groups of four.
 
-Owns the counting and the order of axes in which it is done, the same for each layout. With PyTorch
-and TensorFlow it is done by their own operators, and nothing but the final numbers leaves the
-tensor's device; with other frameworks on copies in main memory.
+Owns the counting and the order of axes, which is the same for each layout. Tensors of PyTorch and
+TensorFlow are counted by their own operators, and only the final numbers leave the device. Tensors
+of other frameworks are copied to main memory.
 """
 
 from __future__ import annotations
@@ -25,88 +25,88 @@ __all__ = [
     "readable",
 ]
 
-#: What the counts of `Counts.numbers` are, in order.
+#: Names of the elements of `Counts.numbers`, in order.
 NUMBERS = ("zeros", "small", "zero_channels", "zero_blocks", "compliant")
-#: How many elements a group of N:M sparsity has, and how many of them may be there.
+#: How many elements a group of N:M sparsity has, and how many of them may be other than zero.
 GROUP, FILLED = 4, 2
 
 
 class Arrays(Protocol):
-    """The few operations that counting takes, in one framework."""
+    """The operations of one framework that counting needs."""
 
-    def filled(self, x: Any) -> Any:
-        """Where `x` is not zero."""
+    def nonzero(self, x: Any) -> Any:
+        """Return a mask of the elements that are not zero."""
 
     def small(self, x: Any, limit: float) -> Any:
-        """Where the magnitude of `x` is below a limit."""
+        """Return a mask of the elements whose magnitude is below a limit."""
 
-    def ordered(self, x: Any, axes: Sequence[int]) -> Any:
-        """With the axes in another order."""
+    def transpose(self, x: Any, axes: Sequence[int]) -> Any:
+        """Return `x` with its axes in another order."""
 
-    def shaped(self, x: Any, shape: Sequence[int]) -> Any:
-        """In another shape."""
+    def reshape(self, x: Any, shape: Sequence[int]) -> Any:
+        """Return `x` in another shape."""
 
-    def padded(self, x: Any, rows: int, columns: int) -> Any:
-        """A matrix with so many more rows and columns of nothing."""
+    def pad(self, x: Any, rows: int, columns: int) -> Any:
+        """Return a matrix with rows and columns of zeros or False added at its end."""
 
-    def number(self, x: Any, axes: Sequence[int] | None = None) -> Any:
-        """Return how many hold, as int64, over all or some axes."""
+    def count(self, x: Any, axes: Sequence[int] | None = None) -> Any:
+        """Return how many elements are True, or the sum of counts, over all or some axes."""
 
-    def held(self, x: Any, axes: Sequence[int]) -> Any:
-        """Return whether any holds, over some axes, the last one first."""
+    def any(self, x: Any, axes: Sequence[int]) -> Any:
+        """Return whether any element is True over some axes, the last axis given first."""
 
-    def stacked(self, numbers: Sequence[Any]) -> Any:
-        """Numbers as a vector of int64."""
+    def stack(self, numbers: Sequence[Any]) -> Any:
+        """Return numbers as a vector of int64."""
 
-    def real(self, x: Any) -> Any:
-        """A number of int64 as float64."""
+    def to_float(self, x: Any) -> Any:
+        """Return int64 as float64."""
 
-    def host(self, x: Any) -> list[Any]:
-        """The numbers of a vector."""
+    def to_list(self, x: Any) -> list[Any]:
+        """Return the numbers of a vector as Python's."""
 
 
 class _Torch:
-    def filled(self, x: Any) -> Any:
+    def nonzero(self, x: Any) -> Any:
         return x != 0
 
     def small(self, x: Any, limit: float) -> Any:
         return x.abs() < limit
 
-    def ordered(self, x: Any, axes: Sequence[int]) -> Any:
+    def transpose(self, x: Any, axes: Sequence[int]) -> Any:
         return x.permute(tuple(axes))
 
-    def shaped(self, x: Any, shape: Sequence[int]) -> Any:
+    def reshape(self, x: Any, shape: Sequence[int]) -> Any:
         return x.reshape(tuple(shape))
 
-    def padded(self, x: Any, rows: int, columns: int) -> Any:
+    def pad(self, x: Any, rows: int, columns: int) -> Any:
         import torch
 
         return torch.nn.functional.pad(x, (0, columns, 0, rows))
 
-    def number(self, x: Any, axes: Sequence[int] | None = None) -> Any:
-        # Of truth values, several times faster than a sum.
+    def count(self, x: Any, axes: Sequence[int] | None = None) -> Any:
+        # For masks this is several times faster than a sum.
         return x.count_nonzero() if axes is None and x.dtype.itemsize == 1 else x.sum(axes)
 
-    def held(self, x: Any, axes: Sequence[int]) -> Any:
+    def any(self, x: Any, axes: Sequence[int]) -> Any:
         for axis in axes:
             x = x.any(axis)
         return x
 
-    def stacked(self, numbers: Sequence[Any]) -> Any:
+    def stack(self, numbers: Sequence[Any]) -> Any:
         import torch
 
         return torch.stack(list(numbers))
 
-    def real(self, x: Any) -> Any:
+    def to_float(self, x: Any) -> Any:
         return x.double()
 
-    def host(self, x: Any) -> list[Any]:
+    def to_list(self, x: Any) -> list[Any]:
         found: list[Any] = x.tolist()
         return found
 
 
 class _TensorFlow:
-    def filled(self, x: Any) -> Any:
+    def nonzero(self, x: Any) -> Any:
         import tensorflow as tf
 
         return tf.not_equal(x, tf.zeros([], x.dtype))
@@ -116,95 +116,95 @@ class _TensorFlow:
 
         return tf.less(tf.abs(x), tf.cast(limit, x.dtype))
 
-    def ordered(self, x: Any, axes: Sequence[int]) -> Any:
+    def transpose(self, x: Any, axes: Sequence[int]) -> Any:
         import tensorflow as tf
 
         return tf.transpose(x, list(axes))
 
-    def shaped(self, x: Any, shape: Sequence[int]) -> Any:
+    def reshape(self, x: Any, shape: Sequence[int]) -> Any:
         import tensorflow as tf
 
         return tf.reshape(x, list(shape))
 
-    def padded(self, x: Any, rows: int, columns: int) -> Any:
+    def pad(self, x: Any, rows: int, columns: int) -> Any:
         import tensorflow as tf
 
         return tf.pad(x, [[0, rows], [0, columns]])
 
-    def number(self, x: Any, axes: Sequence[int] | None = None) -> Any:
+    def count(self, x: Any, axes: Sequence[int] | None = None) -> Any:
         import tensorflow as tf
 
         return tf.reduce_sum(tf.cast(x, tf.int64), axes)
 
-    def held(self, x: Any, axes: Sequence[int]) -> Any:
+    def any(self, x: Any, axes: Sequence[int]) -> Any:
         import tensorflow as tf
 
         return tf.reduce_any(x, axes)
 
-    def stacked(self, numbers: Sequence[Any]) -> Any:
+    def stack(self, numbers: Sequence[Any]) -> Any:
         import tensorflow as tf
 
         return tf.stack(list(numbers))
 
-    def real(self, x: Any) -> Any:
+    def to_float(self, x: Any) -> Any:
         import tensorflow as tf
 
         return tf.cast(x, tf.float64)
 
-    def host(self, x: Any) -> list[Any]:
+    def to_list(self, x: Any) -> list[Any]:
         found: list[Any] = x.numpy().tolist()
         return found
 
 
 class _Numpy:
-    def filled(self, x: Any) -> Any:
+    def nonzero(self, x: Any) -> Any:
         return x != 0
 
     def small(self, x: Any, limit: float) -> Any:
         return abs(x) < limit
 
-    def ordered(self, x: Any, axes: Sequence[int]) -> Any:
+    def transpose(self, x: Any, axes: Sequence[int]) -> Any:
         return x.transpose(tuple(axes))
 
-    def shaped(self, x: Any, shape: Sequence[int]) -> Any:
+    def reshape(self, x: Any, shape: Sequence[int]) -> Any:
         return x.reshape(tuple(shape))
 
-    def padded(self, x: Any, rows: int, columns: int) -> Any:
+    def pad(self, x: Any, rows: int, columns: int) -> Any:
         import numpy as np
 
         return np.pad(x, ((0, rows), (0, columns)))
 
-    def number(self, x: Any, axes: Sequence[int] | None = None) -> Any:
+    def count(self, x: Any, axes: Sequence[int] | None = None) -> Any:
         return x.sum(None if axes is None else tuple(axes), dtype="int64")
 
-    def held(self, x: Any, axes: Sequence[int]) -> Any:
+    def any(self, x: Any, axes: Sequence[int]) -> Any:
         return x.any(tuple(axes))
 
-    def stacked(self, numbers: Sequence[Any]) -> Any:
+    def stack(self, numbers: Sequence[Any]) -> Any:
         import numpy as np
 
         return np.stack(list(numbers))
 
-    def real(self, x: Any) -> Any:
+    def to_float(self, x: Any) -> Any:
         return x.astype("float64")
 
-    def host(self, x: Any) -> list[Any]:
+    def to_list(self, x: Any) -> list[Any]:
         found: list[Any] = x.tolist()
         return found
 
 
-#: Framework -> what counts in its own tensors.
+#: Framework -> the operations that count in its own tensors.
 _OWN: dict[str, Arrays] = {"pytorch": _Torch(), "tensorflow": _TensorFlow()}
 _NUMPY: Arrays = _Numpy()
 
 
 def arrays_of(namespace: str) -> Arrays:
-    """Return what counts in the tensors that `readable` gives in a namespace."""
+    """Return the operations for the tensors that `readable` returns in a namespace."""
     return _OWN.get(namespace.partition("/")[0], _NUMPY)
 
 
 def readable(facts: Facts, arrays: Arrays, x: Any) -> Any:
-    """Return a floating-point tensor as `arrays` counts in it; None for any other value.
+    """Return a floating-point tensor in the form that `arrays` takes; None for any other value.
 
     Raises:
         NotReadableError: Its elements cannot be counted.
@@ -221,14 +221,14 @@ def readable(facts: Facts, arrays: Arrays, x: Any) -> Any:
 
 
 class Order(NamedTuple):
-    """How a tensor is looked at as a matrix, whatever its layout.
+    """How a tensor is read as a matrix, independent of its layout.
 
     Attributes:
         rows: Axes that make the rows, in order.
         columns: Axes that make the columns, in order.
         group: The axis along which N:M groups lie.
         channels: Axes of the channels: `rows` or `columns`.
-        inner: Of a weight: the axis of input channels, or None.
+        inner: The axis of a weight's input channels, or None.
     """
 
     rows: tuple[int, ...]
@@ -239,12 +239,14 @@ class Order(NamedTuple):
 
 
 def order_of_weight(layout: str) -> Order:
-    """A weight's: output channels by input channels and places, groups along input channels.
+    """Return how to read a weight: output channels by input channels and kernel positions.
+
+    Groups lie along the input channels.
 
     >>> order_of_weight("HWIO")
     Order(rows=(3,), columns=(2, 0, 1), group=2, channels=(3,), inner=2)
     """
-    # Of a depthwise weight there are I times M output channels and one input channel each.
+    # A depthwise weight has I times M output channels, each with one input channel.
     outer, inner = ("IM", "") if "M" in layout and "I" in layout else ("O", "IM")
     rows = tuple(layout.index(axis) for axis in outer if axis in layout)
     inside = tuple(layout.index(axis) for axis in inner if axis in layout)
@@ -254,12 +256,14 @@ def order_of_weight(layout: str) -> Order:
 
 
 def order_of(rank: int, layout: str | None, first: bool) -> Order | None:
-    """An activation's: samples and places by channels, groups along channels.
+    """Return how to read an activation: samples and positions by channels.
+
+    Groups lie along the channels. A tensor with fewer than two axes is not a matrix: None.
 
     Args:
-        rank: Number of axes; None is the answer for fewer than two.
-        layout: Such as ``NCHW``, or None.
-        first: Whether channels are the second axis where no layout says where they are.
+        rank: Number of axes.
+        layout: Its layout, such as ``NCHW``, or None.
+        first: Whether channels are the second axis if the layout does not tell. Else they are last.
     """
     if layout is not None and rank == len(layout) - 1:
         layout = layout.replace("N", "")  # One sample without a batch.
@@ -274,15 +278,15 @@ def order_of(rank: int, layout: str | None, first: bool) -> Order | None:
 
 
 class Counts(NamedTuple):
-    """What was counted of one tensor.
+    """The counts of one tensor; those that are tensors stay on its device.
 
     Attributes:
-        numbers: Vector of `NUMBERS`, where the tensor is.
-        channels: Per channel, how many elements are not zero; there, too. None without channels.
-        inner: The same per input channel of a weight.
+        numbers: Vector of `NUMBERS`.
+        channels: Vector: how many elements of each channel are not zero. None without channels.
+        inner: The same for the input channels of a weight.
         elements: How many elements there are.
-        blocks: How many blocks.
-        groups: How many groups of four.
+        blocks: How many blocks there are.
+        groups: How many groups of four there are.
     """
 
     numbers: Any
@@ -297,57 +301,60 @@ def count(arrays: Arrays, x: Any, order: Order | None, block: int, limit: float)
     """Count the zeros of a tensor.
 
     Args:
-        arrays: What counts in it.
-        x: The tensor, of any dtype of real numbers.
-        order: How it is looked at as a matrix; None counts single elements alone.
-        block: Side of the blocks. What is left at the edges makes smaller blocks.
+        arrays: The operations of its framework.
+        x: The tensor, of any real dtype.
+        order: How it is read as a matrix. With None only single elements are counted.
+        block: Side of the blocks. Blocks at the edges may be smaller.
         limit: Magnitudes below it are small.
     """
     shape = [int(length) for length in x.shape]
     elements = math.prod(shape)
-    filled = arrays.filled(x)
-    small = arrays.number(arrays.small(x, limit))
+    nonzero = arrays.nonzero(x)
+    small = arrays.count(arrays.small(x, limit))
     if order is None:
-        there = arrays.number(filled)
+        there = arrays.count(nonzero)
         nothing = there - there
-        numbers = arrays.stacked([elements - there, small, nothing, nothing, nothing])
+        numbers = arrays.stack([elements - there, small, nothing, nothing, nothing])
         return Counts(numbers, None, None, elements, 0, 0)
     width = math.prod(shape[axis] for axis in order.columns)
     height = elements // width
-    matrix = arrays.shaped(arrays.ordered(filled, order.rows + order.columns), (height, width))
+    matrix = arrays.reshape(arrays.transpose(nonzero, order.rows + order.columns), (height, width))
     inner = None
     if order.channels == order.rows:
-        channels = arrays.number(matrix, [1])
+        channels = arrays.count(matrix, [1])
         if order.inner is not None:
-            by_column = arrays.number(matrix, [0])
-            inner = arrays.number(arrays.shaped(by_column, (shape[order.inner], -1)), [1])
+            by_column = arrays.count(matrix, [0])
+            inner = arrays.count(arrays.reshape(by_column, (shape[order.inner], -1)), [1])
     else:
-        channels = arrays.number(matrix, [0])
+        channels = arrays.count(matrix, [0])
     empty_blocks, blocks = _blocks(arrays, matrix, height, width, block)
-    compliant, groups = _groups(arrays, filled, shape, order)
-    empty_channels = arrays.number(channels == 0)
-    there = arrays.number(channels)
-    numbers = arrays.stacked([elements - there, small, empty_channels, empty_blocks, compliant])
+    compliant, groups = _groups(arrays, nonzero, shape, order)
+    empty_channels = arrays.count(channels == 0)
+    there = arrays.count(channels)
+    numbers = arrays.stack([elements - there, small, empty_channels, empty_blocks, compliant])
     return Counts(numbers, channels, inner, elements, blocks, groups)
 
 
 def _blocks(arrays: Arrays, matrix: Any, height: int, width: int, side: int) -> tuple[Any, int]:
-    """Return how many blocks hold nothing, and how many there are."""
+    """Return how many blocks hold only zeros, and how many there are."""
     if height % side or width % side:
-        matrix = arrays.padded(matrix, -height % side, -width % side)
+        matrix = arrays.pad(matrix, -height % side, -width % side)
     down, across = -(-height // side), -(-width // side)
-    held = arrays.held(arrays.shaped(matrix, (down, side, across, side)), [3, 1])
-    return down * across - arrays.number(held), down * across
+    held = arrays.any(arrays.reshape(matrix, (down, side, across, side)), [3, 1])
+    return down * across - arrays.count(held), down * across
 
 
-def _groups(arrays: Arrays, filled: Any, shape: list[int], order: Order) -> tuple[Any, int]:
-    """Return how many groups comply, and how many there are; each is a row of its own."""
+def _groups(arrays: Arrays, nonzero: Any, shape: list[int], order: Order) -> tuple[Any, int]:
+    """Return how many groups comply with the pattern, and how many there are.
+
+    A group does not go beyond the end of its axis.
+    """
     length = shape[order.group]
     height = math.prod(shape) // length
     others = [axis for axis in order.rows + order.columns if axis != order.group]
-    rows = arrays.shaped(arrays.ordered(filled, [*others, order.group]), (height, length))
+    rows = arrays.reshape(arrays.transpose(nonzero, [*others, order.group]), (height, length))
     if length % GROUP:
-        rows = arrays.padded(rows, 0, -length % GROUP)
+        rows = arrays.pad(rows, 0, -length % GROUP)
     groups = height * -(-length // GROUP)
-    fours = arrays.number(arrays.shaped(rows, (groups, GROUP)), [1])
-    return arrays.number(fours <= FILLED), groups
+    fours = arrays.count(arrays.reshape(rows, (groups, GROUP)), [1])
+    return arrays.count(fours <= FILLED), groups
