@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 from pathlib import Path
 
@@ -39,32 +40,33 @@ def names_in(texts: dict[Path, str]) -> frozenset[str]:
     return frozenset(name for name in names if has_underscore(name))
 
 
-CORE = names_in(sources("amanda_core"))
+@functools.cache
+def names_of(member: str) -> frozenset[str]:
+    return names_in(sources(member))
 
 
 def private_names_of_the_core(path: Path, text: str, member: frozenset[str]) -> list[str]:
     """Return the places where a source of a member uses a private name of the core."""
     if path.suffix == ".py":
         in_file = own_names([text])
-        found = mentions(text, "amanda_core", member, theirs=CORE)
+        found = mentions(text, "amanda_core", member, theirs=names_of("amanda_core"))
     else:
         in_file = frozenset()
         found = mentions_in_c(text, "amanda_core", member)
     of_core = []
     for line, name in found:
         private = {part for part in name.split(".") if has_underscore(part)}
-        if name.startswith("amanda_core") or private & (CORE - in_file):
+        if name.startswith("amanda_core") or private & (names_of("amanda_core") - in_file):
             of_core.append(f"{path.name}:{line}: {name}")
     return of_core
 
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_no_member_uses_private_names_of_the_core(member: str) -> None:
-    texts = sources(member)
-    own = names_in(texts)
+    own = names_of(member)
     found = [
         line
-        for path, text in texts.items()
+        for path, text in sources(member).items()
         if not any(part in OF_FRAMEWORKS for part in (path.parent.name, path.stem))
         for line in private_names_of_the_core(path, text, own)
     ]
@@ -81,7 +83,7 @@ def test_no_member_uses_private_names_of_the_core(member: str) -> None:
     ],
 )
 def test_one_that_is_planted_is_found(file: str, planted: str) -> None:
-    own = names_in(sources("amanda_driver_torch"))
+    own = names_of("amanda_driver_torch")
     assert len(private_names_of_the_core(Path(file), planted, own)) == 1
 
 

@@ -1,21 +1,31 @@
-"""Each test starts with the same random numbers and leaves no tool applied."""
+"""Each test starts with the same random numbers and leaves no tool applied.
+
+TensorFlow's import takes ten seconds. The process that only distributes the tests, and those that
+run tests without TensorFlow, load this module, too; so fixtures import it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-import tensorflow as tf
 
 from amanda_driver_tf._shared.state import STATE
 
-# Before TensorFlow makes its threads; sums of one run then are those of the next.
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(2)
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads() -> None:
+    """Set the threads before TensorFlow makes them; sums of one run then are those of the next."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
 
 
 @pytest.fixture(autouse=True)
 def _same_start_and_nothing_left() -> Iterator[None]:
+    import tensorflow as tf
+
     tf.random.set_seed(0)
     yield
     assert STATE.functions is None

@@ -1,19 +1,29 @@
-"""Each test starts with the same random numbers and leaves no tool applied."""
+"""Each test starts with the same random numbers and leaves no tool applied.
+
+PyTorch's import takes seconds. Processes that run none of these tests load this module, too; so
+fixtures import it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from amanda_driver_torch._thread.state import STATE
 
-torch.set_num_threads(1)
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _same_start_and_nothing_left() -> Iterator[None]:
+    import torch
+
+    from amanda_driver_torch._thread.state import STATE
+
     torch.manual_seed(0)
     yield
     depth = torch._C._len_torch_function_stack()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from amanda_core.testing.private_names import DriverSources
+from amanda_core.testing.private_names import DriverSources, has_underscore
 from amanda_driver_torch._torch import internals
 
 OWNERS = {
@@ -20,47 +21,45 @@ OWNERS = {
     "vocabulary.py",
 }
 
-#: Names of attributes of PyTorch's objects that the driver uses.
-NODE = torch.ones(1, requires_grad=True).exp().grad_fn
-THEIRS = frozenset(
-    name
-    for thing in (
-        *(torch.Tensor, nn.Module(), NODE, torch.autograd.Function, torch.UntypedStorage),
+
+@functools.cache  # Not at import: it parses the sources, and other tests are collected, too.
+def sources() -> DriverSources:
+    node = torch.ones(1, requires_grad=True).exp().grad_fn
+    things = (
+        *(torch.Tensor, nn.Module(), node, torch.autograd.Function, torch.UntypedStorage),
         *(torch.ops.aten.relu, torch.ops.aten.relu.default, torch.optim.Optimizer),
         *(torch.autograd, torch.autograd.forward_ad, torch.overrides, torch.utils.checkpoint),
     )
-    for name in dir(thing)
-    if name.startswith("_") and not name.startswith("__")
-) - {"_values"}  # That of the core's contexts is read.
-SOURCES = DriverSources(
-    Path(__file__).parents[1] / "src/amanda_driver_torch", "torch", theirs=THEIRS
-)
+    #: Names of attributes of PyTorch's objects that the driver uses.
+    found = {name for thing in things for name in dir(thing) if has_underscore(name)}
+    package = Path(__file__).parents[1] / "src/amanda_driver_torch"
+    # `_values` of the core's contexts is read.
+    return DriverSources(package, "torch", theirs=frozenset(found) - {"_values"})
 
 
 def test_private_names_stand_in_their_owners_only() -> None:
-    others = [name for name in SOURCES.texts if name not in OWNERS]
-    assert [line for name in others for line in SOURCES.mentions(name)] == []
+    others = [name for name in sources().texts if name not in OWNERS]
+    assert [line for name in others for line in sources().mentions(name)] == []
 
 
 def test_in_tables_of_operators_only_names_of_operators_are_private() -> None:
     for name in OWNERS:
         if not name.startswith(("_torch", "native/")):
-            found = SOURCES.mentions(name)
+            found = sources().mentions(name)
             assert [line for line in found if "." in line.partition(": ")[2]] == []
 
 
 def test_the_owners_are_searched_as_all_else() -> None:
     for name in ("_torch/internals.py", "native/torch_symbols.h"):
-        assert SOURCES.mentions(name)
+        assert sources().mentions(name)
 
 
 def test_one_that_is_planted_is_found() -> None:
-    python = "\n\ndef f(t): return t._version, torch._C.TensorBase\n"
-    assert (
-        len(SOURCES.mentions("_autograd/taps.py", SOURCES.texts["_autograd/taps.py"] + python)) == 2
-    )
-    cpp = '\nconst char* name = "_version";\n'
-    assert len(SOURCES.mentions("native/watch.cpp", SOURCES.texts["native/watch.cpp"] + cpp)) == 1
+    for name, planted, count in [
+        ("_autograd/taps.py", "\n\ndef f(t): return t._version, torch._C.TensorBase\n", 2),
+        ("native/watch.cpp", '\nconst char* name = "_version";\n', 1),
+    ]:
+        assert len(sources().mentions(name, sources().texts[name] + planted)) == count
 
 
 def test_everything_that_the_module_offers_is_there() -> None:

@@ -155,10 +155,10 @@ def is_compared(program: Program, some: random.Random, way: str) -> bool:
 
 
 def marks_of(number: int) -> list[pytest.MarkDecorator]:
-    """Return the tier of a sample: every 16th is fast, every eighth slow."""
+    """Return the tier of a sample: every 32nd is fast, every eighth slow."""
     if number % 8:
         return [pytest.mark.exhaustive]
-    return [pytest.mark.slow] if number % 16 else []
+    return [pytest.mark.slow] if number % 32 else []
 
 
 @pytest.mark.parametrize(

@@ -1,45 +1,38 @@
-"""Each test starts with the same random numbers and leaves no tool applied."""
+"""Each test leaves the methods of sessions and graphs as they were."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from typing import Any
 
 import pytest
-import tensorflow as tf
-from tensorflow.python.client import session as session_module
 
-from amanda_driver_tf._shared.state import STATE
 
-from .loop_programs import control_flow
-
-_METHODS = {
-    name: value
-    for owner in (session_module.BaseSession, session_module.Session, tf.Graph)
-    for name, value in vars(owner).items()
-}
+@pytest.fixture(scope="session")
+def original_methods() -> dict[str, Any]:
+    """Return the methods before any tool is applied."""
+    return _methods()
 
 
 @pytest.fixture(autouse=True)
-def _same_start_and_nothing_left() -> Iterator[None]:
-    tf.random.set_seed(0)
+def _methods_restored(original_methods: dict[str, Any]) -> Iterator[None]:
     yield
-    assert STATE.functions is None
-    assert STATE.graphs is None
-    assert not STATE.quiet
-    assert not STATE.running
-    found = {
-        name: value
-        for owner in (session_module.BaseSession, session_module.Session, tf.Graph)
-        for name, value in vars(owner).items()
-    }
-    assert {name for name in found if found[name] is not _METHODS.get(name)} == set()
+    found = _methods()
+    assert {name for name in found if found[name] is not original_methods.get(name)} == set()
 
 
 @pytest.fixture
 def old_control_flow() -> Iterator[None]:
     """Use the loops and branches of TensorFlow 1, made of switches and merges."""
+    from .loop_programs import control_flow
+
     with control_flow(False):
         yield
+
+
+def _methods() -> dict[str, Any]:
+    import tensorflow as tf  # Here, since its import takes ten seconds: see the folder above.
+    from tensorflow.python.client import session
+
+    owners = (session.BaseSession, session.Session, tf.Graph)
+    return {name: value for owner in owners for name, value in vars(owner).items()}
