@@ -1,11 +1,12 @@
 """Each test starts with the same random numbers and leaves no tool applied.
 
 TensorFlow's import takes ten seconds. The process that only distributes the tests, and those that
-run tests without TensorFlow, load this module, too; so fixtures import it.
+run tests without TensorFlow, load this module, too; so functions import it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -13,8 +14,13 @@ import pytest
 from amanda_driver_tf._shared.state import STATE
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _threads() -> None:
+def pytest_pycollect_makemodule() -> None:
+    """Set up TensorFlow before the first module of this folder is imported."""
+    _set_threads()
+
+
+@functools.cache
+def _set_threads() -> None:
     """Set the threads before TensorFlow makes them; sums of one run then are those of the next."""
     import tensorflow as tf
 
