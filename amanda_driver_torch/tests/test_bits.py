@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import amanda
 from amanda_core.testing.tools import Everywhere, after, at_inputs, before, tool
 
+from .interceptors import under_both_interceptors
 from .tensors import equal, grad_of, leaf, twin
 
 Program = Callable[..., Any]
@@ -72,7 +73,7 @@ def gradients(program: Program, given: Sequence[torch.Tensor]) -> list[torch.Ten
     return [result, *first, *(tensor.grad for tensor in leaves)]
 
 
-@pytest.mark.parametrize("interceptor", ["native", "function_mode"])
+@under_both_interceptors
 @pytest.mark.parametrize("routine", [nothing, clones])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_of_gradients_are_the_same_to_the_bit(

@@ -27,12 +27,12 @@ import amanda
 from amanda_core.errors import UnsupportedError
 from amanda_core.testing.tools import after
 
+from .interceptors import under_both_interceptors
 from .tensors import equal
 from .unchanged_by_tools import CHANGING_NOTHING, same_under, unlike_plain
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-INTERCEPTORS = pytest.mark.parametrize("interceptor", ["native", "function_mode"])
 TOOLS = pytest.mark.parametrize("tool", sorted(set(CHANGING_NOTHING) - {"empty"}))
 
 
@@ -192,14 +192,14 @@ def behave_as_plain(tool: str, cases: list[Any]) -> None:
     assert unlike_plain(tool, programs, or_both_raise=True) == []
 
 
-@INTERCEPTORS
+@under_both_interceptors
 @TOOLS
 def test_in_place_operators_behave_as_in_plain_torch(tool: str, interceptor: str) -> None:
     behave_as_plain(tool, random.Random(tool + interceptor).sample(CASES, 20))
 
 
 @pytest.mark.exhaustive
-@INTERCEPTORS
+@under_both_interceptors
 @TOOLS
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_in_place_operators_behave_as_in_plain_torch(
@@ -244,7 +244,7 @@ def wrapped() -> Any:
     return weight.content
 
 
-@INTERCEPTORS
+@under_both_interceptors
 @TOOLS
 @pytest.mark.parametrize("run", [sparse_adam, distributed_weights, wrapped])
 def test_programs_run(run: Callable[[], Any], tool: str, interceptor: str) -> None:
@@ -258,7 +258,7 @@ def doubled(value: Any) -> Any:
     return value * 2
 
 
-@INTERCEPTORS
+@under_both_interceptors
 @pytest.mark.parametrize("layout", ["coo", "csr", "mkldnn", "wrapper"])
 def test_results_are_edited_where_no_gradient_is_recorded(layout: str, interceptor: str) -> None:
     x = LAYOUTS[layout]()
@@ -267,7 +267,7 @@ def test_results_are_edited_where_no_gradient_is_recorded(layout: str, intercept
     equal(_values(x).to_dense(), _dense() * -2)
 
 
-@INTERCEPTORS
+@under_both_interceptors
 def test_an_edit_that_the_backward_might_see_is_refused(interceptor: str) -> None:
     leaf = LAYOUTS["coo"]().requires_grad_()
     with (
@@ -288,13 +288,13 @@ def nested_products() -> Any:
     return [*left.grad.unbind(), *right.grad.unbind()]
 
 
-@INTERCEPTORS
+@under_both_interceptors
 @TOOLS
 def test_gradients_of_nested_tensors_are_seen(tool: str, interceptor: str) -> None:
     same_under(tool, nested_products)
 
 
-@INTERCEPTORS
+@under_both_interceptors
 @pytest.mark.parametrize(
     "ask", ["insert_after_backward_op", "insert_before_op", "replace_backward_op"]
 )

@@ -15,6 +15,7 @@ from torch import nn
 import amanda
 from amanda_core.testing.tools import Edit, after, at_inputs, at_outputs, before, editing
 
+from .interceptors import under_both_interceptors
 from .tensors import equal
 from .unchanged_by_tools import CHANGING_NOTHING, same_under
 
@@ -74,7 +75,7 @@ def many_dimensions(count: int) -> Any:
 PROGRAMS = [clipped, unbound, split, iterated, of_a_function, broadcast, many_dimensions]
 
 
-@pytest.mark.parametrize("interceptor", ["native", "function_mode"])
+@under_both_interceptors
 @pytest.mark.parametrize("tool", sorted(set(CHANGING_NOTHING) - {"empty", "watching"}))
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_any_number_of_values(

@@ -26,9 +26,9 @@ import amanda
 from amanda_core.testing.tools import analysed
 from amanda_driver_torch._torch.tensor_attributes import is_weight
 
+from .interceptors import under_both_interceptors
 from .unchanged_by_tools import CHANGING_NOTHING, same_under, unlike_plain
 
-INTERCEPTORS = pytest.mark.parametrize("interceptor", ["native", "function_mode"])
 TOOLS = pytest.mark.parametrize("tool", CHANGING_NOTHING)
 
 
@@ -131,7 +131,7 @@ REPRODUCTIONS = [
 ]
 
 
-@INTERCEPTORS
+@under_both_interceptors
 @TOOLS
 @pytest.mark.parametrize("program", REPRODUCTIONS)
 def test_legal_programs_run(program: Callable[[], Any], tool: str, interceptor: str) -> None:
@@ -244,7 +244,7 @@ def behave_as_plain(tool: str, cases: list[Any]) -> None:
     assert unlike_plain(tool, {str(case): program(*case) for case in cases}) == []
 
 
-@INTERCEPTORS
+@under_both_interceptors
 @TOOLS
 def test_views_behave_as_in_plain_torch(tool: str, interceptor: str) -> None:
     chosen = random.Random(tool + interceptor).sample(CASES, 20)
@@ -252,7 +252,7 @@ def test_views_behave_as_in_plain_torch(tool: str, interceptor: str) -> None:
 
 
 @pytest.mark.exhaustive
-@INTERCEPTORS
+@under_both_interceptors
 @TOOLS
 @pytest.mark.parametrize("view", VIEWS)
 def test_all_views_behave_as_in_plain_torch(view: str, tool: str, interceptor: str) -> None:
@@ -346,7 +346,7 @@ def test_nothing_that_is_read_is_kept(tool: str) -> None:
         assert alive() is None
 
 
-@INTERCEPTORS
+@under_both_interceptors
 def test_late_routines_find_the_gradients_of_leaves_and_views(interceptor: str) -> None:
     seen: dict[str, list[float]] = {}
 

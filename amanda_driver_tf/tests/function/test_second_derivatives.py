@@ -32,7 +32,7 @@ def called(o: Ops, x: Any, w: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", TWICE)
-@pytest.mark.parametrize("program", [layer, called])
+@pytest.mark.parametrize("program", [layer, pytest.param(called, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "edits",
     [
