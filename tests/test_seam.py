@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,128 @@ def test_no_member_uses_private_names_of_the_core(member: str) -> None:
 def test_one_that_is_planted_is_found(file: str, planted: str) -> None:
     own = names_of("amanda_driver_torch")
     assert len(private_names_of_the_core(Path(file), planted, own)) == 1
+
+
+# A driver and its framework may use a name that the core uses, too. So the search above passes over
+# the names that a member defines, and over the modules with its framework's names. The one below
+# passes over neither, and lists the uses that are of other objects.
+
+#: Uses of names that private attributes of the core have, too, by module -> whose they are.
+OF_OTHERS = {
+    ("body", "body._add"): "a class of the TensorFlow driver",
+    ("twins", "twins._found"): "a class of the TensorFlow driver",
+    ("objects", "op._id"): "TensorFlow",
+    ("objects", "_value"): "TensorFlow",
+    ("tapes", "context._context"): "TensorFlow",
+    ("eager_checks", "_context"): "TensorFlow",
+    ("internals", "module._parameters"): "PyTorch",
+    ("bindings", "_backward"): "PyTorch",
+}
+#: Methods of named tuples.
+OF_PYTHON = frozenset({"_make", "_replace"})
+BESIDE = ("cli", "config", "testing")
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def attributes_of(text: str) -> frozenset[str]:
+    """Return the private attributes and methods of the classes in a Python source."""
+    found: set[str] = set()
+    for class_ in ast.walk(ast.parse(text)):
+        if isinstance(class_, ast.ClassDef):
+            for node in ast.walk(class_):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    found.add(node.attr)
+            for statement in class_.body:
+                if isinstance(statement, ast.FunctionDef):
+                    found.add(statement.name)
+                elif isinstance(statement, ast.Assign):
+                    found.update(t.id for t in statement.targets if isinstance(t, ast.Name))
+            found.update(slots_of(class_))
+    return frozenset(name for name in found if has_underscore(name))
+
+
+def slots_of(tree: ast.AST) -> set[str]:
+    return {
+        text.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id == "__slots__"
+        for text in ast.walk(node.value)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str)
+    }
+
+
+#: Private attributes of the objects that the engine gives to drivers and tools.
+ATTRIBUTES = (
+    frozenset().union(
+        *(
+            attributes_of(text)
+            for path, text in sources("amanda_core").items()
+            if path.suffix == ".py" and not set(BESIDE) & set(path.parts)
+        )
+    )
+    - OF_PYTHON
+)
+
+
+def uses_of_attributes(path: Path, text: str) -> list[str]:
+    """Return where a source uses a private attribute of the core, of objects but its own ``self``.
+
+    In C, where attributes are looked up by names that macros write, it is every such word.
+    """
+    if path.suffix != ".py":
+        words = re.findall(r"\b_\w+", _COMMENT.sub("", text))
+        return [f"{path.name}: {word}" for word in words if word in ATTRIBUTES]
+    return [
+        f"{path.name}:{line}: {what}"
+        for line, what in python_uses(text)
+        if (path.stem, what) not in OF_OTHERS
+    ]
+
+
+def python_uses(text: str) -> Iterator[tuple[int, str]]:
+    tree = ast.parse(text)
+    names = ATTRIBUTES - slots_of(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
+            if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Constant) and node.value in names:
+            yield node.lineno, str(node.value)
+
+
+PLANTED = {
+    ".py": "def planted(session): return session.{}\n",
+    ".c": "X({})\n",
+    ".cpp": 'PyObject_GetAttrString(context, "{}");\n',
+    ".h": "    X(attrs) X({}) \\\n",
+}
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_no_source_of_a_member_uses_an_attribute_of_the_cores_objects(member: str) -> None:
+    names = ("_amanda", "_store", "_key")
+    assert {*names, "_plans", "_forward", "_hook"} < ATTRIBUTES
+    for path, text in sources(member).items():
+        # In each source those that are planted are found, also where its own objects have the name.
+        planted = "".join(PLANTED[path.suffix].format(name) for name in names)
+        uses = uses_of_attributes(path, planted + text)
+        assert [name for use, name in zip(uses, names, strict=False) if use.endswith(name)] == [
+            *names
+        ]
+        assert uses[len(names) :] == []
+
+
+def test_the_uses_of_names_of_others_are_there() -> None:
+    found = {
+        (path.stem, what)
+        for member in MEMBERS
+        for path, text in sources(member).items()
+        if path.suffix == ".py" and path.stem in {stem for stem, _ in OF_OTHERS}
+        for _, what in python_uses(text)
+    }
+    assert found == set(OF_OTHERS)
 
 
 def text_of(member: str, header: str) -> str:

@@ -6,7 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +306,14 @@ class Untrue(ToyBackend):
 
     def __init__(self) -> None:
         super().__init__(BROKEN["test_keys_persist"]())
+
+
+@pytest.fixture(autouse=True)
+def _numpy_stays() -> None:
+    # A test session inside of a test drops the modules that it imports, and NumPy can be loaded
+    # only once in a process: the next test that reads values would fail.
+    with suppress(ImportError):
+        import numpy  # noqa: F401
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:

@@ -12,6 +12,7 @@ from amanda_core.testing.private_names import (
     mentions_in_c,
     own_names,
 )
+from amanda_core.testing.public_names import private_uses
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,14 @@ def test_a_name_that_both_have_is_ones_own_on_self_only() -> None:
     assert len(mentions(source, "tensorflow", own, theirs=["_lock"])) == 1
 
 
+@pytest.mark.parametrize("function", ["getattr", "setattr", "hasattr", "delattr"])
+def test_a_name_that_is_looked_up_is_another_objects(function: str) -> None:
+    source = f"class A:\n    def f(self, x): self._lock = '_lock'; {function}(x, '_lock')"
+    own = own_names([source])
+    assert mentions(source, "tensorflow", own) == []
+    assert len(mentions(source, "tensorflow", own, theirs=["_lock"])) == 1
+
+
 def test_the_caller_says_what_is_private() -> None:
     source = "from tensorflow.python.eager import context\ncontext.context()"
     found = mentions(source, "tensorflow", (), lambda name: ".python." in name)
@@ -91,3 +100,25 @@ def test_sources_of_a_driver_are_searched_by_their_language(tmp_path: Path) -> N
     assert sources.mentions("taps.py") == ["taps.py:1: …._version"]
     assert sources.mentions("native/watch.cpp") == ["native/watch.cpp:1: _base"]
     assert sources.mentions("taps.py", "import torch\ntorch._C\n") == ["taps.py:2: torch._C"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "session._store",
+        "tool._amanda.logs",
+        "getattr(context, '_remembered')",
+        "setattr(self.session, '_hook', None)",
+        "context._plans.clear()",
+    ],
+)
+def test_what_objects_of_the_core_keep_for_themselves_is_not_a_drivers(
+    tmp_path: Path, use: str
+) -> None:
+    # The driver has names of its own that are the same.
+    own = "class A:\n    def __init__(self): self._store = self._plans = self._hook = '_store'\n"
+    (tmp_path / "driver.py").write_text(f"{own}    def f(self, session, context, tool): pass\n")
+    assert private_uses(tmp_path) == []
+    (tmp_path / "driver.py").write_text(f"{own}    def f(self, session, context, tool): {use}\n")
+    (found,) = private_uses(tmp_path)
+    assert "driver.py:3: " in found

@@ -27,6 +27,8 @@ __all__ = [
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.\w+)*\.?")
 _C_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 
+_LOOK_UPS = ("delattr", "getattr", "hasattr", "setattr")
+
 #: Names with an underscore that Python itself documents.
 _PYTHONS = frozenset({"_asdict", "_fields", "_getframe", "_make", "_replace"})
 
@@ -141,6 +143,7 @@ class _Search:
         for node in ast.walk(tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 yield from self._imported(node)
+        looked_up = {id(node) for node in _looked_up(tree)}
         inner: set[int] = set()
         for node in ast.walk(tree):  # Outer nodes come before those inside them.
             if isinstance(node, ast.Attribute) and id(node) not in inner:
@@ -148,7 +151,8 @@ class _Search:
                 yield from self._of_chain(node)
             elif isinstance(node, ast.Constant) and id(node) not in passed_over:
                 text = node.value if isinstance(node.value, str) else ""
-                if _is_private_text(text, self._framework, self._only_own, self._is_private):
+                own = self._only_own if id(node) in looked_up else self._own
+                if _is_private_text(text, self._framework, own, self._is_private):
                     yield Mention(node.lineno, text)
 
     def _imported(self, node: ast.Import | ast.ImportFrom) -> Iterator[Mention]:
@@ -204,7 +208,8 @@ def _is_private_text(
 
 
 def _is_known(name: str) -> bool:
-    return name in _PYTHONS or name.startswith("_amanda") or not name.strip("_")
+    # A driver marks objects of its framework by names such as `_amanda_source`.
+    return name in _PYTHONS or name.startswith("_amanda_") or not name.strip("_")
 
 
 def _is_dunder(name: str) -> bool:
@@ -232,6 +237,13 @@ def _defined(node: ast.AST) -> Iterator[str]:
         yield from (slot.value for slot in _slots(node) if isinstance(slot.value, str))
     elif isinstance(node, ast.alias):
         yield node.asname or node.name
+
+
+def _looked_up(tree: ast.Module) -> Iterator[ast.expr]:
+    """Return the arguments that name an attribute of another object."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _LOOK_UPS:
+            yield from node.args[1:2]
 
 
 def _slots(tree: ast.AST) -> Iterator[ast.Constant]:
