@@ -128,7 +128,7 @@ def test_positions_count_the_padding() -> None:
 
 
 class Model(nn.Module):
-    """Two layers, and a function that is no module."""
+    """Two layers, and a function that is not a module."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def test_only_the_chosen_calls_are_steered(language: LanguageModel) -> None:
 
 
 class Model(nn.Module):
-    """Two layers, a function that is no module, and heads."""
+    """Two layers, a function that is not a module, and heads."""
 
     def __init__(self) -> None:
         super().__init__()

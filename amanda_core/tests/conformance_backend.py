@@ -44,7 +44,7 @@ class ToyBackend(Backend):
         for leaf in leaves:
             leaf.grad = None
         outputs = program.function(*leaves)
-        # One pass from all outputs: a node over them, which is no operator.
+        # One pass from all outputs: a node over them, which is not an operator.
         loss = toy.Node("Loss", lambda gradients: list(seeds), [o.edge for o in outputs])  # type: ignore[arg-type]
         toy.backward(toy.Value(0.0, (loss, 0)))
         names = [*program.model.inputs, *program.model.parameters]

@@ -159,7 +159,7 @@ def test_a_command_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None
 def test_what_a_command_returns_is_a_status_if_it_is_a_number(installed: Installed) -> None:
     @click.command()
     def chatty() -> str:
-        """Return something that is no number."""
+        """Return something that is not a number."""
         return "done"
 
     installed.points.append(point(lambda: chatty, "chatty"))

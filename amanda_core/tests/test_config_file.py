@@ -69,9 +69,9 @@ def loaded(folder: Path, *flags: str, output: str | None = None, **environment: 
         (
             "[tool.amanda.tools.x]\ntool = 'os:system'",
             2,
-            "'os:system' is no name of an installed tool.*-t module:Class",
+            "'os:system' is not the name of an installed tool.*-t module:Class",
         ),
-        ("[tool.amanda.tools.x]\ntool = './x.py:T'", 2, "is no name of an installed tool"),
+        ("[tool.amanda.tools.x]\ntool = './x.py:T'", 2, "is not the name of an installed tool"),
         (
             "[tool.amanda.tools.x]\nselect = {op = 'a'}",
             2,
@@ -83,10 +83,10 @@ def loaded(folder: Path, *flags: str, output: str | None = None, **environment: 
             "modules must be a text or a list of texts",
         ),
         ("[tool.amanda.select]\nnamespace = 1", 2, "namespace must be a text"),
-        ("[tool.amanda.select]\nsteps = -1", 2, "-1 is no range of steps.*Write '10:20'"),
-        ("[tool.amanda.select]\nsteps = '1:2:0'", 2, "no range of steps"),
-        ("[tool.amanda.select]\nsteps = [1, true]", 2, "no range of steps"),
-        ("[tool.amanda.select]\nsteps = '9999999999999999999'", 2, "no range of steps"),
+        ("[tool.amanda.select]\nsteps = -1", 2, "-1 is not a range of steps.*Write '10:20'"),
+        ("[tool.amanda.select]\nsteps = '1:2:0'", 2, "not a range of steps"),
+        ("[tool.amanda.select]\nsteps = [1, true]", 2, "not a range of steps"),
+        ("[tool.amanda.select]\nsteps = '9999999999999999999'", 2, "not a range of steps"),
     ],
 )
 def test_each_mistake_in_a_file_names_file_and_line(
@@ -244,7 +244,7 @@ def test_a_home_folder(tmp_path: Path, home: str) -> None:
     [
         ({"AMANDA_TOOLS": "a;a"}, "AMANDA_TOOLS", "'a' is named twice.*name of its own: a2=a"),
         ({"AMANDA_TOOLS": "a:x=[1"}, "AMANDA_TOOLS", r"\] is missing in .*Close it"),
-        ({"AMANDA_OUTPUT": " "}, "AMANDA_OUTPUT", "' ' is no folder"),
+        ({"AMANDA_OUTPUT": " "}, "AMANDA_OUTPUT", "' ' is not a folder"),
         ({"AMANDA_DRIVERS": ","}, "AMANDA_DRIVERS", "',' names no driver, or one twice"),
         ({"AMANDA_DRIVERS": "a,a"}, "AMANDA_DRIVERS", "names no driver, or one twice"),
     ],

@@ -121,8 +121,12 @@ def test_options_reach_the_tool_in_its_types() -> None:
         ),
         ("prune:sparsity=-1", SelectionError, "Nothing is left"),
         ("plain:x=1", OptionError, "has no option 'x'.*What it has: nothing"),
-        ("seven", BrokenToolError, "'seven' makes no amanda.Tool but int.*must be a Tool class"),
-        ("number", BrokenToolError, "'number' is no class or function but int"),
+        (
+            "seven",
+            BrokenToolError,
+            "'seven' does not make an amanda.Tool but int.*must be a Tool class",
+        ),
+        ("number", BrokenToolError, "'number' is not a class or function but int"),
         (
             "broken",
             BrokenToolError,

@@ -49,13 +49,13 @@ def test_how_a_tool_is_written(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "'' is no name of a tool. Where: -t. Write -t TOOL"),
-        ("a b", "'a b' is no name of a tool"),
-        ("../x", "'../x' is no name of a tool"),
-        ("x=:a=1", "'' is no name of a tool"),
+        ("", "'' is not the name of a tool. Where: -t. Write -t TOOL"),
+        ("a b", "'a b' is not the name of a tool"),
+        ("../x", "'../x' is not the name of a tool"),
+        ("x=:a=1", "'' is not the name of a tool"),
         ("a/b=trace", "'a/b' cannot be the name of a tool"),
         ("..=trace", "'..' cannot be the name of a tool"),
-        ("x" * 80, "is no name of a tool"),
+        ("x" * 80, "is not the name of a tool"),
         ("prune:0.5", "'prune:0.5' names no tool"),
         ("mod:Class:5", "'5' is not of the form key=value"),
         ("prune:a=1,b", "'b' is not of the form key=value"),

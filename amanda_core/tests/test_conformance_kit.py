@@ -434,7 +434,7 @@ def test_the_suite_as_a_class(pytester: pytest.Pytester) -> None:
         ),
         pytest.param(
             ["--amanda-backend=json:loads"],
-            "*is no amanda_core.testing.Backend*",
+            "*is not an amanda_core.testing.Backend*",
             marks=pytest.mark.slow,
         ),
     ],

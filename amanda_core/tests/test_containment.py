@@ -30,7 +30,7 @@ from .test_cli import call
 
 
 class Unheard(BaseException):
-    """A BaseException that is no `Exception`, like some of pytest and of asyncio."""
+    """A BaseException that is not an `Exception`, like some of pytest and of asyncio."""
 
 
 class Unspeakable(Exception):

@@ -214,7 +214,7 @@ class Everything(ToyDriver):
 
 
 def wrapping(log: list[str], hooks: Sequence[str] = HOOKS) -> Any:
-    """Return a plugin that is no driver and wraps hooks."""
+    """Return a plugin that is not a driver and wraps hooks."""
 
     def wrapper(name: str) -> Any:
         # pluggy looks at the names of the parameters: none is the least.

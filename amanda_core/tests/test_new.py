@@ -202,7 +202,8 @@ def test_names_that_are_none(
     kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(kind, "-o", str(tmp_path), "--", name) == 2
-    assert f"is no name for a {kind}. Where: NAME. Use lower-case" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"is not a valid name for a {kind}. Where: NAME. Use lower-case" in said
     assert not list(tmp_path.iterdir())
 
 

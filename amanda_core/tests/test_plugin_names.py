@@ -160,7 +160,7 @@ def test_the_list_shows_by_which_name_each_is_asked_for(
 
 @pytest.mark.parametrize("text", ["tools/mine.py", "a/b/trace", "/trace", "acme/", "../x/trace"])
 def test_a_path_is_no_name_of_an_installed_tool(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of a tool"):
+    with pytest.raises(ConfigError, match="is not the name of a tool"):
         from_flags([text])
 
 

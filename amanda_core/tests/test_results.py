@@ -105,7 +105,7 @@ def test_a_tool_that_writes_elsewhere_is_named(tmp_path: Path) -> None:
         OutputError, match=r"'one' says that it wrote .*escaped.*outside of its folder"
     ):
         out.write("one", Found("{}", "../../escaped"))
-    with pytest.raises(OutputError, match="which is no file"):
+    with pytest.raises(OutputError, match="which is not a file"):
         out.write("two", Found("{}", told=["absent"]))
 
 

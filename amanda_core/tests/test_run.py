@@ -302,7 +302,7 @@ def test_each_rank_writes_its_own_result(site: Site, out: Path) -> None:
     assert calls(out / "rank3-restart2") == {"encoder/relu": 1}
     done = site.amanda("run", "-t", "count", "-o", str(out), "train.py", RANK="../3")
     assert done.returncode == 2
-    assert "RANK is '../3', which is no number" in done.stderr
+    assert "RANK is '../3', which is not a number" in done.stderr
 
 
 def test_results_that_are_there_are_not_replaced_unless_forced(site: Site, out: Path) -> None:

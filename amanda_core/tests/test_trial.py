@@ -134,7 +134,7 @@ def test_a_result_that_can_be_written_and_shown() -> None:
         (Found(table="a"), AssertionError, "must return a Table, not 'a'"),
         (Found("[1]"), AssertionError, "must be an object"),
         (Found('{"n": 1}'), AssertionError, "must have a 'format', such as"),
-        (Found('{"format": "x/1", "n": NaN}'), ResultError, "NaN is no number of JSON"),
+        (Found('{"format": "x/1", "n": NaN}'), ResultError, "NaN is not a JSON number"),
         (Found("{"), ResultError, "is not JSON"),
         (Escaping(), OutputError, "outside of its folder"),
     ],

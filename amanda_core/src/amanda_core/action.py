@@ -1,7 +1,7 @@
-"""Instrumentation points and the six kinds of action that an analysis routine can ask for.
+"""Instrumentation points and the six kinds of action that an analysis routine can request.
 
 Owns the vocabulary (`IPoint`, `ActionKind`), the record of one request (`Action`) and the order of
-points that decides what is too late. Runs nothing.
+points, by which a request may be too late. Runs nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IPoint(Enum):
 
     @property
     def rank(self) -> int:
-        """Place in the order of points within one execution, from 0."""
+        """Position in the order of points within one execution, from 0."""
         return _ORDER[self]
 
 
@@ -55,10 +55,11 @@ _ORDER = {point: rank for rank, point in enumerate(IPoint)}
 
 
 class ActionKind(Enum):
-    """The six kinds of action (paper, listing 3), named like the methods that ask for them.
+    """The six kinds of action (paper, listing 3), named like the methods that request them.
 
     Attributes:
-        point: The point whose plan the action joins; a replacement belongs to the point before.
+        point: The point whose plan the action joins. A replacement joins that of the point before
+            the op.
         selects: Name of the values that the routine gets.
     """
 
@@ -81,7 +82,7 @@ class ActionKind(Enum):
 
     @property
     def is_replacement(self) -> bool:
-        """Whether the routine stands in for the op."""
+        """Whether the routine runs instead of the op."""
         return self in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 
 
@@ -110,10 +111,11 @@ class Action:
         kind: Which of the six kinds.
         routine: The instrumentation routine.
         positions: Positions that the routine gets, in this order; None means all.
-        kwargs: Passed on by reference at each execution.
-        tool: Who asked.
+        kwargs: Keyword arguments, which each execution passes to the routine without a copy.
+        tool: The tool whose analysis requested it.
         autodiff: Whether the routine's own operations are differentiated.
-        observe: Whether the routine only looks: it returns None, and nothing may be changed for it.
+        observe: Whether the routine only observes. It must return None, and the program must not be
+            changed for it.
     """
 
     kind: ActionKind
@@ -126,7 +128,7 @@ class Action:
 
     @property
     def staged(self) -> bool:
-        """Whether the routine carries the mark of `staged`."""
+        """Whether the routine is marked with `staged`."""
         return bool(getattr(self.routine, _STAGED, False))
 
     @property

@@ -1,8 +1,8 @@
 """Applying tools and leaving them, and the control API (paper, listing 5).
 
-Owns the stack of applied tools of each thread and the life of its session: drivers are attached
-when the stack gets its first entry and detached when it loses its last, by whatever way. A little
-over 400 lines: the control API of the paper, half of it documentation.
+Owns the stack of applied tools of each thread and the lifetime of its session. Drivers are attached
+when the stack gets its first entry and detached when it loses its last one. A little over 400
+lines: the control API of the paper, half of it documentation.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ _STACKLEVEL = 6
 
 
 class _Stack:
-    """The applied tools of one thread, in order of application, and what serves them."""
+    """The applied tools of one thread, in order of application, with their session and drivers."""
 
     def __init__(self, first: Handle) -> None:
         self.entries = [first]
         self.thread = threading.get_ident()
         self.attachments: dict[str, Attachment] = {}
         self.declined: DeclinedDrivers | None = None
-        #: Whether `open` is through: what is asked of drivers from then on is asked in an import.
+        #: Whether `open` has ended. Drivers that are asked later are asked during an import.
         self.opened = False
         hook = discovery.plugin_manager().hook
         self.session = Session(Store.resume(self.resolve()), hook, self.resolve)
@@ -103,7 +103,7 @@ class _Stack:
                 try:
                     with driver_errors(what, passing=()):
                         attachment.changed()
-                except DriverError as error:  # A switch must not stay half entered for it.
+                except DriverError as error:  # It must not leave a switch half entered.
                     self.session.defer(error)
 
     def attach(self, driver: discovery.Driver) -> bool:
@@ -126,7 +126,7 @@ class _Stack:
 
     def change(self, entries: list[Handle]) -> None:
         self.entries = entries
-        # One entry that would go on where a driver fails is enough.
+        # One entry that skips operators at which a driver fails is enough.
         skips = any(entry.on_driver_error == "skip" for entry in entries)
         self.session.set_policy("skip" if skips else "raise")
         self.session.set_tools(self.resolve())
@@ -142,7 +142,7 @@ class _Stack:
             try:
                 with without_exit(f"Driver {name!r} failed to detach"):
                     attachment.detach()
-            except BaseException as error:  # The other drivers must be detached all the same.
+            except BaseException as error:  # The other drivers must be detached nevertheless.
                 if failure is None:
                     failure = error
                 else:
@@ -153,13 +153,16 @@ class _Stack:
 
 
 class _ThreadsEnd:
-    """Goes with the thread, and takes back what was applied there and never removed."""
+    """Removes tools that are still applied when their thread ends.
+
+    It is a thread-local object, so it is deleted with the thread.
+    """
 
     def __init__(self, stack: _Stack) -> None:
         self._stack, self._process = stack, os.getpid()
 
     def __del__(self) -> None:
-        # A forked process loses the other threads, but drivers detach there by themselves.
+        # In a forked process the other threads are gone, and drivers detach by themselves.
         if self._stack.session.closed or sys.is_finalizing() or os.getpid() != self._process:
             return
         for entry in self._stack.entries:
@@ -168,11 +171,11 @@ class _ThreadsEnd:
 
 
 class Handle:
-    """Tools applied until `remove` is called; what `attach` returns.
+    """Tools that are applied until `remove` is called, as returned by `attach`.
 
     Attributes:
         tools: The tools as given.
-        on_driver_error: What is done where a driver itself fails at an operator.
+        on_driver_error: What happens if a driver itself fails at an operator.
     """
 
     def __init__(self, tools: Sequence[Tool], on_driver_error: OnDriverError = "raise") -> None:
@@ -202,11 +205,11 @@ class Handle:
             raise
 
     def remove(self) -> None:
-        """Take the tools back; a second call does nothing.
+        """Remove the tools; a second call does nothing.
 
         Raises:
             ThreadError: They were applied in another thread.
-            BaseException: An exception of a routine that could not be raised where it arose.
+            BaseException: An exception of a routine that could not be raised where it occurred.
         """
         stack = self._stack
         if stack is None:
@@ -216,7 +219,7 @@ class Handle:
                 "The tools were applied in another thread",
                 fix="Leave `apply` in the thread that entered it",
             )
-        self.conflicts()  # Kept: contexts may be gone afterwards.
+        self.conflicts()  # Remember them: contexts may be gone afterwards.
         self._stack = None
         entries = [entry for entry in stack.entries if entry is not self]
         try:
@@ -229,11 +232,11 @@ class Handle:
                 finally:
                     _LOCAL.end = None
         finally:
-            # Also if a driver fails to detach: neither error may be lost.
+            # Also if a driver fails to detach, so that neither error is lost.
             stack.session.raise_pending()
 
     def coverage(self) -> dict[str, list[CoverageGap]]:
-        """Driver name -> what it cannot see here, and why; empty once removed."""
+        """Return what each driver does not instrument, by its name; empty after `remove`."""
         if self._stack is None:
             return {}
         failed = self._stack.session.failures.coverage
@@ -261,13 +264,13 @@ class Handle:
 
 
 class _Extent(ContextDecorator):
-    """A context manager that decorates functions, too: each call of one is an extent of its own."""
+    """A context manager that also decorates functions, so that each of their calls enters it."""
 
-    #: How a user writes it.
+    #: The expression by which users make it, for messages.
     _written: str
 
     def __init__(self) -> None:
-        #: What `__exit__` takes back, innermost last.
+        #: What `__exit__` undoes, innermost last.
         self._entered: list[Any] = []
 
     def _recreate_cm(self: E) -> E:
@@ -276,8 +279,8 @@ class _Extent(ContextDecorator):
         return extent
 
     def __call__(self, func: F) -> F:
-        """Decorate a function: each call of it is an extent of its own."""
-        # A call of such a function only makes an object: the extent would be over when it runs.
+        """Decorate a function so that each of its calls enters this context manager."""
+        # A call of such a function only makes an object, and its body runs after the exit.
         if (
             inspect.isgeneratorfunction(func)
             or inspect.iscoroutinefunction(func)
@@ -292,7 +295,7 @@ class _Extent(ContextDecorator):
 
 
 class Applied(_Extent):
-    """What `apply` returns: a context manager and decorator, usable any number of times."""
+    """Applies tools as a context manager or a decorator, any number of times."""
 
     _written = "amanda.apply(...)"
 
@@ -313,22 +316,23 @@ class Applied(_Extent):
         try:
             handle.remove()
         finally:
-            # Left in a foreign thread they stay applied, for the right thread to leave.
+            # After an exit in another thread they stay applied: the right thread must exit.
             if handle.session is None:
                 self._entered.remove(handle)
 
 
 def apply(*tools: Tool, on_driver_error: OnDriverError = "raise") -> Applied:
-    """Apply tools to every operator that runs in the extent of a ``with`` or of a function.
+    """Apply tools to every operator that runs inside a ``with`` statement or a decorated function.
 
-    Covers each framework that has a driver, also one imported later, in this thread and in the
-    threads that the framework runs on its behalf. Nested tools run after outer ones.
+    This covers each framework that has a driver, including frameworks that are imported later. It
+    covers this thread and the threads that the framework runs on its behalf. Tools of an inner
+    `apply` run after those of an outer one.
 
     Args:
-        *tools: Instances of `Tool`; their dependencies come along.
-        on_driver_error: What is done where a driver itself fails at an operator: ``"raise"`` the
-            error with a note that it is Amanda's, or ``"skip"`` the operator: it runs plain, or
-            its result is kept if it has run, and `Handle.coverage` lists it.
+        *tools: Instances of `Tool`. The tools that they depend on are applied, too.
+        on_driver_error: What happens if a driver itself fails at an operator. ``"raise"`` raises
+            the error with a note that it is Amanda's. ``"skip"`` runs the operator without tools,
+            or keeps its result if it has already run, and lists it in `Handle.coverage`.
 
     Raises:
         ToolError: Something else was given.
@@ -363,16 +367,16 @@ def _check(tools: Sequence[Tool], on_driver_error: OnDriverError, where: str) ->
 
 
 def step() -> None:
-    """End a step by hand, where no optimizer or outermost run of a graph does.
+    """End a step in a program without an optimizer or the run of a graph that would end it.
 
-    Does nothing while no tool is applied.
+    Without applied tools this does nothing.
     """
     if THREAD.session is not None:
         THREAD.session.end_step()
 
 
 class Switch(_Extent):
-    """One of the switches of the control API: a context manager and decorator; it nests."""
+    """A switch of the control API, as a context manager or a decorator; switches nest."""
 
     def __init__(self, name: str, value: bool, function: str) -> None:
         super().__init__()
@@ -408,7 +412,7 @@ def cache_enabled() -> Switch:
 
 
 def autodiff_enabled() -> Switch:
-    """Differentiate the routines that are inserted inside; the switch is read at insertion."""
+    """Differentiate the routines that are inserted inside; insertion reads the switch."""
     return Switch("autodiff", True, "autodiff_enabled")
 
 

@@ -9,7 +9,7 @@ __all__ = ["Unreadable", "read"]
 
 
 class Unreadable(Exception):
-    """A file is not there, is no regular file, or too large; the message says which."""
+    """A file does not exist, is not a regular file, or is too large; the message says which."""
 
 
 def read(path: Path, limit: int) -> bytes:

@@ -1,7 +1,7 @@
 """Calls of outermost modules, such as the steps of a decoding loop, and the values of modules.
 
-Owns the count of calls, the description of one, and the two operators that stand for what a module
-takes and returns. A session has it where some applied tool asks for it.
+Owns the count of calls, the description of a call, and the two operators that stand for the inputs
+and outputs of a module. A session has it only if an applied tool requests calls or values.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Call:
     Attributes:
         namespace: ``framework/version/mode``.
         module: Name of the module: its class, with a number if several of one class are called.
-        number: How many calls of this module came before it in the step.
+        number: How many calls of this module the step had before this one.
         args: The positional arguments.
         kwargs: The arguments by name.
-        facts: What the driver answers about tensors; None if nothing.
+        facts: The driver's facts about tensors; None if it has none.
     """
 
     namespace: str
@@ -50,7 +50,7 @@ class Call:
 
 
 class Registered:
-    """What one tool asked for of calls and modules.
+    """The listeners for calls and the patterns of modules that one tool registered.
 
     Attributes:
         listeners: Functions for the begin and the end of a call.
@@ -62,18 +62,18 @@ class Registered:
         self.shown: list[tuple[tuple[Pattern, ...], frozenset[str]]] = []
 
     def show(self, module: Patterns, inputs: bool, outputs: bool) -> None:
-        """Show operators for the modules that match, to the tool."""
+        """Show the tool operators for the inputs or outputs of the modules that match."""
         wanted = [(inputs, MODULE_INPUT), (outputs, MODULE_OUTPUT)]
         types = frozenset(op_type for chosen, op_type in wanted if chosen)
         self.shown.append((listed("module", module), types))
 
     def is_shown(self, op_type: str, path: str) -> bool:
-        """Return True if the tool asked for an operator of `op_type` for a module."""
+        """Return True if the tool requested an operator of `op_type` for a module."""
         return any(op_type in types and matcher(given)(path) for given, types in self.shown)
 
 
 def registered(tool: Tool) -> Registered:
-    """Return what a tool asked for, to add to it."""
+    """Return what a tool registered, so that more can be added."""
     if tool._amanda.modules is None:
         tool._amanda.modules = Registered()
     found: Registered = tool._amanda.modules
@@ -97,7 +97,7 @@ class Calls:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        #: Outermost module -> how often it was called in the step with this number.
+        #: Outermost module -> how often it was called in the current step.
         self._counts: dict[str, int] = {}
         self._step = 0
         self._running: Call | None = None
@@ -109,7 +109,7 @@ class Calls:
     def enter(
         self, namespace: str, module: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Count a call of an outermost module, and tell the tools that it begins.
+        """Count a call of an outermost module, and notify the tools that it begins.
 
         Args:
             namespace: Where its operators run.
@@ -128,21 +128,21 @@ class Calls:
         session._update_stage()
         facts = session.facts(namespace)
         self._running = Call(namespace, module, session.call, args, kwargs, facts)
-        session._tell(lambda tool: [begin for begin, _ in _asked(tool).listeners], self._running)
+        session._notify(lambda tool: [begin for begin, _ in _asked(tool).listeners], self._running)
 
     def leave(self) -> None:
-        """Tell the tools that the call of the outermost module has ended."""
+        """Notify the tools that the call of the outermost module has ended."""
         running, self._running = self._running, None
         if running is None:
             return
         try:
-            self._session._tell(lambda tool: [end for _, end in _asked(tool).listeners], running)
+            self._session._notify(lambda tool: [end for _, end in _asked(tool).listeners], running)
         finally:
             self._session.call = None
             self._session._update_stage()
 
     def shows(self, op_type: str, path: str) -> bool:
-        """Return True if some applied tool is shown what the module at `path` takes or returns.
+        """Return True if an applied tool is shown the inputs or outputs of the module at `path`.
 
         Args:
             op_type: `MODULE_INPUT` or `MODULE_OUTPUT`.
@@ -158,10 +158,10 @@ class Calls:
     # For the session.
 
     def refresh(self) -> None:
-        """Note that the tools or what they registered have changed.
+        """Update after the tools or their registrations have changed.
 
         Raises:
-            SelectionError: A tool is to analyse backward ops in some calls.
+            SelectionError: A tool selects backward ops by calls.
         """
         session = self._session
         self._shown.clear()
@@ -174,17 +174,17 @@ class Calls:
                 raise SelectionError(
                     "Backward ops cannot be selected by calls: they run outside of all calls",
                     where=f"tool {tool.tool_name}, {tool._amanda.selection}",
-                    fix="Ask for actions on gradients in a forward analysis routine",
+                    fix="Request actions on gradients in a forward analysis routine",
                 )
 
     def may_select(self, tool: Tool, context: OpContext) -> bool:
-        """Return True unless `context` is of an operator that is only shown to other tools."""
+        """Return True unless the operator of `context` is only shown to other tools."""
         if context.op_type in MODULE_VALUES:
             return _asked(tool).is_shown(context.op_type, context.module_path)
         if _is_by_call(tool) and not self._session.can("calls", context.namespace):
             self._session.warn_once(
                 f"{tool._amanda.selection} of tool {tool.tool_name} selects nothing in "
-                f"{context.namespace}: its driver does not tell of the calls of modules there."
+                f"{context.namespace}: its driver does not report calls of modules there."
             )
         return True
 

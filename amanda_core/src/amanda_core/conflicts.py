@@ -1,7 +1,7 @@
-"""`Conflict`: a value that several tools change, and in which order they did.
+"""`Conflict`: a value that several tools have changed, and the order of the changes.
 
-Owns the report. That a step has changed a value is noted in its op's context (`plan` does it); two
-replacements of one op never get that far: they are an error.
+Owns the report. `plan` records in the context of an op which steps have changed a value. Two
+replacements of one op are not reported here: they are an error.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Conflict:
 
     Attributes:
         op: Readable name of the op.
-        op_id: Its id; of a backward op that of its own.
-        kind: The method by which it was asked for, such as ``insert_before_op``.
-        position: Position of the value among those that the method speaks of.
-        tools: The tools in the order in which they are called: each gets what the one before made.
+        op_id: Its id. A backward op has one of its own.
+        kind: The method that requested the change, such as ``insert_before_op``.
+        position: Position of the value among the inputs, outputs or gradients that `kind` selects.
+        tools: The tools in the order in which they are called. Each gets the previous one's value.
         source: ``file:line`` of the op's call, or None.
     """
 

@@ -1,8 +1,7 @@
-"""Calling code of installed plugins so that it cannot end the program that found it.
+"""Calling the code of installed plugins so that it cannot end the program.
 
-Owns which of their exceptions are contained, how one is described, and a warning that never
-raises. Programs import `amanda` for its own sake: what somebody else installed beside it must not
-be the reason that this import, or a command, ends.
+Owns which of their exceptions are contained, how an exception is described, and a warning that
+never raises. A plugin that somebody installed must not make `import amanda` or a command fail.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ _LONGEST = 2000
 
 
 def contain(error: BaseException) -> None:
-    """Raise `error` again if it is Ctrl-C, which is meant for the program; else do nothing.
+    """Raise `error` again if it is Ctrl-C, which the program must get; else do nothing.
 
     Call it first in an ``except BaseException`` around the code of a plugin. `SystemExit` is
-    contained: a plugin may not decide that the program ends.
+    contained, because a plugin must not end the program.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
 
 
 def described(error: BaseException) -> str:
-    """Return type and message of somebody else's exception, even if it cannot be written.
+    """Return the type and message of an exception, even if its message cannot be read.
 
     >>> described(ImportError("libtoy.so is missing"))
     'ImportError: libtoy.so is missing'
@@ -49,13 +48,13 @@ def described(error: BaseException) -> str:
 def driver_errors(
     what: str, *, fix: str = "", passing: type[Exception] | tuple[()] = DriverError
 ) -> Iterator[None]:
-    """Raise a `DriverError` for whatever the code of a plugin raises in this block.
+    """Turn exceptions of a plugin's code in this block into a `DriverError`.
 
     Args:
         what: What fails, as the beginning of a message.
         fix: What to do about it.
-        passing: Exceptions that leave the block as they are, as Ctrl-C does. With `Exception` only
-            the end of the program is contained.
+        passing: Exceptions that are not turned. Ctrl-C never is. With `Exception`, only exceptions
+            that would end the program are, such as `SystemExit`.
     """
     try:
         yield
@@ -67,15 +66,15 @@ def driver_errors(
         raise DriverError(f"{what}: {described(error)}", fix=fix) from error
 
 
-#: Extent in which a hook cannot end the program without a word, as `SystemExit` would.
+#: Turns `SystemExit` in this block into a `DriverError`, so that a hook cannot end the program.
 without_exit = partial(driver_errors, fix="Upgrade or block it", passing=Exception)
 
 
 def warn(message: str, stacklevel: int = 1) -> None:
-    """Warn with `AmandaWarning`, also where warnings are errors: then on stderr.
+    """Warn with `AmandaWarning`, or on stderr if warnings are errors.
 
-    For what is found while something is imported. Raised there, the warning would be an import
-    that fails, and nobody could tell it from one of the imported module.
+    Use it during an import. A warning that is raised there would make the import fail, and would
+    look like an error of the imported module.
 
     Args:
         message: The text.
@@ -83,6 +82,6 @@ def warn(message: str, stacklevel: int = 1) -> None:
     """
     try:
         warnings.warn(message, AmandaWarning, stacklevel=stacklevel + 1)
-    except Exception:  # The warning itself, or whatever a program put in place of showing it.
+    except Exception:  # The warning itself, or an error of the program's own `showwarning`.
         with suppress(Exception):
             print(f"AmandaWarning: {message}", file=sys.stderr, flush=True)

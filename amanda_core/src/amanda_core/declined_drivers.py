@@ -1,7 +1,7 @@
-"""Drivers that did not attach when tools were applied: they are asked again.
+"""Asking drivers again that did not attach when tools were applied.
 
-Owns when: after the import of a framework that is not loaded yet, and at the end of an import that
-runs now. A driver that declines even then is warned about.
+Owns when they are asked: after the import of a framework that was not loaded yet, and at the end of
+an import that is running. If a driver still declines, there is a warning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _STACKLEVEL = 7
 
 
 class DeclinedDrivers:
-    """The drivers that declined while the tools of one thread are applied.
+    """The drivers that declined to attach for the applied tools of one thread.
 
     Args:
         session: The session of the tools.
-        attach: Asks a driver to attach; False where it declines.
+        attach: Asks a driver to attach; returns False if it declines.
     """
 
     def __init__(self, session: Session, attach: Callable[[Driver], bool]) -> None:
@@ -43,7 +43,7 @@ class DeclinedDrivers:
         self._watcher: ImportWatcher | None = None
 
     def start(self, drivers: Sequence[Driver]) -> None:
-        """Wait for what lets these drivers attach."""
+        """Wait for the imports after which these drivers may attach."""
         self._waiting += drivers
         for driver in drivers:
             self._wait(driver, importing=False)
@@ -52,7 +52,7 @@ class DeclinedDrivers:
         self._watcher.start()
 
     def stop(self) -> None:
-        """Ask no driver any more."""
+        """Stop asking drivers."""
         self._waiting.clear()
         for end in self._ends:
             end.cancel()
@@ -76,17 +76,17 @@ class DeclinedDrivers:
         self._warn_of(driver, importing=importing)
 
     def _ask_finally(self, driver: Driver, spec: ModuleSpec) -> None:
-        # An import that has failed left nothing to attach to.
+        # After an import that has failed there is nothing to attach to.
         waits = any(other is driver for other in self._waiting)
         if waits and spec.name in sys.modules and not self._ask(driver):
             self._warn_of(driver, importing=True)
 
     def _warn_of(self, driver: Driver, *, importing: bool) -> None:
-        """Warn of a driver that does not attach though its framework is loaded."""
+        """Warn of a driver that does not attach although its framework is loaded."""
         for module in driver.loaded:
             self._session.warn_once(
                 f"{module} is loaded, but its driver {driver.info.name!r} does not attach to it: "
-                "its operators are not seen. `amanda doctor` may say why",
+                "its operators are not instrumented. `amanda doctor` may say why",
                 _STACKLEVEL,
                 importing=importing,
             )
@@ -96,7 +96,7 @@ class DeclinedDrivers:
         if threading.get_ident() != self._thread:
             self._session.warn_once(
                 f"{module} was imported by another thread than the one that applied the tools; its "
-                "operators are seen after the next `apply`.",
+                "operators are instrumented after the next `apply`.",
                 importing=True,
             )
             return

@@ -1,7 +1,8 @@
 """Finding drivers, plugins and tools among the installed distributions, and wiring with pluggy.
 
-Owns the plugin manager, through which every hook is called. A broken driver or plugin found here
-is warned about once and skipped; a driver asked for by name raises. Listing tools imports none.
+Owns the plugin manager, through which every hook is called. A broken driver or plugin causes one
+warning and is skipped. A broken driver that is requested by name raises. Listing tools does not
+import them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ __all__ = [
     "tools",
 ]
 
-#: The hooks that a plugin which is not a driver implements; it may wrap the others.
+#: The hooks that any plugin may implement. Only drivers implement the others; plugins may wrap
+#: them.
 _OF_ALL = ("amanda_prepare_context", "amanda_trigger_callback", "amanda_action_recorded")
 
 _NO_DRIVER_FIX = (
@@ -53,7 +55,7 @@ class Driver:
     """An installed and working driver.
 
     Attributes:
-        info: What it says of itself.
+        info: Its description of itself.
         plugin: The pluggy plugin.
         distribution: Name and version of the distribution that it comes from.
     """
@@ -75,13 +77,13 @@ class Driver:
         """Call this driver's implementation of `hook`, and the plugins that wrap it.
 
         Returns:
-            What it returns; None where the driver does not implement it.
+            The result of the hook; None if the driver does not implement it.
         """
         return plugins().call(self.plugin, hook, **arguments)
 
 
 class _CorePlugin:
-    """The core's own part of the hooks."""
+    """The core's own implementations of hooks."""
 
     @hookspecs.hookimpl
     def amanda_trigger_callback(self, context: OpContext, i_point: IPoint) -> None:
@@ -100,7 +102,7 @@ class Plugins:
         drivers: Name -> driver, in the order of discovery.
         broken: Name -> what is wrong with an installed driver.
         broken_plugins: Name -> what is wrong with an installed plugin that is not a driver.
-        without_drivers: What asks for no driver at all; empty where nothing does.
+        without_drivers: The setting that requests no driver at all, or an empty string.
     """
 
     def __init__(self) -> None:
@@ -114,7 +116,7 @@ class Plugins:
 
     def register_installed(self) -> None:
         """Register every installed plugin that works and is not blocked."""
-        # First the plugins: they may wrap what is asked of the drivers below.
+        # Plugins come first, because they may wrap the hooks that are called for drivers below.
         for group, kind, register_one, broken in (
             (PLUGIN_GROUP, "Plugin", self.register_plugin, self.broken_plugins),
             (DRIVER_GROUP, "Driver", self.register, self.broken),
@@ -165,15 +167,15 @@ class Plugins:
 
     @contextmanager
     def _added(self, plugin: Any, name: str, origin: str, kind: str, key: str) -> Iterator[None]:
-        """Register with pluggy what fits the hooks; undo it if a further check fails."""
+        """Register a plugin that fits the hooks with pluggy; undo it if a further check fails."""
         if self.manager.has_plugin(key):
             raise DriverError(
-                f"Two {kind.lower()}s are called {name!r}; the second is of {origin}",
+                f"Two {kind.lower()}s are called {name!r}; the second one is from {origin}",
                 fix="Uninstall one",
             )
         what = f"{kind} {name!r}"
         try:
-            # Also what its attributes raise: pluggy looks at each.
+            # This includes errors of its attributes: pluggy reads each of them.
             with driver_errors(f"{what} does not fit the hooks"):
                 for hook in vars(hookspecs):
                     named = hook.startswith("amanda_") and getattr(plugin, hook, None) is not None
@@ -182,7 +184,7 @@ class Plugins:
                             f"{what} has {hook}, which is not marked as a hook",
                             fix="Mark it with hookimpl",
                         )
-                hash(plugin)  # Hooks of one driver are called without the others: a set of them.
+                hash(plugin)  # To call the hooks of one driver, pluggy makes a set of the others.
                 self.manager.register(plugin, key)
                 self.manager.check_pending()
             yield
@@ -192,7 +194,7 @@ class Plugins:
             raise
 
 
-#: What is registered in this process; None until it is asked for.
+#: The plugins of this process; None before the first use.
 registered: Plugins | None = None
 _discovering = False
 # Two threads may apply their first tools at once.
@@ -200,14 +202,14 @@ _lock = threading.RLock()
 
 
 def plugins() -> Plugins:
-    """Return what is registered in this process, with all installed plugins from the first call."""
+    """Return the plugins of this process; the first call registers all installed ones."""
     global registered, _discovering
     with _lock:
         if registered is None:
             if _discovering:
                 raise DriverError(
-                    "A plugin asks for the installed plugins while they are being imported",
-                    fix="Ask when they are needed, and not when the module is imported",
+                    "A plugin requests the installed plugins while they are being imported",
+                    fix="Request them when they are needed, not while its module is imported",
                 )
             _discovering = True
             try:
@@ -216,7 +218,7 @@ def plugins() -> Plugins:
             finally:
                 _discovering = False
             registered = found
-            # Not before all is found: what shows a warning is code of the program's.
+            # Warn after all are found: showing a warning may run code of the program.
             for broken in (*found.broken_plugins.values(), *found.broken.values()):
                 warn(f"Skipped: {printable(broken)}", stacklevel=3)
         return registered
@@ -256,7 +258,7 @@ def unregister_plugin(name: str) -> None:
 
 
 def plugin_key(name: str) -> str:
-    """Return the name that pluggy knows a plugin by which is not a driver."""
+    """Return the name under which pluggy has a plugin that is not a driver."""
     # A distribution may give its driver and its plugin one name.
     return f"{PLUGIN_GROUP}:{name}"
 
@@ -284,7 +286,7 @@ def driver(name: str) -> Driver:
     blocked = {canonical(one.name): one.blocked for one in installed(DRIVER_GROUP) if one.blocked}
     if wanted in blocked:
         raise MissingDriverError(
-            f"The driver {name!r} is blocked by {blocked[wanted]}", fix="Take it out there"
+            f"The driver {name!r} is blocked by {blocked[wanted]}", fix="Remove it there"
         )
     names = ", ".join(known.drivers) or "none"
     raise MissingDriverError(
@@ -293,7 +295,7 @@ def driver(name: str) -> Driver:
 
 
 def announce(*, by_command: bool = False) -> None:
-    """Tell the drivers that want to know it of frameworks that are loaded, now or later.
+    """Call `amanda_framework_imported` of drivers whose frameworks are loaded, now or later.
 
     Args:
         by_command: Whether the command line calls, instead of the import of `amanda`.
@@ -315,17 +317,17 @@ def require_any() -> None:
     reasons = [str(error) for error in known.broken.values()]
     reasons += [f"{d.blocked} blocks {d.name}" for d in installed(DRIVER_GROUP) if d.blocked]
     raise MissingDriverError(
-        "No working driver is installed, so no operator can be seen"
+        "No working driver is installed, so operators cannot be instrumented"
         + (f" ({'; '.join(reasons)})" if reasons else ""),
         fix=_NO_DRIVER_FIX,
     )
 
 
 def tools() -> dict[str, importlib_metadata.EntryPoint]:
-    """Return the entry point of each installed tool that is not blocked, by how it is asked for.
+    """Return the entry point of each installed tool that is not blocked, by its reference.
 
-    That is its name, or ``DISTRIBUTION/TOOL`` where another tool has the name. ``load()`` of an
-    entry point gives the factory.
+    The reference is the tool's name, or ``DISTRIBUTION/TOOL`` if several tools have that name.
+    ``load()`` of an entry point returns the factory.
     """
     from amanda_core import tool_names
 

@@ -1,6 +1,6 @@
-"""What a driver and the core tell each other: descriptions, the attachment, facts about an op.
+"""The data types of the backend interface: descriptions, the attachment, facts about an op.
 
-Owns the data types of the backend interface; `hookspecs` owns its hooks. Names no backend.
+`hookspecs` owns the hooks of the interface. No backend is named here.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ __all__ = [
     "Site",
 ]
 
-#: Changes only when a driver written against an earlier number would break.
+#: Changes only if a driver written for an earlier number would break.
 DRIVER_API = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DriverInfo:
-    """What a driver says of itself without importing its framework.
+    """A driver's description of itself, made without importing its framework.
 
     Attributes:
         name: The framework's part of the namespace.
-        modules: Top-level modules whose presence in ``sys.modules`` means that the framework is
-            in use; importing one inside `apply` attaches the driver then.
-        namespaces: Namespaces that its contexts carry, ``*`` for parts known only at run time.
-        capabilities: Words such as ``gradients`` or ``replace_backward``; see the drivers' guide.
-            Where they differ by mode: last part of a namespace -> its words.
-        vocabulary: The backend's op types in the common words of `amanda_core.vocabulary`.
-        api: The `DRIVER_API` that the driver was written for, as a number: what is installed may
-            be another.
+        modules: Top-level modules that the framework is in use if ``sys.modules`` has one of them.
+            If one is imported inside `apply`, the driver attaches then.
+        namespaces: Namespaces of its contexts, with ``*`` for parts that are known only at run
+            time.
+        capabilities: Names such as ``gradients`` or ``replace_backward``; see the drivers' guide.
+            If they differ by mode: last part of a namespace -> its capabilities.
+        vocabulary: The backend's op types -> common operator types of `amanda_core.vocabulary`.
+        api: The `DRIVER_API` that the driver was written for, as a literal number: the installed
+            core may have another one.
     """
 
     name: str
@@ -63,12 +64,12 @@ class DriverInfo:
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
-    """What a driver would do here at the next `apply`.
+    """How a driver would intercept operators at the next `apply`.
 
     Attributes:
-        version: Version of the framework that is installed; None where there is none.
-        interceptor: Name of the implementation by which operators are seen; empty where none is.
-        why: A sentence that says why this one.
+        version: Version of the installed framework; None if it is not installed.
+        interceptor: Name of the implementation that would intercept operators, or an empty string.
+        why: A sentence that says why this one is used.
     """
 
     version: str | None
@@ -78,7 +79,7 @@ class DriverStatus:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something in this environment that would make results wrong, and what to do about it."""
+    """A problem of this environment that would make results wrong, and what to do about it."""
 
     severity: Literal["info", "warning", "error"]
     message: str
@@ -103,8 +104,8 @@ class Site:
     """The unchanging facts of one op, found by a driver.
 
     Attributes:
-        key: Identity of the op, made of strings, numbers, None and tuples of them, so that it is
-            the same in another process that runs the same program; the op id is derived from it.
+        key: Identity of the op, made of strings, numbers, None and tuples of them. It is the same
+            in another process that runs the same program. The op id is derived from it.
         op_type: The backend's own name of the operator or backward operator.
         namespace: ``framework/version/mode``.
         name: Readable name, such as ``encoder.layer.3.attention.self.query/linear``.
@@ -127,30 +128,30 @@ class Attachment(Protocol):
     """A driver's hold on a framework for one session."""
 
     def detach(self) -> None:
-        """Drain asynchronous work and restore everything that was found."""
+        """Wait for asynchronous work to end and restore the framework as it was found."""
 
     def coverage(self) -> Sequence[CoverageGap]:
-        """Return what this driver cannot see here, and why."""
+        """Return what this driver does not instrument here, and why."""
 
 
 @runtime_checkable
 class NotifiedAttachment(Attachment, Protocol):
-    """An attachment that is told of changes, such as one that keeps compiled programs by a key."""
+    """An attachment that is notified of changes, for example to choose its compiled programs."""
 
     def changed(self) -> None:
-        """Note that `Session.enabled`, `caching` or `epoch` has changed, and read them again.
+        """React to a change of `Session.enabled`, `caching` or `epoch`.
 
-        Called after each change by a switch, by tools that come, go or are invalidated, and by a
-        step; in the thread that makes the change, which is nearly always the session's. Routines
-        of tools do not count: inside one, `Session.enabled` is false without a call. What it
-        raises is kept for `Session.raise_pending`.
+        It is called after each change by a switch, by a step, and by tools that are applied,
+        removed or invalidated. The calling thread is the one that makes the change, which is nearly
+        always the session's. It is not called for routines of tools, although `Session.enabled` is
+        false inside them. An exception is kept for `Session.raise_pending`.
         """
 
 
 @runtime_checkable
 class DescribingAttachment(Attachment, Protocol):
-    """An attachment that answers what tools ask of tensors: dtype, shape, values and the like."""
+    """An attachment that describes tensors to tools: dtype, shape, values and the like."""
 
     @property
     def facts(self) -> Facts | None:
-        """The answers; the same object for all sessions will do."""
+        """The facts about tensors; all sessions may share one object."""

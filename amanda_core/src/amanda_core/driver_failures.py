@@ -1,8 +1,8 @@
-"""What becomes of an operator at which a driver itself fails.
+"""Handling of operators at which a driver itself fails.
 
-Owns the question whose error it is, the policy (raise, or go on without the operator), and the list
-of operators that were left out. An error of the operator, of a routine, or one that Amanda raises
-on purpose is none of the driver's.
+Owns the decision whose error it is, the policy (raise, or continue without the operator), and the
+list of operators that were skipped. An error of the operator, of a routine, or one that Amanda
+raises on purpose is not the driver's.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["DriverFailures", "OnDriverError", "OriginalCall", "check_policy"]
 OnDriverError = Literal["raise", "skip"]
 
 _NOTE = (
-    "This is an error of Amanda's driver, not of the program or of a tool: it arose while the "
-    "driver instrumented {where}. Please report it with this traceback and what `amanda doctor` "
-    "says. To go on without this operator: amanda.apply(..., on_driver_error='skip'), or "
+    "This is an error of Amanda's driver, not of the program or of a tool: it occurred while the "
+    "driver instrumented {where}. Please report it with this traceback and the output of `amanda "
+    "doctor`. To continue without this operator: amanda.apply(..., on_driver_error='skip'), or "
     "`amanda run --keep-going`"
 )
-#: Whatever a program may meet at any line: memory or stack is used up, a warning is an error.
+#: Errors that any line of a program may raise: no memory or stack is left, a warning is an error.
 _ANYWHERE = (AmandaError, Warning, MemoryError, RecursionError)
 
 
 def check_policy(policy: str) -> None:
-    """Refuse anything but the two policies.
+    """Raise an error unless `policy` is one of the two policies.
 
     Raises:
         ConfigError: It is neither.
@@ -46,8 +46,8 @@ class OriginalCall:
 
     Args:
         call: Runs the original.
-        keeps: Whether its result may be asked for. Only then is it held, since tools measure which
-            values a program lets go.
+        keeps: Whether to keep the result for `DriverFailures.recover`. Otherwise it is not held,
+            because tools measure which values a program frees.
     """
 
     __slots__ = ("_call", "_keeps", "error", "has_begun", "has_result", "result")
@@ -70,16 +70,16 @@ class OriginalCall:
         return result
 
     def keep(self, result: Any) -> None:
-        """Note what the program gets if nothing more can be done."""
+        """Keep the result that the program gets if the driver fails afterwards."""
         self.has_begun, self.has_result = True, self._keeps
         self.result = result if self._keeps else None
 
     def drop(self) -> None:
-        """Note that what the original has returned cannot stand for the operator's result."""
+        """Drop the result, because the program must not get it as the operator's result."""
         self.result, self.has_result = None, False
 
     def forget(self) -> None:
-        """Hold nothing any more; its holder may live on in a cycle or a traceback."""
+        """Drop all references, because a cycle or a traceback may keep this object alive."""
         self.result = self.error = None
 
 
@@ -87,7 +87,7 @@ class DriverFailures:
     """The operators at which drivers failed in one session.
 
     Attributes:
-        policy: What is done at the next failure.
+        policy: What happens at the next failure.
     """
 
     def __init__(self, policy: OnDriverError = "raise") -> None:
@@ -95,7 +95,7 @@ class DriverFailures:
         self._found: dict[str, dict[str, str]] = {}
 
     def original(self, call: Callable[..., Any]) -> OriginalCall:
-        """Wrap the original of one execution."""
+        """Wrap the original operator for one execution."""
         return OriginalCall(call, keeps=self.policy == "skip")
 
     @staticmethod
@@ -117,15 +117,16 @@ class DriverFailures:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Go on after a driver's own error, if the policy allows it.
+        """Continue after a driver's own error, if the policy allows it.
 
         Returns:
-            What the original has returned; it runs now if it has not begun.
+            The result of the original operator, which runs now if it has not begun.
 
         Raises:
             Exception: The error, with a note.
         """
-        # What has begun must not run twice: it may have written its input or drawn a number.
+        # An operator that has begun must not run again: it may have written its input or drawn a
+        # random number.
         self.note(error, namespace, where, can_go_on=original.has_result or not original.has_begun)
         return original.result if original.has_result else original(*args, **(kwargs or {}))
 
@@ -140,5 +141,5 @@ class DriverFailures:
         )
 
     def coverage(self, framework: str) -> list[CoverageGap]:
-        """Return what was left out of a framework's operators, and why."""
+        """Return the operators of a framework that were skipped, and why."""
         return [CoverageGap(where, why) for where, why in self._found.get(framework, {}).items()]

@@ -1,9 +1,9 @@
 """The backend interface: the hooks that drivers and other plugins implement.
 
-One signature a hook and no logic. A driver is found through the entry-point group
-``amanda.drivers``, any other plugin through ``amanda.plugins``; both mark their functions with
-`hookimpl`. Every hook is called through pluggy, so a plugin may wrap each. No hook is called per
-execution of an op: a planned op never goes through pluggy.
+Owns the signatures of the hooks, without logic. Drivers are found through the entry-point group
+``amanda.drivers``, other plugins through ``amanda.plugins``. Both mark their functions with
+`hookimpl`. Every hook is called through pluggy, so a plugin may wrap each. Executions of ops do not
+call hooks.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ hookimpl = pluggy.HookimplMarker("amanda")
 def amanda_driver_info() -> DriverInfo:  # type: ignore[empty-body]
     """Describe the driver.
 
-    Called once for each driver, when it is discovered; must not import the framework. Every driver
-    implements it.
+    This is called once for each driver, when it is discovered. It must not import the framework.
+    Every driver implements it.
     """
 
 
 @hookspec(firstresult=True)
 def amanda_preflight() -> Sequence[Finding]:  # type: ignore[empty-body]
-    """Look at the environment and say what in it would make results wrong.
+    """Check the environment and return what would make results wrong.
 
-    Called on request, for each driver, and must not change anything.
+    This is called on request, for each driver. It must not change anything.
     """
 
 
 @hookspec(firstresult=True)
 def amanda_driver_status() -> DriverStatus:  # type: ignore[empty-body]
-    """Say which version of the framework is installed, and by which interceptor it is seen.
+    """Return the installed version of the framework and the interceptor that would be used.
 
-    Called on request, by `amanda drivers`; must not import the framework, nor take longer than a
-    moment. A driver that has only one interceptor may leave it out.
+    `amanda drivers` calls this. It must be fast and must not import the framework. A driver that
+    has only one interceptor may leave it out.
     """
 
 
@@ -56,10 +56,10 @@ def amanda_driver_status() -> DriverStatus:  # type: ignore[empty-body]
 def amanda_framework_imported() -> None:
     """Prepare for programs that are built before any tool is applied.
 
-    Called once for each driver that has it, when one of `DriverInfo.modules` is loaded and
-    `amanda` is imported, whichever comes later. For a driver that must note, while a program is
-    built, what it cannot find out when the program runs; others leave it out. It must change
-    nothing that a user can see.
+    This is called once for each driver that implements it, when one of `DriverInfo.modules` is
+    loaded and `amanda` is imported, whichever comes later. It is meant for drivers that must record
+    something while a program is built, because they cannot find it out when the program runs. It
+    must not change anything that a user can see.
     """
 
 
@@ -67,13 +67,13 @@ def amanda_framework_imported() -> None:
 def amanda_attach(session: Session) -> Attachment | None:
     """Start intercepting operators for `session` in the calling thread.
 
-    Called for each driver when the session opens, and again after the import of one of
-    `DriverInfo.modules`. Who declines during an import is asked again when that is complete; that
-    it still declines is a warning.
+    This is called for each driver when the session opens, and again after the import of one of
+    `DriverInfo.modules`. A driver that declines during an import is called again when the import is
+    complete. If it still declines, there is a warning.
 
     Returns:
-        The attachment, whose `detach` is called when the session closes; None where the framework
-        is not loaded.
+        The attachment, whose `detach` is called when the session closes; None to decline, because
+        the framework is not loaded.
     """
 
 
@@ -81,7 +81,8 @@ def amanda_attach(session: Session) -> Attachment | None:
 def amanda_prepare_context(context: OpContext) -> None:
     """Add keys to a context that was opened for the first time in its store.
 
-    Called for every plugin, before any analysis routine. `context.namespace` tells whose it is.
+    This is called for every plugin, before any analysis routine. `context.namespace` tells to which
+    driver the context belongs.
     """
 
 
@@ -89,16 +90,16 @@ def amanda_prepare_context(context: OpContext) -> None:
 def amanda_trigger_callback(context: OpContext, i_point: IPoint) -> None:
     """Run the analysis of `context` at `i_point`.
 
-    The core's own implementation runs the applied tools in order; a plugin may wrap it. Called
-    only when some tool's analysis is due.
+    This is called only if the analysis of a tool is due. The core's own implementation runs the
+    applied tools in order; a plugin may wrap it.
     """
 
 
 @hookspec
 def amanda_action_recorded(context: OpContext, action: Action) -> None:
-    """Look at what an analysis routine asks for.
+    """Observe or refuse an action that an analysis routine requests.
 
-    Called for every plugin, after the request itself was checked and before it joins the plan. An
-    exception refuses it, and leaves the analysis routine where it asked. The core's own
-    implementation refuses a second replacement of an op.
+    This is called for every plugin, after the request was checked and before it joins the plan. To
+    refuse the action, raise an exception: it propagates to the analysis routine that requested it.
+    The core's own implementation refuses a second replacement of an op.
     """

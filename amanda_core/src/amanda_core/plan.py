@@ -1,8 +1,8 @@
-"""`Plan`: what is to be done at one point of one op: ordered, typed steps, a fold over values.
+"""`Plan`: the steps to execute at one point of one op, in order.
 
-Owns how a routine is called, what its result means and what is said when it fails. A plan is all
-that a driver ever executes; values are opaque here. A driver folds (`plan(values)`) or walks the
-steps itself.
+Owns how a routine is called, what its result means and what the error says when it fails. Drivers
+execute nothing but plans: they call the plan (`plan(values)`), or call its steps one by one. Values
+are opaque here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Step:
     def __init__(self, action: Action, context: OpContext) -> None:
         self.action = action
         self._context = context
-        # A gradient that does not exist is None, and then there is nothing to call a routine with.
+        # A gradient that does not exist is None, and a routine is not called for it.
         self._skip_none = action.kind.point.is_backward and not action.kind.is_replacement
 
     def __repr__(self) -> str:
@@ -52,13 +52,13 @@ class Step:
         """Call the routine with its selection of `values`.
 
         Returns:
-            The changed positions with their new values; empty where nothing changed. A value that
-            is the same object counts as unchanged.
+            The changed positions with their new values; empty if nothing changed. A value that is
+            the same object counts as unchanged.
 
         Raises:
             PositionError: A selected position does not exist.
             RoutineResultError: The routine returned a wrong number of values.
-            ObserverResultError: The routine observes, and returned something.
+            ObserverResultError: The routine is an observer, but returned something.
             BaseException: Whatever the routine raised, with a note.
         """
         positions, selected = self._select(values)
@@ -67,10 +67,10 @@ class Step:
         return self._changes(positions, selected, self._call(selected))
 
     def changes(self, values: Sequence[Any], result: Any) -> list[tuple[int, Any]]:
-        """Return what a `result` of the routine, which a driver called itself, changes in `values`.
+        """Return which of `values` change by the result of a routine that the driver called itself.
 
         Raises:
-            RoutineResultError: It is a wrong number of values.
+            RoutineResultError: The result has a wrong number of values.
         """
         return self._changes(*self._select(values), result)
 
@@ -83,7 +83,7 @@ class Step:
             raise ObserverResultError(
                 f"An observer returned {type(result).__name__}, not None",
                 where=self.where,
-                fix="Return nothing, or leave observe=True out where the routine edits",
+                fix="Return nothing, or leave out observe=True if the routine edits",
             )
         found = zip(positions, selected, self._as_many(result, selected), strict=True)
         changed = [(position, new) for position, old, new in found if new is not old]
@@ -92,7 +92,7 @@ class Step:
         return changed
 
     def replace(self, values: Sequence[Any]) -> Any:
-        """Call a replacement and return what it stands for: the op's result, as it came.
+        """Call a replacement and return its result unchanged, as the result of the op.
 
         Raises:
             RoutineResultError: The routine returned None.
@@ -116,14 +116,14 @@ class Step:
             return positions, [values[position] for position in positions]
         except IndexError:
             raise PositionError(
-                f"Position {max(positions)} was asked for, but there are {len(values)} "
+                f"Position {max(positions)} was requested, but there are {len(values)} "
                 f"{self.action.kind.selects}, counted from 0",
                 where=self.where,
-                fix="Ask for existing positions, or for all by leaving them out",
+                fix="Request existing positions, or leave them out to request all",
             ) from None
 
     def _call(self, selected: list[Any]) -> Any:
-        # Spelled out instead of `with inside_routine()`: this runs at every execution of an op.
+        # Faster than `with inside_routine()`: this runs at every execution of an op.
         switches = THREAD.control.switches
         switches[ROUTINE_DEPTH] += 1
         try:
@@ -138,8 +138,8 @@ class Step:
         many = result if isinstance(result, (tuple, list)) else (result,)
         got, wanted = len(many), len(selected)
         if many is result and wanted == 1 and isinstance(selected[0], (tuple, list)):
-            # The position is itself a list of tensors: a sequence is its new value, unless that
-            # stands alone inside a sequence.
+            # The position is itself a list of tensors. A sequence is its new value, unless it holds
+            # another sequence as its only element.
             return many if got == 1 and isinstance(many[0], (tuple, list)) else (result,)
         if got == wanted:
             return many
@@ -184,7 +184,7 @@ class Plan:
         return f"<Plan of {len(self.steps)} steps{' and a replacement' * bool(self.replacement)}>"
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Fold the steps over `values`: each sees what the earlier ones made of them."""
+        """Run the steps in order, each on the values that the earlier ones returned."""
         new = list(values)
         for step in self.steps:
             for position, value in step(new):

@@ -49,7 +49,7 @@ def status(answer: Any) -> DriverStatus | None:
 
 def _no_finding(answer: Any) -> Finding:
     kind = type(answer).__name__
-    message = f"Its preflight gives a {kind} that is no well-formed Finding"
+    message = f"Its preflight returns a {kind} that is not a well-formed Finding"
     return Finding("error", message, "Correct its amanda_preflight, or upgrade it")
 
 

@@ -281,7 +281,7 @@ class Output:
             )
         if not resolved.is_file():
             raise OutputError(
-                f"The tool {name!r} says that it wrote {printable(path)[:200]!r}, which is no file",
+                f"The tool {name!r} wrote {printable(path)[:200]!r}, which is not a file",
                 fix="A result's write() must return the files that it wrote",
             )
         return resolved
@@ -291,7 +291,8 @@ def load(path: Path, limit: int = LIMIT) -> Any:
     """Read a file of results as JSON.
 
     Raises:
-        ResultError: It cannot be read, is no regular file, larger than `limit` bytes, or not JSON.
+        ResultError: It cannot be read, is not a regular file, has more than `limit` bytes, or is
+            not JSON.
     """
     try:
         content = bounded.read(path, limit)
@@ -306,7 +307,7 @@ def load(path: Path, limit: int = LIMIT) -> Any:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _failing(function: Any, path: Path, **arguments: Any) -> None:

@@ -1,7 +1,7 @@
-"""`Selection`: which ops, in which steps and in which calls of a model, a tool is for.
+"""`Selection`: the ops, steps and calls of a model to which a tool is restricted.
 
-Owns the predicates that `select` makes and how they are combined. A selection knows neither tools
-nor sessions: it is asked about one context, one step and one call.
+Owns the predicates that `select` makes and how they are combined. A selection does not know tools
+or sessions: it decides about one context, one step and one call.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Pattern", "Patterns", "Selection", "listed", "matcher", "select"]
 
-#: A glob (``*`` stands for any characters, ``.`` and ``/`` included) or a regular expression, of
-#: which a part that matches somewhere is enough.
+#: A glob, whose ``*`` matches any characters, ``.`` and ``/`` included, or a regular expression,
+#: which may match any part of the text.
 Pattern = str | re.Pattern[str]
 Patterns = Pattern | Sequence[Pattern]
 
 
 class Selection:
-    """A predicate of ops and steps; made by `select`, combined by ``&``, ``|`` and ``~``.
+    """A predicate of ops and steps, made by `select` and combined with ``&``, ``|`` and ``~``.
 
     >>> late_convolutions = select(op="conv*") & select(steps=range(100, 200))
     >>> str(late_convolutions | ~select(module="encoder.*"))
@@ -111,23 +111,23 @@ def select(
     steps: range | slice | Sequence[int] | None = None,
     calls: range | slice | Sequence[int] | None = None,
 ) -> Selection:
-    """Select ops for `Tool.where`; what is left out selects all.
+    """Select ops for `Tool.where`. An argument that is left out selects all.
 
     Args:
         predicate: A function of the context, such as ``lambda context: context.zone == "model"``.
-            It is asked once per op and epoch and must always answer the same.
-        op: Patterns of which one is to match the op's type in the backend (``conv2d``), its common
-            word (``context["type"]``) or its readable name. Of a backward op its own type and name
-            or those of its forward op.
-        module: Patterns of which one is to match the path of the module in which the op runs.
+            It is called once per op and epoch and must always return the same.
+        op: Patterns, one of which must match the op's type in the backend (``conv2d``), its common
+            operator type (``context["type"]``) or its readable name. For a backward op these are
+            its own type and name or those of its forward op.
+        module: Patterns, one of which must match the path of the module in which the op runs.
         namespace: Framework, version and mode, as in mapping rules: ``pytorch``, ``*/*/graph``.
         steps: Numbers of steps, counted from 0 for each `apply`.
         calls: Numbers of calls of the outermost module, counted from 0 in each step and for each
-            such module. Of ``generate``, call 0 processes the prompt, and each further one the next
-            token. Ops outside of any module are in no call.
+            such module. In ``generate``, call 0 processes the prompt, and each further call one
+            token. Ops outside of any module do not belong to a call.
 
     Raises:
-        SelectionError: An argument is not of the kind that is expected.
+        SelectionError: An argument is not of the expected kind.
 
     >>> convolutions = select(op=["conv*", "linear"], module="encoder.*")
     """
@@ -137,7 +137,7 @@ def select(
     if predicate is not None:
         if not callable(predicate) or isinstance(predicate, Selection):
             raise SelectionError(
-                f"{predicate!r} is no function of a context",
+                f"{predicate!r} is not a function of a context",
                 fix="Write patterns by name: select(op='conv*'); combine selections with & and |",
             )
         function = predicate
@@ -152,7 +152,7 @@ def select(
         parts.append(f"module={module!r}")
         tests.append(lambda context, *_: modules(context.module_path))
     if namespace:
-        matches(namespace, "framework/version/mode")  # Raises for what is no pattern.
+        matches(namespace, "framework/version/mode")  # Raises if it is not a pattern.
         parts.append(f"namespace={namespace!r}")
         tests.append(lambda context, *_: matches(namespace, context.namespace))
     if steps is not None:
@@ -181,11 +181,11 @@ def _names(context: OpContext) -> list[str]:
 
 
 def listed(name: str, given: Any) -> tuple[Pattern, ...]:
-    """Return a pattern or several of them as a tuple.
+    """Return one or several patterns as a tuple.
 
     Args:
-        name: What they are called, for messages.
-        given: One pattern, or a list.
+        name: Name of the argument, for messages.
+        given: One pattern, or a list of patterns.
 
     Raises:
         SelectionError: It is neither.
@@ -195,7 +195,7 @@ def listed(name: str, given: Any) -> tuple[Pattern, ...]:
         isinstance(item, (str, re.Pattern)) and item for item in patterns
     ):
         raise SelectionError(
-            f"{name}={given!r} is no pattern and no list of patterns",
+            f"{name}={given!r} is not a pattern or a list of patterns",
             fix=f"Write {name}='conv*' or {name}=['conv*', re.compile('norm$')]",
         )
     return tuple(patterns)
@@ -203,7 +203,7 @@ def listed(name: str, given: Any) -> tuple[Pattern, ...]:
 
 @lru_cache(maxsize=256)
 def matcher(patterns: tuple[Pattern, ...]) -> Callable[[str], bool]:
-    """Return a function that says whether one of the patterns matches a text."""
+    """Return a function that returns True if one of the patterns matches a text."""
     tests = [
         re.compile(translate(item)).match if isinstance(item, str) else item.search
         for item in patterns
@@ -225,7 +225,7 @@ def _numbers(name: str, given: Any) -> Callable[[int], bool]:
     elif isinstance(given, (list, tuple, set, frozenset)) and _are_counts(*given):
         return frozenset(given).__contains__
     raise SelectionError(
-        f"{name}={given!r} is no range of {name}",
+        f"{name}={given!r} is not a range or list of {name}",
         fix=f"Write {name}=range(10, 20), {name}=slice(10, None) or {name}=[0, 5]",
     )
 

@@ -1,8 +1,8 @@
-"""`Session`: one stretch of applied tools: contexts, ids, analysis, epochs, pending errors.
+"""`Session`: the contexts, ids, analysis, epochs and pending errors of applied tools.
 
-Owns what drivers talk to while tools are applied. What outlives a session is `store`'s, applying
-and leaving `activation`'s, executing plans the drivers'. A little over 400
-lines: one class, whose every method a driver or `activation` calls.
+Owns the interface that drivers use while tools are applied. `store` keeps what resumes later,
+`activation` applies and removes tools, and the drivers execute plans. A little over 400 lines: one
+class, each method of which is called by a driver or by `activation`.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ __all__ = ["Session"]
 
 T = TypeVar("T")
 
-# How many combinations of nested tools one store tells apart before plans are made anew.
+# How many combinations of nested tools one store distinguishes before plans are made again.
 _EPOCHS_KEPT = 64
 _NO_DRIVER = (None, None)
 
 
 class Session:
-    """One stretch during which a stack of tools is applied in one thread.
+    """The state of a stack of tools while it is applied in one thread.
 
     Attributes:
         tools: All applied tools, dependencies first, tools of nested `apply` last.
         epoch: Changes whenever a cached plan may be wrong. The same tools have the same epoch.
         control: The switches of the thread that owns the session.
-        closed: Whether the tools were left; routines no longer run then.
-        wants_backward: Whether some applied tool analyses backward ops.
-        watches_scopes: Whether some applied tool listens for module scopes, or is shown values.
-        watches_calls: Whether calls of outermost modules matter to some applied tool.
-        watches_values: Whether some applied tool is shown what modules take or return.
-        call: Number of the call of the outermost module that runs; None outside of any.
+        closed: Whether the tools were removed. Routines no longer run then.
+        wants_backward: Whether an applied tool analyses backward ops.
+        watches_scopes: Whether an applied tool listens for module scopes or is shown values.
+        watches_calls: Whether an applied tool listens for calls of outermost modules or selects by
+            them.
+        watches_values: Whether an applied tool is shown the inputs or outputs of modules.
+        call: Number of the running call of an outermost module; None outside of any.
         contended: Whether several tools have changed one value; `conflicts` tells which.
         pending: Exceptions that wait for `raise_pending`, oldest first.
     """
 
-    # A slot, because drivers may read it at every operator.
+    # A slot, because drivers may read the epoch at every operator.
     __slots__ = ("__dict__", "__weakref__", "epoch")
 
     _epochs = itertools.count(1)
@@ -86,7 +87,7 @@ class Session:
         store.session = self
         self.tools_changed()
 
-    # What few sessions need, imported then.
+    # Few sessions need these, so they are imported late.
 
     @cached_property
     def failures(self) -> DriverFailures:
@@ -97,7 +98,7 @@ class Session:
 
     @cached_property
     def calls(self) -> Calls:
-        """The calls and values of modules, where some applied tool asks for them."""
+        """The calls and values of modules, if an applied tool requests them."""
         from amanda_core.calls import Calls
 
         return Calls(self)
@@ -112,13 +113,13 @@ class Session:
     # For activation.
 
     def set_policy(self, policy: OnDriverError) -> None:
-        """Choose what is done where a driver itself fails at an operator."""
+        """Choose what happens if a driver itself fails at an operator."""
         self._policy = policy
         if "failures" in self.__dict__:
             self.failures.policy = policy
 
     def set_tools(self, tools: Sequence[Tool]) -> None:
-        """Make `tools`, in this order, the applied ones."""
+        """Set the applied tools, in order."""
         for tool in self.tools:
             tool._amanda.listeners.discard(self)
         self.tools = tuple(tools)
@@ -130,8 +131,8 @@ class Session:
     def as_of(self, tools: Sequence[Tool], call: int | None = None) -> Iterator[None]:
         """Apply exactly `tools` inside `with`, as they were at an earlier time.
 
-        For a driver that runs a part of the forward program again. The epoch is the earlier one,
-        unless a tool was invalidated since.
+        This serves drivers that run a part of the forward program again. The epoch is the earlier
+        one, unless a tool was invalidated since.
 
         Args:
             tools: The tools at that time.
@@ -147,7 +148,7 @@ class Session:
 
     def tools_changed(self) -> None:
         """Drop all cached plans after a tool registered something or was invalidated."""
-        # It may have got dependencies.
+        # The tool may have new dependencies.
         self.set_tools(self._resolve())
 
     def _refresh(self) -> None:
@@ -161,7 +162,7 @@ class Session:
             point: [tool for tool in self.tools if tool._amanda.routines[point]] for point in IPoint
         }
         if not any(self._analysing.values()):
-            # Rules serve the analysis of others; where there is none, they are what was applied.
+            # Rules serve the analysis of other tools. Without any, the rules themselves run.
             rules = [t for t in self.tools if t._amanda.before_rules or t._amanda.after_rules]
             self._analysing = dict.fromkeys(IPoint, rules)
         self.wants_backward = any(p.is_backward for p in IPoint if self._analysing[p])
@@ -172,7 +173,7 @@ class Session:
             self.listener()
 
     def _stage_now(self) -> Stage:
-        """Return what plans depend on: the tools' registrations, and which steps are selected."""
+        """Return what plans depend on: the tools' registrations and the steps they select."""
         known = [(tool._amanda, tool._amanda.selection) for tool in self.tools]
         at = self._step, self.call
         return tuple(
@@ -187,10 +188,10 @@ class Session:
         return selection is None or selection(context, self._step, self.call)
 
     def close(self) -> None:
-        """End the session: contexts stay in the store, routines no longer run."""
+        """End the session. Contexts stay in the store, and routines no longer run."""
         self.closed = True
         for context in self._store.contexts.values():
-            context._remembered = {}  # No routine will ask for them.
+            context._remembered = {}  # No routine will read them.
         for tool in self.tools:
             tool._amanda.listeners.discard(self)
 
@@ -198,17 +199,17 @@ class Session:
 
     @property
     def enabled(self) -> bool:
-        """Whether operators of the calling thread are to be instrumented now."""
+        """Whether operators of the calling thread must be instrumented now."""
         switched_on = self.control.switches[ENABLED] != 0 and not self.closed
         return switched_on and not THREAD.control.switches[ROUTINE_DEPTH]
 
     @property
     def caching(self) -> bool:
-        """Whether analysis runs once per op; plans may be cached for one epoch then."""
+        """Whether analysis runs once per op. If so, plans may be cached for one epoch."""
         return self.control.caching
 
     def wants(self, i_point: IPoint) -> bool:
-        """Return True if some applied tool analyses at `i_point`."""
+        """Return True if an applied tool analyses at `i_point`."""
         return bool(self._analysing[i_point])
 
     def can(self, capability: str, namespace: str) -> bool:
@@ -217,7 +218,7 @@ class Session:
         return info is None or capability in info.capabilities_in(namespace.rpartition("/")[2])
 
     def facts(self, namespace: str) -> Facts | None:
-        """Return what the driver of `namespace` answers about tensors; None if it answers nothing.
+        """Return the facts about tensors from the driver of `namespace`; None if it has none.
 
         Args:
             namespace: Such as that of a context.
@@ -225,11 +226,11 @@ class Session:
         return self._drivers.get(namespace.partition("/")[0], _NO_DRIVER)[1]
 
     def declare(self, info: DriverInfo, facts: Facts | None = None) -> None:
-        """Record what an attached driver can do and what it answers about tensors."""
+        """Record the capabilities of an attached driver and its facts about tensors."""
         self._drivers[info.name] = info, facts
 
     def persistent(self, name: str, factory: Callable[[], T]) -> T:
-        """Return a driver's object that resumes with the contexts; the first call makes it."""
+        """Return an object of a driver that resumes with the contexts; the first call makes it."""
         kept = self._store.persistent
         if name not in kept:
             kept[name] = factory()
@@ -260,14 +261,14 @@ class Session:
             site: The op's facts; its key decides which context it is.
             raw: The raw (backward) operator. Pass a weak reference if it is a part of the user's
                 model, which a context must not keep alive.
-            inputs: Values by position of the signature; of a forward op only.
+            inputs: The inputs of a forward op, by position of the signature.
             attrs: Arguments that are not positions.
             forward: Context of the forward op of a backward op, if it has one.
             input_names: Names of the input positions, as far as known.
             backward: Whether this is a backward op.
             constant: Maps an input to its concrete value if it is a parameter or constant, else to
-                None. The context keeps it, so it must hold no tensor.
-            recomputed: Whether this runs an execution again that already took place.
+                None. The context keeps this function, so it must not hold a tensor.
+            recomputed: Whether this repeats an earlier execution.
         """
         owner = None if forward is None else forward.get_op_id()
         place = (site.namespace, backward, owner, site.key)
@@ -290,17 +291,17 @@ class Session:
                 with inside_routine(), without_exit("A plugin fails to prepare a context"):
                     self._hook.amanda_prepare_context(context=context)
             except BaseException:
-                self._drop(context)  # Or it would be taken for a prepared one.
+                self._drop(context)  # The next call must not take it for a prepared one.
                 raise
         return context
 
     def _new(self, backward: bool, site: Site, forward: OpContext | None) -> OpContext:
-        # Without the framework's version: an op has the same id under another one.
+        # Without the framework's version, so that an op has the same id under another version.
         framework, _, rest = site.namespace.partition("/")
         scope = (forward.get_op_id(), site.key) if forward is not None else site.key
         op_id = stable_id(((framework, rest.partition("/")[2]), scope))
         while (backward, op_id) in self._store.contexts:
-            op_id += 1  # Two keys with one hash: the second takes the next free number.
+            op_id += 1  # Two keys have one hash: the second takes the next free number.
         context = OpContext(self, site, op_id, forward, backward)
         self._store.contexts[context._key] = context
         return context
@@ -319,12 +320,12 @@ class Session:
                     log.pop((context._key, point), None)
 
     def analyse(self, context: OpContext, i_point: IPoint) -> None:
-        """Run what analysis is due for `context` at `i_point`."""
+        """Run the analysis that is due for `context` at `i_point`."""
         if self.due(context, i_point):
             self._hook.amanda_trigger_callback(context=context, i_point=i_point)
 
     def due(self, context: OpContext, i_point: IPoint) -> bool:
-        """Return True if `analyse` would run some tool's analysis."""
+        """Return True if `analyse` would run the analysis of a tool."""
         if not self._analysing[i_point]:
             return False
         if self.control.caching and context._analysed.get(i_point) == self.epoch:
@@ -336,10 +337,12 @@ class Session:
         return False
 
     def run_analysis(self, context: OpContext, i_point: IPoint) -> None:
-        """Rules and routines of the applied tools, in order; the core's part of the hook.
+        """Run the rules and analysis routines of the applied tools, in order.
+
+        This is the core's implementation of `amanda_trigger_callback`.
 
         Raises:
-            BaseException: Whatever a routine raised, with a note; its tool's analysis is not
+            BaseException: Whatever a routine raised, with a note. The analysis of its tool is not
                 cached.
         """
         due = {id(tool): tool for tool in self._due(context, i_point)}
@@ -355,7 +358,7 @@ class Session:
                     for rule in tool._amanda.after_rules:
                         self._call(rule, tool, context, i_point)
             except BaseException:
-                # The rules belong to the analysis of all: none of it is cached.
+                # The rules belong to the analysis of all tools, so none of it is cached.
                 for tool in due.values():
                     tool._amanda.logs.get(self._store, {}).pop((context._key, i_point), None)
                 raise
@@ -364,7 +367,7 @@ class Session:
         tools = [
             tool
             for tool in self._analysing[i_point]
-            # Rules of contexts serve other tools as well: a selection does not restrict them.
+            # Rules serve other tools as well, so a selection does not restrict them.
             if not tool._amanda.routines[i_point] or self._selects(tool, context)
         ]
         if not self.control.caching:
@@ -386,11 +389,11 @@ class Session:
         # Looked up now: the routine may have invalidated its tool.
         tool._amanda.logs.setdefault(self._store, {})[key] = tuple(actions)
         if not self.control.caching and (old or actions):
-            # Plans cached before this analysis was run again hold no more.
+            # Plans that were cached before this analysis are no longer valid.
             tool._amanda.changed()
 
     def recorded(self, context: OpContext, action: Action) -> None:
-        """Show the plugins what an analysis routine asks for; any of them may refuse it."""
+        """Call the hook for an action that an analysis routine requested; plugins may refuse it."""
         with without_exit("A plugin fails to look at an action"):
             self._hook.amanda_action_recorded(context=context, action=action)
 
@@ -418,17 +421,18 @@ class Session:
     # For drivers: errors, warnings, steps and scopes.
 
     def defer(self, error: BaseException) -> None:
-        """Keep an exception that cannot be raised where it arose, for `raise_pending`.
+        """Keep an exception for `raise_pending` that cannot be raised where it occurred.
 
-        Where this session is closed and the same tools are applied again, their session gets it:
-        what a driver keeps for them, such as a compiled function, may name either.
+        If this session is closed and the same tools are applied again, their session gets the
+        exception: a driver's compiled function may refer to either session.
         """
         self._store.session.pending.append(error)
 
     def raised(self, error: BaseException) -> None:
-        """If a deferred exception has found its own way out, the others become notes on it.
+        """Turn deferred exceptions into notes on `error`, with which the program leaves `apply`.
 
-        So do all where the program is told to stop: that must not be turned into an error.
+        This happens if `error` is itself a deferred exception, and if it ends the program, such as
+        KeyboardInterrupt: that must not be replaced by another error.
         """
         if not isinstance(error, Exception) or any(error is other for other in self.pending):
             self._note_pending(error)
@@ -452,8 +456,7 @@ class Session:
         Args:
             message: The text.
             stacklevel: As seen by the caller.
-            importing: Whether it is said inside an import, which must not fail where warnings are
-                errors.
+            importing: Whether an import is running, which must not fail if warnings are errors.
         """
         if message not in self._warned:
             self._warned.add(message)
@@ -463,12 +466,12 @@ class Session:
                 warnings.warn(message, AmandaWarning, stacklevel=stacklevel + 1)
 
     def begin_step(self) -> None:
-        """Tell the tools that a step begins."""
-        self._tell(lambda tool: [begin for begin, _ in tool._amanda.step], self._step)
+        """Notify the tools that a step begins."""
+        self._notify(lambda tool: [begin for begin, _ in tool._amanda.step], self._step)
 
     def end_step(self) -> None:
-        """Tell the tools that a step has ended and the next one begins."""
-        self._tell(lambda tool: [end for _, end in tool._amanda.step], self._step)
+        """Notify the tools that a step has ended and that the next one begins."""
+        self._notify(lambda tool: [end for _, end in tool._amanda.step], self._step)
         self._step += 1
         self._update_stage()
         self.begin_step()
@@ -478,14 +481,14 @@ class Session:
             self._refresh()
 
     def enter_scope(self, path: str) -> None:
-        """Tell the tools that the module scope `path` is entered."""
-        self._tell(lambda tool: [enter for enter, _ in tool._amanda.scope], path)
+        """Notify the tools that the module scope `path` is entered."""
+        self._notify(lambda tool: [enter for enter, _ in tool._amanda.scope], path)
 
     def leave_scope(self, path: str) -> None:
-        """Tell the tools that the module scope `path` is left."""
-        self._tell(lambda tool: [leave for _, leave in tool._amanda.scope], path)
+        """Notify the tools that the module scope `path` is left."""
+        self._notify(lambda tool: [leave for _, leave in tool._amanda.scope], path)
 
-    def _tell(self, listeners: Callable[[Tool], Sequence[Any]], what: Any) -> None:
+    def _notify(self, listeners: Callable[[Tool], Sequence[Any]], what: Any) -> None:
         if not self.enabled:
             return
         for tool in self.tools:

@@ -1,6 +1,6 @@
-"""`Store`: what outlives a session, so that the same tools applied again resume.
+"""`Store`: keeps contexts and plans after a session, so that the same tools can resume.
 
-Owns who holds contexts and for how long. It reads none of them.
+Owns who holds contexts and for how long. It does not read them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Store"]
 
-# How many stores one tool keeps for resuming; the oldest unused one goes first.
+# How many stores one tool keeps for resuming. The oldest unused one is dropped first.
 _STORES_KEPT = 4
 
 
-#: What plans depend on: serial and generation of each applied tool, and which of its selection's
-#: conditions on the step hold.
+#: What plans depend on: the serial and generation of each applied tool, and which conditions of its
+#: selection hold in the step.
 Stage = tuple[tuple[int, int, tuple[bool, ...]], ...]
 
 
 class Store:
-    """What outlives a session, so that the same tools applied again resume.
+    """Keeps contexts and plans after a session, so that the same tools can resume.
 
-    Held by the newest tool only, which is likely to die first: its plans hold all of them.
+    Only the newest tool holds it. That tool is likely to be deleted first, and the plans hold all
+    tools.
 
     Attributes:
         session: The session that uses it, or the last one that did. Contexts and plans find their
-            session here, since they live longer than the session that made them.
+            session here, because they live longer than the session that made them.
     """
 
     __slots__ = ("__weakref__", "contexts", "epochs", "persistent", "places", "session", "tools")
@@ -51,7 +52,7 @@ class Store:
 
     @property
     def in_use(self) -> bool:
-        """Return True if a session that is not closed uses it."""
+        """Whether a session that is not closed uses it."""
         session = getattr(self, "session", None)
         return session is not None and not session.closed
 

@@ -1,7 +1,7 @@
-"""The state of a thread that drivers read at every operator, native ones without a call.
+"""The state of a thread that drivers read at every operator, in native code without a call.
 
 Owns the layout of its buffer: five 64-bit integers. `include/amanda_switches.h` has the same layout
-for C. A driver ships a copy of that header and checks the version that the buffer begins with.
+for C. A native driver ships a copy of that header and checks the version at the buffer's start.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LAYOUT_VERSION = 1
 VERSION = 0
 ENABLED = 1
 CACHING = 2
-#: Of the session that runs in the thread; 0 before the first one.
+#: Epoch of the session that runs in the thread; 0 before the first session.
 EPOCH = 3
 #: More than 0 while a routine of a tool runs in the thread.
 ROUTINE_DEPTH = 4
 
 
 def new_switches() -> array[int]:
-    """Return the switches of a thread to which nothing is applied. They are never resized."""
+    """Return the switches of a thread without applied tools. They are never resized."""
     return array("q", [LAYOUT_VERSION, True, True, 0, 0])

@@ -1,7 +1,7 @@
-"""What belongs to one thread: the control flags and how deep it is inside routines.
+"""The state of one thread: the switches of the control API and the depth of routines.
 
 Owns the thread-local state that both the activation of tools and the running of routines need.
-Drivers may run routines on foreign threads; the flags that count there are the owner's.
+Drivers may run routines on other threads. The flags of the session's thread hold there.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["THREAD", "Control", "inside_routine", "original", "standing_for"]
 
 
 class Control:
-    """The switches of the control API (paper, listing 5) as they stand in one thread.
+    """The switches of the control API (paper, listing 5) in one thread.
 
     Attributes:
-        switches: What drivers read at every operator; `amanda_core.switches` describes it.
+        switches: The buffer that drivers read at every operator; see `amanda_core.switches`.
     """
 
     __slots__ = ("_entries", "autodiff", "listener", "original", "switches")
@@ -33,9 +33,9 @@ class Control:
         self.autodiff = False
         #: Called after each change of `enabled` and `caching`.
         self.listener: Callable[[], None] | None = None
-        #: In a replacement, the op that it stands for, where the driver offers it.
+        #: Inside a replacement, the op that it replaces, if the driver can run it.
         self.original: Callable[[Sequence[Any]], Any] | None = None
-        #: Switch -> what holds and held, innermost last: (owner, value).
+        #: Switch -> its nested values as (owner, value). The last one holds.
         self._entries: dict[str, list[tuple[object, bool]]] = {
             name: [(self, getattr(self, name))] for name in ("enabled", "caching", "autodiff")
         }
@@ -69,7 +69,7 @@ class Control:
         self._set(name, value)
 
     def leave(self, name: str, owner: object) -> None:
-        """Take back what `owner` entered last, in whatever order others leave."""
+        """Undo the last `enter` of `owner`, in whatever order others leave."""
         entries = self._entries[name]
         for index in range(len(entries) - 1, -1, -1):
             if entries[index][0] is owner:
@@ -96,7 +96,7 @@ THREAD = _Thread()
 
 @contextmanager
 def inside_routine() -> Iterator[None]:
-    """Mark the extent of a routine: no operator in it is instrumented, `apply` is an error."""
+    """Mark this block as a routine: its operators are not instrumented, and `apply` is an error."""
     switches = THREAD.control.switches
     switches[ROUTINE_DEPTH] += 1
     try:
@@ -107,7 +107,7 @@ def inside_routine() -> Iterator[None]:
 
 @contextmanager
 def standing_for(op: Callable[[Sequence[Any]], Any]) -> Iterator[None]:
-    """Mark the extent of a replacement's routine, for drivers that can run the op itself.
+    """Let `original` return `op` in this block, for drivers that can run a replaced op.
 
     Args:
         op: Runs the op on inputs by position.
@@ -125,6 +125,6 @@ def original() -> Callable[[Sequence[Any]], Any] | None:
 
     Use it in a replacement that applies to some executions only. The function takes the inputs by
     position and returns the op's result, differentiated like the op. It can be kept and called
-    later. None outside of a replacement, and if the driver cannot run the op itself.
+    later. Outside of a replacement, or if the driver cannot run the op, the result is None.
     """
     return THREAD.control.original

@@ -228,7 +228,7 @@ class Tool:
 
         if selection is not None and not isinstance(selection, Selection):
             raise SelectionError(
-                f"{selection!r} is no selection",
+                f"{selection!r} is not a selection",
                 where=f"{self.tool_name}.where",
                 fix="Make one with amanda.select(op='conv*')",
             )

@@ -156,7 +156,7 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "bitwise_or": "either or both, bit by bit",
         "bitwise_xor": "one but not both, bit by bit",
         "bitwise_not": "not, bit by bit",
-        "isnan": "whether it is no number",
+        "isnan": "whether it is not a number",
         "isinf": "whether it is infinite",
         "isfinite": "whether it is a finite number",
         # Reductions and what looks along an axis

@@ -1,9 +1,9 @@
-"""Values that are remembered without being kept alive.
+"""Remembering values without keeping them alive.
 
 Owns every weak reference to a framework's value that the core, a driver or a tool holds. A
-framework may refuse to exchange the content of a value while somebody holds one
-(`torch.utils.swap_tensors`): a driver tells these references from the user's by their type, and has
-them taken off once no tool is applied (`let_go`).
+framework may refuse to exchange the content of a value that has weak references
+(`torch.utils.swap_tensors`). A driver therefore recognises these references by their type, and
+removes them when no tool is applied any more (`let_go`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ V = TypeVar("V")
 #: Flag of types whose objects may refer to others (`Py_TPFLAGS_HAVE_GC`).
 _TRACKED_BY_GC = 1 << 14
 
-#: What still tells a value apart once nothing refers to it: an object that lives about as long, and
-#: facts about the value; None where there is no such object.
+#: Returns what identifies a value without a reference to it: an object that lives about as long,
+#: and facts about the value. None if there is no such object.
 Witness = Callable[[Any], "tuple[object, object] | None"]
 
 
@@ -32,28 +32,28 @@ class Ref(weakref.ref):  # type: ignore[type-arg]
 
 
 class Holder(Protocol):
-    """What holds weak references that must be gone once no tool is applied."""
+    """A holder of weak references, which must be gone when no tool is applied any more."""
 
     def let_go(self, kind: type, witness: Witness) -> None:
-        """Take them off the values of a type."""
+        """Remove the references to values of a type."""
 
 
 _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 
 def add_holder(holder: Holder) -> None:
-    """Register a holder, itself held weakly, that `let_go` calls."""
+    """Register a holder that `let_go` calls; it is itself held weakly."""
     _holders.add(holder)
 
 
 def let_go(kind: type, witness: Witness) -> None:
-    """Take every weak reference off the values of a type.
+    """Remove every weak reference to values of a type.
 
-    What is known of a value is found again by `Known.get`, as long as its witness is the same.
+    `Known.get` still finds what is known of a value, as long as its witness is the same.
 
     Args:
         kind: The type.
-        witness: Gives the witness of a value.
+        witness: Returns the witness of a value.
     """
     for holder in tuple(_holders):
         holder.let_go(kind, witness)
@@ -70,7 +70,7 @@ class _Entry(Generic[V]):
 
 
 class Known(Generic[V]):
-    """What is known of values, by their identity; goes when a value dies.
+    """A table of facts about values, by identity. An entry is dropped when its value dies.
 
     Args:
         forgotten: Called with what was known of a value that has died; held weakly.
@@ -86,10 +86,10 @@ class Known(Generic[V]):
         return len(self._entries)
 
     def __deepcopy__(self, memo: object) -> Known[V]:
-        return Known()  # What is copied with its owner has not met any value.
+        return Known()  # The copy of its owner has not seen any value.
 
     def get(self, value: Any) -> V | None:
-        """Return what is known of a value, None if nothing is."""
+        """Return what is known of a value; None if nothing is."""
         entry = self._entries.get(id(value))
         if entry is None:
             return None
@@ -106,7 +106,7 @@ class Known(Generic[V]):
         return entry.value
 
     def set(self, value: Any, known: V) -> bool:
-        """Note something of a value in the place of what was known; False if that cannot be."""
+        """Set what is known of a value; return False if it cannot be referenced weakly."""
         entry = _Entry(known)
         try:
             entry.ref = Ref(value, self._dropping(id(value)))
@@ -116,7 +116,7 @@ class Known(Generic[V]):
         return True
 
     def items(self) -> Iterator[tuple[Any, V]]:
-        """Yield the values that are referred to now, and what is known of each."""
+        """Yield the values that have a weak reference now, and what is known of each."""
         for entry in tuple(self._entries.values()):
             value = entry.ref() if entry.ref is not None else None
             if value is not None:
@@ -131,7 +131,7 @@ class Known(Generic[V]):
         self._entries.clear()
 
     def let_go(self, kind: type, witness: Witness) -> None:
-        """Take the references off the values of a type; see the function of this name."""
+        """Remove the references to values of a type; see the function of this name."""
         for key, entry in tuple(self._entries.items()):
             value = entry.ref() if entry.ref is not None else None
             if not isinstance(value, kind):
@@ -165,7 +165,7 @@ class Known(Generic[V]):
 
 
 class _Weak:
-    """A weak reference that cannot be taken for a value."""
+    """A weak reference that cannot be mistaken for a remembered value."""
 
     __slots__ = ("ref",)
 
@@ -174,11 +174,11 @@ class _Weak:
 
 
 def weakly(value: Any) -> Any:
-    """Return a value, or the values in sequences, as what keeps no other value alive.
+    """Return a form of a value, or of the values in sequences, that keeps no value alive.
 
-    That is a weak reference, or the value itself where it refers to nothing, such as a number. A
-    value of neither kind, such as a dictionary, is not remembered: it may hold what the framework
-    frees only with the graph, and may come to hold it later.
+    The form is a weak reference, or the value itself if it refers to no other object, such as a
+    number. Other values, such as dictionaries, become None: they may hold objects that the
+    framework must free, now or later.
     """
     if isinstance(value, (list, tuple)):
         return [weakly(item) for item in value]
@@ -197,7 +197,7 @@ def _refers_to_nothing(value: Any) -> bool:
 
 
 def strongly(value: Any) -> Any:
-    """Return the value that `weakly` was given, with None for what has died since."""
+    """Return the value that was passed to `weakly`, with None in place of values that have died."""
     if isinstance(value, list):
         return [strongly(item) for item in value]
     return value.ref() if isinstance(value, _Weak) else value

@@ -92,7 +92,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise ConfigError(
-            f"{name[:80]!r} is no name for a {kind}",
+            f"{name[:80]!r} is not a valid name for a {kind}",
             where="NAME",
             fix=f"Use lower-case letters, digits and single '-' inside, at most {_LONGEST}, such "
             f"as 'my-{kind}'",

@@ -231,7 +231,7 @@ def _number(variable: str) -> int | None:
         return None
     if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
         raise ConfigError(
-            f"{variable} is {text[:80]!r}, which is no number",
+            f"{variable} is {text[:80]!r}, which is not a number",
             where=variable,
             fix="Unset it where no launcher of several processes sets it",
         )

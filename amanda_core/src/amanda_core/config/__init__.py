@@ -113,7 +113,7 @@ def from_flags(
         names: The names in messages of all these but `select`.
     """
     if output is not None and ("\0" in output or not output.strip()):
-        raise ConfigError(f"{output[:80]!r} is no folder", where=names[1])
+        raise ConfigError(f"{output[:80]!r} is not a folder", where=names[1])
     wanted = None
     if drivers is not None:
         wanted = split_names(drivers)

@@ -26,7 +26,7 @@ class Document:
     """A TOML file.
 
     Raises:
-        ConfigError: It cannot be read, is no regular file, too large, or not TOML.
+        ConfigError: It cannot be read, is not a regular file, is too large, or is not TOML.
     """
 
     def __init__(self, path: Path) -> None:

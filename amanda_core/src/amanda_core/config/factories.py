@@ -163,7 +163,7 @@ def make(settings: ToolSettings) -> Tool:
         ) from error
     if not isinstance(tool, Tool):
         raise BrokenToolError(
-            f"{reference!r} makes no amanda.Tool but {type(tool).__qualname__}",
+            f"{reference!r} does not make an amanda.Tool but {type(tool).__qualname__}",
             where=settings.where,
             fix="The entry point must be a Tool class, or a function that returns a tool",
         )
@@ -267,7 +267,7 @@ def _module_of(path: Path, where: str) -> Any:
 def _callable(made: Any, reference: str, where: str) -> Callable[..., Any]:
     if not callable(made):
         raise BrokenToolError(
-            f"{reference!r} is no class or function but {type(made).__qualname__}",
+            f"{reference!r} is not a class or function but {type(made).__qualname__}",
             where=where,
             fix="The entry point must be a Tool class, or a function that returns a tool",
         )

@@ -77,7 +77,7 @@ def _tool(name: str, value: Any, document: Document) -> ToolSettings:
         if not INSTALLED.fullmatch(tool) or tool.endswith(".py"):
             # A file names installed tools only: reading one must not decide what is executed.
             raise ConfigError(
-                f"{tool[:80]!r} is no name of an installed tool",
+                f"{tool[:80]!r} is not the name of an installed tool",
                 where=document.where(*keys, "tool"),
                 fix="Name a tool of one's own by the flag: -t module:Class",
             )

@@ -100,7 +100,7 @@ def parse_tool(text: str, where: str) -> ToolSettings:
     else:
         options = rest
         if not INSTALLED.fullmatch(tool) or tool.endswith(".py"):
-            raise ConfigError(f"{_short(tool)} is no name of a tool", where=where, fix=form)
+            raise ConfigError(f"{_short(tool)} is not the name of a tool", where=where, fix=form)
     name = check_name(alias.strip() or default, where)
     found: dict[str, Setting] = {}
     for part in split(options, ",", where):
@@ -117,7 +117,7 @@ def check_name(name: str, where: str) -> str:
     """Return `name` if results can be filed under it.
 
     Raises:
-        ConfigError: It is no plain name.
+        ConfigError: It is not a plain name.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -149,7 +149,7 @@ def parse_steps(value: object, where: str, name: str = "steps") -> Steps:
         if parts[2:] != [0]:
             return slice(*parts)
     raise ConfigError(
-        f"{_short(value)} is no range of {name}",
+        f"{_short(value)} is not a range of {name}",
         where=where,
         fix="Write '10:20' (from 10 up to and without 20), '10:', '::100', 7, or [1, 2, 3]",
     )

@@ -54,7 +54,7 @@ def _load(name: str) -> Backend:
         return found()
     if isinstance(found, Backend):
         return found
-    raise pytest.UsageError(f"--amanda-backend={name} is no amanda_core.testing.Backend")
+    raise pytest.UsageError(f"--amanda-backend={name} is not an amanda_core.testing.Backend")
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -131,7 +131,7 @@ class _Everywhere(Tool):
 def test_a_tool_at_all_points_of_all_ops_changes_nothing(rig: Rig, how: str) -> None:
     """Pass integers and random keys to tools as they are, and hide the driver's own ops.
 
-    A value without a gradient has None. Copies and gates that a driver makes are no operators.
+    A value without a gradient has None. Copies and gates that a driver makes are not operators.
     """
     program = rig.backend.mixed()
     if program is None:

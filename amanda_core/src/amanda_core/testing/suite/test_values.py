@@ -141,7 +141,7 @@ def _is_used_or_refused(rig: Rig, routine: Any, expected: Sequence[Value]) -> No
 def test_a_routine_that_returns_another_shape(rig: Rig) -> None:
     """Use a value of another shape as the framework does, or raise an error with the routine."""
     if len(rig.backend.shape) != 2:
-        pytest.skip(f"the values of {rig.backend.title} are no matrices")
+        pytest.skip(f"the values of {rig.backend.title} are not matrices")
 
     def first_row(value: Any) -> Any:
         return rig.backend.from_python(rig.backend.to_python(value)[:1], like=value)  # type: ignore[index]
