@@ -101,9 +101,7 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
 
 def test_a_tool_that_writes_elsewhere_is_named(tmp_path: Path) -> None:
     out = Output(tmp_path / "out", [])
-    with pytest.raises(
-        OutputError, match=r"'one' says that it wrote .*escaped.*outside of its folder"
-    ):
+    with pytest.raises(OutputError, match=r"'one' wrote .*escaped.*outside of its folder"):
         out.write("one", Found("{}", "../../escaped"))
     with pytest.raises(OutputError, match="which is not a file"):
         out.write("two", Found("{}", told=["absent"]))

@@ -70,7 +70,7 @@ _SAID: dict[str, dict[str, str]] = {
         "not supported on toy/1.2.3/eager: its driver does not tell what tensors are",
     ),
     "fewest facts": {
-        "memory": "not counted: its driver does not tell where tensors lie in memory",
+        "memory": "not counted: its driver does not report where tensors lie in memory",
         "sparsity": "not measured: its driver does not read values",
         "dump": "its driver does not read values",
         "nonfinite": "NotReadableError",

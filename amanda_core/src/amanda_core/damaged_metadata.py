@@ -1,6 +1,7 @@
-"""Distributions whose metadata is damaged, and what can be read beside them.
+"""Reading entry points although some distributions have damaged metadata.
 
-Owns the walk over all installed distributions, one by one, of which none hides the others.
+Owns the loop over all installed distributions, in which one damaged distribution does not hide the
+others.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _warned = False
 
 
 def distribution_names() -> frozenset[str]:
-    """Return the canonical names of all installed distributions that have a readable one."""
+    """Return the canonical names of all installed distributions whose name can be read."""
     found = set()
     for distribution in importlib_metadata.distributions():
         try:
             found.add(canonical(distribution.name))
-        except BaseException as error:  # Such as None, or whatever damaged metadata raises.
+        except BaseException as error:  # The name may be None, or damaged metadata raises.
             contain(error)
     return frozenset(found)
 
 
 def unreadable() -> tuple[str, ...]:
-    """Return the distributions whose entry points cannot be read, each with its name and why."""
+    """Return descriptions of the distributions whose entry points cannot be read."""
     found = []
     for distribution in importlib_metadata.distributions():
         try:

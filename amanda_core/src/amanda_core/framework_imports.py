@@ -1,6 +1,7 @@
-"""Telling drivers that their framework is loaded, before any tool is applied.
+"""Notifying drivers that their framework is loaded, before any tool is applied.
 
-Owns when the hook `amanda_framework_imported` is called. A driver that fails at it is warned about.
+Owns when the hook `amanda_framework_imported` is called. If a driver fails in it, there is a
+warning.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["announce_to"]
 
 
 def announce_to(waiting: list[Driver]) -> None:
-    """Call the hook of these drivers, for each as soon as its framework is loaded."""
+    """Call the hook of each of these drivers as soon as its framework is loaded."""
     for found in tuple(waiting):
         if any(module in sys.modules for module in found.info.modules):
             waiting.remove(found)
@@ -43,7 +44,7 @@ def _announce(found: Driver) -> None:
         found.call("amanda_framework_imported")
     except BaseException as error:
         contain(error)
-        # What it could not prepare it will have to refuse; importing must not fail for it.
+        # It can refuse later what it could not prepare. The import must not fail.
         warn(
             f"Driver {found.info.name!r} of {found.distribution} could not prepare itself: "
             f"{described(error)}",

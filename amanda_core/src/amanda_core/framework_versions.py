@@ -1,8 +1,8 @@
-"""Which versions of its framework a driver was tried with, and what happens with the others.
+"""The versions of its framework that a driver was tested with, and the self-test of others.
 
-Owns the comparison of versions, the self-test of a version that is newer than any tried, and the
-file in which its result is kept. The test itself is a module of the driver's. It runs in a process
-of its own, so that a crash is not the user's.
+Owns the comparison of versions, the self-test of a version that is newer than all tested ones, and
+the file that keeps its result. The test itself is a module of the driver. It runs in another
+process, so that a crash does not end the user's program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from amanda_core.errors import DriverError
 
 __all__ = ["FrameworkVersions", "cache_folder"]
 
-#: Seconds after which a self-test is given up; most of what it takes is importing the framework.
+#: Seconds after which a self-test is stopped. Importing the framework takes most of its time.
 _PATIENCE = 300
 
 _FORM = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(.*)")
@@ -43,8 +43,8 @@ class FrameworkVersions:
         oldest: The oldest release that is supported, such as ``2.10``.
         newest: The newest release that was tried.
         driver: Name of the driver's distribution.
-        variable: Environment variable that asks for an interceptor by name.
-        self_test: Module that exits with 0 if the interceptor asked for works here.
+        variable: Environment variable that requests an interceptor by name.
+        self_test: Module that exits with 0 if the requested interceptor works here.
     """
 
     framework: str
@@ -57,7 +57,7 @@ class FrameworkVersions:
     self_test: str
 
     def installed(self) -> str | None:
-        """Return the version that is installed; None where there is none. Imports nothing."""
+        """Return the installed version without importing it; None if there is none."""
         for name in self.distributions:
             try:
                 return importlib_metadata.version(name)
@@ -89,10 +89,10 @@ class FrameworkVersions:
         return _order(self.oldest) <= _order(version) <= _order(self.newest)
 
     def failure(self, interceptor: str) -> str:
-        """Return why an interceptor is not to be used with the installed version, or "".
+        """Return why an interceptor must not be used with the installed version, or "".
 
-        A version that was tried needs no test, and neither does an interceptor that the user asks
-        for by name. Any other is tested once; the result is kept in `cache_folder`.
+        A version that was tried is not tested, nor is an interceptor that the user requests by
+        name. Others are tested once, and the result is kept in `cache_folder`.
         """
         asked = os.environ.get(self.variable) == interceptor
         if asked or self.is_tried() or self.refusal() is not None:
@@ -121,11 +121,11 @@ class FrameworkVersions:
         return cache_folder() / "self-tests" / f"{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.json"
 
     def describe(self, outcomes: Sequence[tuple[str, str | None]]) -> list[Finding]:
-        """Return what is to be said of the installed version, for people.
+        """Return the findings about the installed version.
 
         Args:
-            outcomes: Interceptors in the order of preference, and how `failure` or `kept_failure`
-                answered for each.
+            outcomes: Interceptors in the order of preference, each with what `failure` or
+                `kept_failure` returned for it.
         """
         refusal = self.refusal()
         if refusal is not None:
@@ -202,7 +202,7 @@ class FrameworkVersions:
 
 
 def cache_folder() -> Path:
-    """Return the folder of this user's that holds what can be made again at any time."""
+    """Return this user's folder for files that can be made again at any time."""
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or os.path.expanduser(r"~\AppData\Local")
     elif sys.platform == "darwin":
@@ -215,7 +215,7 @@ def cache_folder() -> Path:
 def _order(version: str) -> tuple[int, int, int]:
     found = _FORM.match(version)
     if found is None:
-        return (sys.maxsize, 0, 0)  # Not known, so newer than any.
+        return (sys.maxsize, 0, 0)  # An unknown form counts as newer than all.
     return (int(found.group(1)), int(found.group(2)), int(found.group(3) or 0))
 
 
@@ -233,7 +233,7 @@ def _signal_name(number: int) -> str:
 
 
 def _write_quietly(path: Path, text: Callable[[], str]) -> None:
-    """Write a file as a whole; where that is not possible, leave it."""
+    """Write a file completely, or not at all if that is not possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(

@@ -1,6 +1,7 @@
-"""Op ids: numbers made from what a driver says identifies an op, the same in every process.
+"""Op ids, which are the same in every process, and stable positions of call sites.
 
-And what of a call site stays the same while a program runs.
+Owns how an id is made from the key of an op, and which part of a frame's position does not change
+while a program runs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from types import CodeType
 
 __all__ = ["call_offsets", "stable_id"]
 
-# What stands for an instruction's cache in code as it was compiled; there is none before 3.11.
+# The opcode of inline caches in compiled code, which exist from Python 3.11 on.
 _CACHE = dis.opmap.get("CACHE", 0)
-# An instruction of 3.11 from which some builtins are called, and where CALL stands behind it.
+# In 3.11 some builtins are called from this instruction. CALL follows this many bytes later.
 _PRECALL = dis.opmap.get("PRECALL") if sys.version_info[:2] == (3, 11) else None
 _TO_CALL = 4
 
@@ -34,11 +35,11 @@ def stable_id(key: Hashable) -> int:
 
 
 def call_offsets(code: CodeType) -> array[int]:
-    """Return from where a code object calls, by ``f_lasti // 2`` of a frame that runs it.
+    """Return the offsets of a code object's calls, indexed by ``f_lasti // 2`` of its frames.
 
-    Once code is warm, CPython makes some calls from another place of the same instruction: ``a[b]``
-    of a Python class from the end of the instruction's cache, and in 3.11 some builtins from the
-    instruction before CALL. So ``f_lasti`` takes one call site for two.
+    When code becomes warm, CPython makes some calls from another place of the same instruction:
+    ``a[b]`` of a Python class from the end of the instruction's cache, and in 3.11 some builtins
+    from the instruction before CALL. By ``f_lasti`` alone, one call site would look like two.
 
     Returns:
         Offsets in bytes, as C ints.

@@ -1,8 +1,8 @@
-"""Hearing of imports: of a module that is not loaded yet, and of the end of one that runs now.
+"""Callbacks for imports: of a module that is not loaded yet, and at the end of a running import.
 
-Owns the one finder that does so. It stands in ``sys.meta_path`` only while somebody watches, and
-a module imported under it keeps its own loader. The end of an import is where Python marks its spec
-as initialised.
+Owns the finder that watches for modules. It is in ``sys.meta_path`` only while somebody watches,
+and a module imported through it keeps its own loader. An import ends when Python marks the spec as
+initialised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["EndOfImport", "ImportWatcher", "running_imports"]
 
-#: Runs the import of one module; its local variable `spec` says of which.
+#: The function that runs the import of one module, whose spec is its local variable `spec`.
 _LOAD = getattr(getattr(_frozen_importlib, "_load_unlocked", None), "__code__", None)
 
 
@@ -34,10 +34,10 @@ def running_imports() -> list[ModuleSpec]:
 
 
 class EndOfImport:
-    """Calls back once, when an import that runs now is through or has failed.
+    """Calls back once, when a running import has ended or failed.
 
     Args:
-        spec: One of `running_imports`. Of a spec with a class of its own nothing is heard.
+        spec: One of `running_imports`. For a spec of another class there is no callback.
         callback: Called in the thread of the import.
     """
 
@@ -50,7 +50,7 @@ class EndOfImport:
             spec._heard_by.append(self)
 
     def cancel(self) -> None:
-        """Do not call back any more; may be called more than once."""
+        """Cancel the callback; may be called more than once."""
         if isinstance(self._spec, _HeardSpec):
             self._spec._heard_by[:] = [end for end in self._spec._heard_by if end is not self]
             if not self._spec._heard_by:
@@ -67,7 +67,7 @@ class _HeardSpec(ModuleSpec):
     _heard_by: list[EndOfImport]
 
     def restore(self) -> list[EndOfImport]:
-        """Make it an ordinary spec again, and return who waited."""
+        """Make it an ordinary spec again, and return those who waited."""
         waiting: list[EndOfImport] = self.__dict__.pop("_heard_by")
         self.__class__ = ModuleSpec  # type: ignore[assignment]
         return waiting
@@ -93,11 +93,11 @@ class ImportWatcher(MetaPathFinder):
         self._searching: set[str] = set()
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Cease to watch; may be called more than once."""
+        """Stop watching; may be called more than once."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
 
     def find_spec(
@@ -106,7 +106,7 @@ class ImportWatcher(MetaPathFinder):
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """Find `fullname` through the other finders, and wrap its loader."""
+        """Find `fullname` through the other finders and wrap its loader."""
         if fullname not in self._names or fullname in self._searching:
             return None
         self._searching.add(fullname)
@@ -120,7 +120,7 @@ class ImportWatcher(MetaPathFinder):
         return spec
 
     def tell(self, name: str) -> None:
-        """Pass on that `name` was imported, unless nobody watches any more."""
+        """Call back for `name`, unless watching has stopped."""
         if self in sys.meta_path:
             self._callback(name)
 
@@ -130,7 +130,7 @@ class _TellingLoader(Loader):
         self._loader, self._watcher, self._name = loader, watcher, name
 
     def __getattr__(self, name: str) -> Any:
-        # What runs a module instead of importing it asks the loader for more (runpy: get_code).
+        # Code that runs a module without importing it uses more of the loader (runpy: get_code).
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:

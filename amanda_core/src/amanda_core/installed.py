@@ -1,7 +1,7 @@
-"""What installed distributions bring: entry points, whose they are, and which are blocked.
+"""The entry points of installed distributions.
 
-Owns the entry-point groups and which plugins are blocked. Imports none of them; metadata is written
-by strangers, so nothing in it is trusted to be well formed.
+Owns the entry-point groups and which plugins are blocked. Plugins are not imported. Their metadata
+is not trusted to be well formed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PLUGIN_GROUP = "amanda.plugins"
 TOOL_GROUP = "amanda.tools"
 #: Commands of the program `amanda`.
 COMMAND_GROUP = "amanda.commands"
-#: Names of plugins or distributions that are not to be used, with commas between, or ``*``.
+#: Environment variable with the blocked plugins or distributions, separated by commas, or ``*``.
 BLOCKING = "AMANDA_DISABLE_PLUGINS"
 #: Names blocked in this process -> the flag, or the line of a configuration, that blocks them.
 blocked: dict[str, str] = {}
@@ -45,14 +45,14 @@ blocked: dict[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An entry point of an installed distribution; nothing of it has been imported.
+    """An entry point of an installed distribution, which has not been imported.
 
     Attributes:
         name: Name of the driver, plugin, tool or command.
         value: ``module:attribute``.
-        distribution: Name of the distribution, or an empty string where it is not known.
+        distribution: Name of the distribution, or an empty string if unknown.
         version: Its version, or an empty string.
-        blocked: What forbids its use: a variable, a flag, or the line of a file; else empty.
+        blocked: What blocks it: a variable, a flag, or the line of a file; else empty.
         point: The entry point; ``load()`` imports it.
     """
 
@@ -70,7 +70,7 @@ class Installed:
 
 
 def canonical(name: str) -> str:
-    """Return the one form of all spellings of a distribution's name (PEP 503).
+    """Return the normalised form of a distribution's name (PEP 503).
 
     >>> canonical("Amanda_Tools")
     'amanda-tools'
@@ -79,7 +79,7 @@ def canonical(name: str) -> str:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Return the names in a text with commas between them."""
+    """Return the names in a text that are separated by commas."""
     return tuple(part for part in (part.strip() for part in text.split(",")) if part)
 
 

@@ -1,7 +1,7 @@
-"""Which of a driver's interceptors is used, and why.
+"""The choice between the interceptors of a driver.
 
-Owns the rules for a driver that has an optional native interceptor beside one in Python: which of
-the two is chosen, when a version of the framework is refused, and what people are told of both.
+Owns the rules for a driver that has an optional native interceptor and one in Python: which of the
+two is used and why, when a version of the framework is refused, and the messages about both.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from amanda_core.framework_versions import FrameworkVersions
 
 __all__ = ["NATIVE", "Choice", "Extension", "Interceptors"]
 
-#: Name of the native interceptor, which is used where it is built.
+#: Name of the native interceptor, which is used if it is built.
 NATIVE = "native"
 
 
 class Choice(NamedTuple):
-    """An interceptor.
+    """The interceptor that is used.
 
     Attributes:
         name: Its name.
-        why: A sentence that says why this one.
+        why: A sentence that says why this one is used.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Choice(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """The state of a driver's native part.
+    """The state of a driver's native extension.
 
     Attributes:
-        missing: Why it cannot be used; None where it can.
-        built: A sentence about it, where it can be used.
+        missing: Why it cannot be used; None if it can.
+        built: A sentence about it, if it can be used.
     """
 
     missing: str | None
@@ -61,10 +61,10 @@ class Interceptors:
 
     Attributes:
         versions: The versions of the framework that the driver works with.
-        python: Name of the interceptor in Python, which is always there.
-        extension: Returns the state of the native one. It is called late, since an answer may need
-            a self-test.
-        operators: What passes through them, as the subject of a sentence.
+        python: Name of the interceptor in Python, which is always available.
+        extension: Returns the state of the native one. It is called late, because it may run a
+            self-test.
+        operators: The operators that pass through them, as the subject of a sentence.
     """
 
     versions: FrameworkVersions
@@ -81,7 +81,7 @@ class Interceptors:
         """Return the interceptor that a session would use now, and why.
 
         Raises:
-            UnsupportedError: The one that the environment variable asks for is not available.
+            UnsupportedError: The one that the environment variable requests is not available.
         """
         chosen = self._choose()
         note = self.versions.note(chosen.name)
@@ -104,7 +104,7 @@ class Interceptors:
             raise self.versions.untried_refusal([(NATIVE, missing), (chosen.name, failure)])
 
     def attach(self, make: Callable[[], _A]) -> _A:
-        """Return an attachment that is attached; where that fails, everything is restored.
+        """Make and attach an attachment; if that fails, restore everything.
 
         Args:
             make: Makes the attachment.
@@ -130,7 +130,7 @@ class Interceptors:
         return attachment
 
     def status(self) -> DriverStatus:
-        """Return what `amanda drivers` says; a self-test that has not been run stays so."""
+        """Return the status that `amanda drivers` shows, without running a self-test."""
         versions = self.versions
         version, refusal = versions.installed(), versions.refusal()
         if version is None:

@@ -1,8 +1,7 @@
-"""Attributes of other people's modules and classes, replaced while somebody needs it.
+"""Replacing attributes of modules and classes of a framework, for drivers that intercept this way.
 
-Owns how often what is replaced is needed, and that it is put back: in reverse order, after the last
-one who needs it has gone, and also where replacing fails half-way. For drivers that intercept by
-replacing.
+Owns the count of users and the restoring. The originals are restored in reverse order after the
+last user has released them, and also if replacing fails half-way.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ __all__ = ["Patch", "Patches"]
 
 
 class Patch:
-    """One attribute of an object, replaced and put back.
+    """A replaced attribute of an object, which `undo` restores.
 
     Args:
         owner: A class or module.
         name: The attribute, its own or inherited.
-        replacement: What stands there meanwhile.
+        replacement: The new value.
     """
 
     def __init__(self, owner: Any, name: str, replacement: Any) -> None:
@@ -32,7 +31,7 @@ class Patch:
         setattr(owner, name, replacement)
 
     def undo(self) -> None:
-        """Put the original back, unless somebody else has replaced the replacement."""
+        """Restore the original, unless somebody else has replaced the replacement."""
         if vars(self._owner).get(self._name) is not self._replacement:
             return
         if self._inherited:
@@ -42,9 +41,9 @@ class Patch:
 
 
 class Patches(ABC):
-    """Replacements that are made for the first one who needs them and undone after the last.
+    """Replacements that are made for their first user and undone after the last one.
 
-    A driver subclasses it and implements `install`. What replaces more later holds `lock`.
+    A driver subclasses it and implements `install`. Code that replaces more later must hold `lock`.
     """
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class Patches(ABC):
         self._undo: list[Callable[[], object]] = []
 
     def acquire(self) -> None:
-        """Install the replacements, unless they are."""
+        """Install the replacements, unless they are installed already."""
         with self.lock:
             self._count += 1
             if self._count > 1:
@@ -65,7 +64,7 @@ class Patches(ABC):
                 raise
 
     def release(self) -> None:
-        """Undo the replacements when nobody needs them any more."""
+        """Undo the replacements if this was their last user."""
         with self.lock:
             self._count -= 1
             if self._count == 0:
@@ -74,7 +73,7 @@ class Patches(ABC):
 
     @abstractmethod
     def install(self) -> None:
-        """Make the replacements, by `replace` and `afterwards`."""
+        """Make the replacements with `replace` and `afterwards`."""
 
     def replace(self, owner: Any, name: str, replacement: Any) -> None:
         """Replace an attribute until the replacements are undone."""

@@ -1,7 +1,7 @@
-"""What plugins say of themselves, checked before anything relies on it.
+"""Checks of the descriptions that drivers give of themselves.
 
-Owns the form that a `DriverInfo` must have. Python checks no types, and an answer of another form
-would fail far from the plugin that gave it.
+Owns the form that a `DriverInfo` must have. Python does not check types, and a malformed
+description would cause an error far from the plugin that returned it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from amanda_core.errors import DriverError
 
 __all__ = ["TOGETHER", "check_info"]
 
-#: What to do where a driver and the core do not fit.
+#: What to do if a driver and the core do not fit together.
 TOGETHER = "Install versions of amanda-core and of the driver that belong together"
 
 
 def check_info(info: Any, what: str) -> DriverInfo:
-    """Return a driver's description if it has the form, and is of this interface.
+    """Return a driver's description if it is well formed and for this core's interface.
 
     Args:
-        info: What the driver answered.
+        info: The driver's answer.
         what: The driver, for messages.
 
     Raises:
-        DriverError: It does not.
+        DriverError: It is malformed, or for another interface.
     """
     if info is None:
         raise DriverError(f"{what} does not describe itself", fix="Implement amanda_driver_info")
-    # First: a description for another interface may have another form.
+    # This comes first, because a description for another interface may have another form.
     api = getattr(info, "api", None)
     if type(api) is int and api != DRIVER_API:
         raise DriverError(
@@ -60,7 +60,7 @@ def _is_name(name: Any) -> bool:
 
 
 def _are_texts(value: Any, *kinds: type[Collection[Any]]) -> bool:
-    # A text is a sequence of texts itself: of its letters.
+    # A single text would pass as a sequence of its letters.
     return isinstance(value, kinds or (tuple, list)) and all(isinstance(x, str) for x in value)
 
 

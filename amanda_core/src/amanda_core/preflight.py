@@ -1,7 +1,7 @@
-"""What drivers say of the environment, for the command line.
+"""Reports of drivers about the environment, for the command line.
 
-Owns the forms that findings and a `DriverStatus` must have: as all answers of plugins, they are
-checked before anything relies on them.
+Owns the forms that findings and a `DriverStatus` must have. Like all answers of plugins, they are
+checked before they are used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEVERITIES = ("info", "warning", "error")
 
 
 def preflight(found: Driver) -> list[Finding]:
-    """Return what a driver finds in this environment; that it fails to look is a finding itself."""
+    """Return a driver's findings about this environment; its failure is a finding, too."""
     try:
         return findings(found.call("amanda_preflight"))
     except BaseException as error:
@@ -31,7 +31,7 @@ def preflight(found: Driver) -> list[Finding]:
 
 
 def findings(answer: Any) -> list[Finding]:
-    """Return the findings of a driver; what is none is a finding about the driver."""
+    """Return the findings of a driver; a malformed one is a finding about the driver."""
     if answer is None:
         return []
     if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
@@ -40,7 +40,7 @@ def findings(answer: Any) -> list[Finding]:
 
 
 def status(answer: Any) -> DriverStatus | None:
-    """Return the status of a driver; None where it says none, or something else."""
+    """Return the status of a driver; None if it returned none, or a malformed one."""
     if not isinstance(answer, DriverStatus):
         return None
     texts = (answer.interceptor, answer.why, "" if answer.version is None else answer.version)

@@ -1,7 +1,8 @@
-"""What tools give when a run ends, and the folder that it is written to.
+"""Results of tools, and the folder that they are written to.
 
-Owns the protocols of results, plain text tables, and the rules of writing: nothing outside of the
-output folder, nothing replaced silently. Reading a file of results executes nothing.
+Owns the protocols of results, plain text tables, and the rules of writing: nothing is written
+outside of the output folder, and nothing is replaced silently. Reading a file of results does not
+execute anything.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Table:
     """A table for people.
 
     Attributes:
-        title: What it shows.
-        columns: Headings.
-        rows: As many values in each as there are columns. Numbers are aligned to the right.
+        title: A summary, which is printed above the table.
+        columns: The headings.
+        rows: Rows with a value for each column. Numbers are aligned to the right.
 
     >>> print(Table("Ops", ("op", "calls"), [("conv2d", 53), ("relu", 49)]))
     Ops
@@ -69,7 +70,7 @@ class Table:
         return [[printable(_number(value)) for value in row] for row in self.rows]
 
     def is_right(self, column: int) -> bool:
-        """Return True if a column is aligned to the right: all of it are numbers, or nothing."""
+        """Return True if a column has only numbers and empty texts, and so is aligned right."""
         values = [row[column] for row in self.rows if row[column] != ""]
         return bool(values) and all(isinstance(value, (int, float)) for value in values)
 
@@ -97,10 +98,10 @@ def _number(value: object) -> str:
 
 @runtime_checkable
 class Result(Protocol):
-    """What a tool found out. May also have ``write(folder: Path) -> Sequence[Path]``.
+    """The result of a tool. It may also have ``write(folder: Path) -> Sequence[Path]``.
 
-    That one writes further files into `folder`, which exists and is the tool's own, and returns
-    them.
+    That method writes further files into `folder`, which exists and belongs to the tool, and
+    returns their paths.
     """
 
     def table(self) -> Table:
@@ -115,23 +116,23 @@ class Result(Protocol):
 
 @runtime_checkable
 class HasResult(Protocol):
-    """A tool that has results. The method is optional; `amanda run` asks for it when a run ends."""
+    """A tool that has results. The method is optional; `amanda run` calls it when a run ends."""
 
     def result(self) -> Result:
-        """Return what was found out so far. Called once tools are removed, also after Ctrl-C."""
+        """Return the result so far. It is called after tools are removed, also after Ctrl-C."""
 
 
 class OpFigures(NamedTuple):
-    """What a result says of one operator, for results of other tools to show.
+    """The figures of a result about one operator, which other tools' results may show.
 
     Attributes:
         namespace: Where the operator runs.
-        id: Its op id; of a backward operator its backward op id.
+        id: Its op id, or the backward op id of a backward operator.
         name: Its readable name.
         is_backward: Whether it is a backward operator.
         values: Name -> number or text. The name of a number ends with its unit in brackets, such as
-            ``self (s)`` or ``allocated (B)``; without one it is a count. Numbers are finite, and
-            such that those of several operators can be added up.
+            ``self (s)`` or ``allocated (B)``; without a unit it is a count. Numbers are finite, and
+            their sum over several operators has a meaning.
     """
 
     namespace: str
@@ -143,25 +144,25 @@ class OpFigures(NamedTuple):
 
 @runtime_checkable
 class HasOpFigures(Protocol):
-    """A result that says something of single operators. The method is optional."""
+    """A result with figures about single operators. The method is optional."""
 
     def op_figures(self) -> Iterable[OpFigures]:
-        """Return what it says of each."""
+        """Return the figures of each operator."""
 
 
 @runtime_checkable
 class TakesOpFigures(Protocol):
-    """A result that shows what others say of its operators. The method is optional."""
+    """A result that shows other results' figures about its operators. The method is optional."""
 
     def take_op_figures(self, figures: Mapping[str, Sequence[OpFigures]]) -> None:
-        """Take over what they say, by the name of the tool."""
+        """Add the figures of other results, given by the name of their tool."""
 
 
 def share(results: Mapping[str, object]) -> None:
-    """Give to each result that takes figures those that the others have.
+    """Pass the figures of each result to those that take figures.
 
     Args:
-        results: Results of tools that ran together, by the name that each is called by.
+        results: Results of tools that ran together, by the name of each.
 
     ``share({"graph": found, "flops": flops.result()})``
     """
@@ -175,16 +176,16 @@ def share(results: Mapping[str, object]) -> None:
 
 
 class Output:
-    """The folder that the results of one run are written to; made with the first of them.
+    """The folder that the results of one run are written to. The first write creates it.
 
     Args:
-        folder: The folder; a link to one is followed, links inside are not.
-        part: Name of a folder inside, for the results of one process of several.
-        names: Names of the tools, which are checked by whoever read them.
-        force: Replace results of these names that are there.
+        folder: The folder. A link to a folder is followed; links inside it are not.
+        part: Name of a folder inside, for the results of one of several processes.
+        names: Names of the tools. Whoever has read them has checked them.
+        force: Whether to replace existing results of these names.
 
     Raises:
-        OutputError: It cannot be one, or results of these names are there.
+        OutputError: It cannot be written to, or has results of these names.
     """
 
     def __init__(
@@ -214,14 +215,14 @@ class Output:
         return [name for name in found if os.path.lexists(folder / name)]
 
     def write(self, name: str, result: Result) -> list[Path]:
-        """Write a tool's result: ``<name>.json``, and what it writes itself, under ``<name>/``.
+        """Write a tool's result to ``<name>.json``, and its further files to ``<name>/``.
 
         Returns:
             The files.
 
         Raises:
-            OutputError: A file would lie, or lies, outside of the folder, or cannot be written.
-            ResultError: The tool's JSON is none.
+            OutputError: A file is outside of the folder or cannot be written.
+            ResultError: The result's JSON is malformed.
         """
         own, file = self._inside(name), self._inside(f"{name}.json")
         text = result.to_json()
@@ -253,8 +254,8 @@ class Output:
 
     def _replace(self, path: Path, text: str) -> Path:
         _failing(self.folder.mkdir, self.folder, parents=True, exist_ok=True)
-        # A file of its own first: a reader never sees half of one, and a link planted meanwhile is
-        # replaced and not followed.
+        # Write another file first and rename it. So a reader never sees half a file, and a link
+        # that somebody has put there is replaced, not followed.
         new = path.with_name(f".{path.name}.{os.getpid()}")
 
         def write() -> None:
@@ -275,7 +276,7 @@ class Output:
         resolved = lexical.resolve()
         if not resolved.is_relative_to(own) or lexical.is_symlink():
             raise OutputError(
-                f"The tool {name!r} says that it wrote {printable(path)[:200]!r}, outside of its "
+                f"The tool {name!r} wrote {printable(path)[:200]!r}, outside of its "
                 f"folder {str(own)!r}",
                 fix="A result's write() must stay in the folder that it is given",
             )

@@ -1,7 +1,7 @@
-"""Text that comes from outside and is shown in a terminal.
+"""Showing text from outside in a terminal.
 
-Owns what of it is written as it is. What cannot be printed could move the cursor, or change the
-direction of writing.
+Owns which characters are shown unchanged. Others could move the cursor or change the direction of
+writing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`Tool`: what a person writes. Registration of routines, dependencies and invalidation.
+"""`Tool`: the base class of tools, with registration, dependencies and invalidation.
 
-Owns a tool's own state and the dependency order; knows nothing of sessions but that somebody
-wants to hear of changes. The methods' names and signatures are the paper's (listing 2).
+Owns a tool's own state and the dependency order. It does not know sessions; it only notifies
+listeners of changes. The methods' names and signatures are the paper's (listing 2).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _COPIED = (
 
 
 class _Registrations:
-    """What one tool registered, and the memory of the sessions that it took part in."""
+    """The registrations of one tool, and its actions in the sessions that applied it."""
 
     _serials = itertools.count()
 
     def __init__(self) -> None:
-        #: Tells tools apart for good, which addresses do not.
+        #: Unique in this process, unlike the tool's address.
         self.serial = next(self._serials)
-        #: Counts the changes after which no plan made with this tool holds any more.
+        #: Counts the changes after which plans that were made with this tool are no longer valid.
         self.generation = 0
         self.routines: dict[IPoint, list[Analysis]] = {point: [] for point in IPoint}
         #: Whether one of them was ever called.
@@ -51,22 +51,22 @@ class _Registrations:
         self.after_rules: list[Analysis] = []
         self.step: list[tuple[StepListener | None, StepListener | None]] = []
         self.scope: list[tuple[ScopeListener | None, ScopeListener | None]] = []
-        #: What `calls` keeps for this tool; None where calls of modules do not matter to it.
+        #: The registrations of `calls`; None if the tool has none.
         self.modules: Any = None
         self.dependencies: list[Tool] = []
         #: The ops and steps that the tool is for; None for all.
         self.selection: Selection | None = None
         #: Called when the registrations change or the tool is invalidated.
         self.listeners: weakref.WeakSet[Any] = weakref.WeakSet()
-        #: Store -> {(op id, point): actions}. Kept here so that a tool's actions, which refer to
-        #: the tool, die with it; the stores are keyed weakly.
+        #: Store -> {(op id, point): actions}. Actions refer to their tool. They are kept here, so
+        #: that they are deleted with it. The stores are keyed weakly.
         self.logs: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
         #: Tools of one `apply` (by identity) -> the store to resume. Held by the newest of them.
         self.stores: dict[tuple[int, ...], Any] = {}
 
     @property
     def watches_modules(self) -> bool:
-        """Whether the calls of outermost modules, or values of modules, matter to the tool."""
+        """Whether the tool uses the calls of outermost modules or the values of modules."""
         return bool(self.modules or (self.selection and self.selection.by_call))
 
     def changed(self) -> None:
@@ -89,8 +89,8 @@ class Tool:
     >>> tool.add_inst_for_op(lambda context: print(context.get_op()))
     """
 
-    #: Whether what it inserts comes first before an op and last behind it, around that of others.
-    #: For tools that have to see the values as the program has them; set by the class.
+    #: Whether its routines run before those of other tools ahead of an op, and after them behind
+    #: it. Set by classes of tools that must see the values as the program has them.
     outermost: ClassVar[bool] = False
     _amanda: _Registrations
 
@@ -107,8 +107,8 @@ class Tool:
 
         Args:
             callback: Called with the op's context, once per op and session.
-            backward: For the ops of the backward program instead of the forward one.
-            require_outputs: After the op has run instead of before it.
+            backward: Whether it is for ops of the backward program instead of the forward one.
+            require_outputs: Whether it is called after the op has run instead of before.
 
         Raises:
             ToolError: `callback` cannot be called.
@@ -116,7 +116,7 @@ class Tool:
         self._check_callable(callback, "add_inst_for_op")
         point = IPoint.of(backward, require_outputs)
         self._amanda.routines[point].append(callback)
-        # Ops analysed at this point before have not met the new routine.
+        # Analyse ops again that were analysed at this point without the new routine.
         for log in self._amanda.logs.values():
             for key in [key for key in log if key[1] is point]:
                 del log[key]
@@ -127,9 +127,10 @@ class Tool:
     ) -> None:
         """Register functions that transform contexts around the analysis of other tools.
 
-        They run at each point at which some applied tool analyses (at all points if none does):
-        `before` in tool order ahead of the dependents' routines, `after` in reverse tool order
-        behind all routines. The paper's mapping tool is made of these.
+        They run at each point at which an applied tool analyses, or at all points if none does.
+        `before` runs in tool order, ahead of the routines of the tools that depend on this one.
+        `after` runs in reverse tool order, after all routines. The paper's mapping tool is made of
+        these.
         """
         for rule in (before, after):
             if rule is not None:
@@ -145,7 +146,7 @@ class Tool:
     ) -> None:
         """Register functions for the begin and end of a step (the paper's iteration point).
 
-        Each gets the number of the step, from 0. What ends a step is the backend's to say: an
+        Each gets the number of the step, from 0. The backend decides what ends a step: an
         optimizer's step, an outermost run of a graph, or a call of `amanda.step`.
         """
         self._amanda.step.append((begin, end))
@@ -172,16 +173,16 @@ class Tool:
     def show_modules(
         self, module: Patterns, *, inputs: bool = False, outputs: bool = False
     ) -> None:
-        """Give this tool operators for what modules take and return.
+        """Show this tool operators for the inputs and outputs of modules.
 
-        In each call of a chosen module an operator ``module_input`` returns the first tensor that
-        the module was given, and ``module_output`` the first that it returns. Other tools do not
-        see them. Their analysis, their edits and their selection are those of all operators.
+        In each call of a chosen module, an operator ``module_input`` returns the module's first
+        input tensor, and an operator ``module_output`` returns its first output tensor. They are
+        analysed, edited and selected like all operators, but other tools do not see them.
 
         Args:
-            module: Patterns of which one is to match the module's path.
-            inputs: Whether to show what the modules take.
-            outputs: Whether to show what they return.
+            module: Patterns, one of which must match the module's path.
+            inputs: Whether to show the inputs of modules.
+            outputs: Whether to show their outputs.
 
         Raises:
             SelectionError: `module` is not a pattern or a list of patterns.
@@ -192,7 +193,7 @@ class Tool:
         self._amanda.changed()
 
     def depends_on(self, *tools: Tool) -> None:
-        """Declare that this tool consumes what `tools` put into contexts (paper, section 5.2).
+        """Declare that this tool reads what `tools` write into contexts (paper, section 5.2).
 
         They are applied with this tool, and their routines run before its own.
 
@@ -207,16 +208,16 @@ class Tool:
         try:
             self._amanda.changed()
         except DependencyCycleError:
-            # Found while applied: the tools stay as they were.
+            # The tools are applied now, and stay as they were.
             self._amanda.dependencies[:] = before
             raise
 
     def where(self: T, selection: Selection | None) -> T:
-        """Restrict this tool to the ops and steps of a selection; None lifts the restriction.
+        """Restrict this tool to the ops and steps of a selection; None removes the restriction.
 
-        The tool's analysis routines are not called for other ops, and what it asked for does not
-        happen in other steps. Rules of contexts, and listeners for steps and scopes, serve other
-        tools as well and are not restricted; nor are the tools that this one depends on.
+        The tool's analysis routines are not called for other ops, and its actions do not run in
+        other steps. Context rules and listeners for steps and scopes serve other tools as well, so
+        they are not restricted. Neither are the tools that this one depends on.
 
         Returns:
             The tool itself, so that ``apply(Tracer().where(select(op="conv*")))`` reads well.
@@ -237,16 +238,16 @@ class Tool:
         return self
 
     def invalidate(self) -> None:
-        """Forget what this tool's analysis asked for, so that it runs again (schedules).
+        """Drop the actions that this tool's analysis requested, so that analysis runs again.
 
-        Contexts and what tools wrote into them stay.
+        A tool with a schedule calls this. Contexts keep what tools wrote into them.
         """
         self._amanda.logs.clear()
         self._amanda.changed()
 
     @property
     def analyses_backward(self) -> bool:
-        """Whether some routine of this tool is for backward ops."""
+        """Whether the tool has an analysis routine for backward ops."""
         return any(r for point, r in self._amanda.routines.items() if point.is_backward)
 
     @property
@@ -281,7 +282,7 @@ def check_tool(tool: object, where: str) -> None:
 def in_dependency_order(tools: Iterable[Tool]) -> tuple[Tool, ...]:
     """Return the tools and all that they depend on, each once, dependencies first.
 
-    Otherwise the given order is kept.
+    Apart from that, the given order is kept.
 
     Raises:
         DependencyCycleError: The dependencies form a cycle; the message prints it.

@@ -1,7 +1,7 @@
-"""Which installed tool a name means.
+"""Finding the installed tool that a name refers to.
 
-Owns the rule for tools of one name: the one that Amanda ships has it, and each of the others is
-called ``DISTRIBUTION/TOOL``. Imports no tool.
+Owns the rule for several tools of one name: it refers to the one that Amanda ships, and the others
+are called ``DISTRIBUTION/TOOL``. Tools are not imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_shipped(found: Installed) -> bool:
 
 
 def candidates(reference: str) -> list[Installed]:
-    """Return the tools that a reference means; blocked ones only if there is no other.
+    """Return the tools that a reference matches; blocked ones only if there is no other.
 
     Args:
         reference: ``TOOL``, or ``DISTRIBUTION/TOOL``.
@@ -39,9 +39,9 @@ def candidates(reference: str) -> list[Installed]:
 
 
 def references() -> list[tuple[str, Installed]]:
-    """Return each installed tool with the reference by which it is asked for.
+    """Return each installed tool with its reference.
 
-    The reference is empty where none tells it from another.
+    The reference is empty if the tool cannot be distinguished from another one.
     """
     every = installed(TOOL_GROUP)
     return [(_reference(found, every), found) for found in every]
