@@ -16,6 +16,10 @@ from torch import nn
 
 import amanda
 from amanda_core import OpContext
+from amanda_core.errors import DriverError
+from amanda_core.switches import VERSION
+from amanda_core.testing.tools import after
+from amanda_core.threads import THREAD
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 from amanda_driver_torch._torch import extension
 from amanda_driver_torch._torch.versions import VARIABLE
@@ -78,6 +82,26 @@ class Seen(amanda.Tool):
 
 def x() -> torch.Tensor:
     return torch.ones(2, 2)
+
+
+def test_a_core_with_switches_of_another_layout_is_refused() -> None:
+    def apply() -> None:
+        THREAD.control.switches[VERSION] += 1  # Of this thread alone.
+        with (
+            pytest.raises(DriverError, match="built for another version of amanda-core"),
+            amanda.apply(amanda.Tool()),
+        ):
+            raise AssertionError("attached")
+        THREAD.control.switches[VERSION] -= 1
+        with amanda.apply(after("relu", lambda y: y + 1)):
+            results.append(float(torch.relu(torch.tensor(2.0))))
+        results.append(float(torch.relu(torch.tensor(2.0))))
+
+    results: list[float] = []
+    thread = threading.Thread(target=apply)
+    thread.start()
+    thread.join()
+    assert results == [3.0, 2.0]
 
 
 @pytest.mark.parametrize("call", BINDINGS.values(), ids=BINDINGS)

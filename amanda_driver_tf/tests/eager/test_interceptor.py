@@ -18,8 +18,10 @@ import tensorflow as tf
 
 import amanda
 import amanda_driver_tf
-from amanda_core.errors import UnsupportedError
+from amanda_core.errors import DriverError, UnsupportedError
+from amanda_core.switches import VERSION
 from amanda_core.testing.tools import after, idle, watching, watching_backward
+from amanda_core.threads import THREAD
 from amanda_driver_tf import _extension
 from amanda_driver_tf._eager import backward, intercept
 from amanda_driver_tf._eager.records import Record
@@ -44,6 +46,29 @@ def dense() -> Callable[[], tf.Tensor]:
 def test_the_interceptor_is_told(interceptor: str) -> None:
     assert amanda_driver_tf.interceptor().name == interceptor
     assert amanda_driver_tf.interceptor().why == f"{VARIABLE} asks for it"
+
+
+def test_a_core_with_switches_of_another_layout_is_refused(interceptor: str) -> None:
+    failure = (
+        pytest.raises(DriverError, match="built for another version of amanda-core")
+        if interceptor == "native"
+        else contextlib.nullcontext()  # It reads them by name.
+    )
+
+    def apply() -> None:
+        THREAD.control.switches[VERSION] += 1  # Of this thread alone.
+        with failure, amanda.apply(amanda.Tool()):
+            assert interceptor != "native"
+        THREAD.control.switches[VERSION] -= 1
+        with amanda.apply(after("Relu", lambda y: y + 1)):
+            results.append(float(tf.nn.relu(2.0)))
+        results.append(float(tf.nn.relu(2.0)))
+
+    results: list[float] = []
+    thread = threading.Thread(target=apply)
+    thread.start()
+    thread.join()
+    assert results == [3.0, 2.0]
 
 
 def test_without_a_wish_the_native_interceptor_is_used_where_it_is(

@@ -84,6 +84,17 @@ static Py_ssize_t slot_of(PyObject* class, const char* name) {
     return offset;
 }
 
+/* Return false, with an exception set, if the core has switches of another layout. Found at an
+ * operator, that would only make it slower without a word. */
+static int fits_the_core(Interceptor* self) {
+    PyObject* control = get_control(self);
+    if (control != NULL && switches_of(self, &self->own, control) == NULL && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_TypeError, "the state of a thread is not a Control");
+    }
+    Py_XDECREF(control);
+    return !PyErr_Occurred();
+}
+
 static PyObject* interceptor_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     Interceptor* self = (Interceptor*)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -110,6 +121,7 @@ static PyObject* interceptor_new(PyTypeObject* type, PyObject* args, PyObject* k
     if (self->class##_##name < 0) goto failed;
     SLOTS(FIND)
 #undef FIND
+    if (!fits_the_core(self)) goto failed;
     return (PyObject*)self;
 failed:
     Py_DECREF(self);
