@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils import swap_tensors as untyped_swap
 
@@ -24,8 +25,11 @@ from amanda_core import OpContext
 from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
+from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
 
 swap_tensors: Any = untyped_swap
+make_dual: Any = forward_ad.make_dual
+unpack_dual: Any = forward_ad.unpack_dual
 
 # Parts of parameters, by where they lie. What they show is counted element by element.
 
@@ -377,8 +381,9 @@ def test_keys_and_ids_are_the_same_in_another_process(tmp_path: Path) -> None:
 class Halve(amanda.Tool):
     """Gives each linear layer half of its weight, which is kept while nobody writes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, memoized: bool = False) -> None:
         super().__init__()
+        self.memoized, self.calls = memoized, 0
         self.state: amanda.WeightState[str] = amanda.WeightState()
         self.made: list[str] = []
         self.add_inst_for_op(self.analyse)
@@ -389,9 +394,12 @@ class Halve(amanda.Tool):
             if context["type"] == "linear" and weight.role == "weight":
                 assert isinstance(place, int)
                 self.state.get(weight, lambda parameter: "made")
-                context.insert_before_op(self.edit, inputs=[place], weight=weight)
+                edit = self.state.memoized(self.edit) if self.memoized else self.edit
+                context.insert_before_op(edit, inputs=[place], weight=weight)
 
     def edit(self, value: torch.Tensor, weight: Weight) -> torch.Tensor:
+        self.calls += 1
+
         def half(parameter: torch.Tensor) -> torch.Tensor:
             self.made.append(weight.name)
             return parameter / 2
@@ -418,6 +426,28 @@ def test_tied_and_split_weights_share_what_is_kept() -> None:
     assert set(again.state.saved().values()) == {"loaded"}
 
 
+def other_data_twice(layer: nn.Linear) -> None:
+    # The first one's memory may be where the second one's predecessor was.
+    layer.weight.data = torch.full((2, 2), 5.0)
+    layer.weight.data = layer.weight.data + 1
+
+
+def with_optimizer(layer: nn.Linear, **options: Any) -> None:
+    layer.weight.grad = torch.ones(2, 2)
+    torch.optim.AdamW(layer.parameters(), lr=0.1, **options).step()
+    layer.weight.grad = None
+
+
+def unseen(layer: nn.Linear) -> None:
+    with amanda.disabled():
+        layer.weight.data.mul_(3)
+
+
+def in_inference(layer: nn.Linear) -> None:
+    with torch.inference_mode():
+        layer.weight.mul_(3)
+
+
 WRITES: dict[str, Callable[[nn.Linear], object]] = {
     "in place": lambda layer: layer.weight.mul_(3),
     "a row": lambda layer: layer.weight[1].zero_(),
@@ -425,6 +455,16 @@ WRITES: dict[str, Callable[[nn.Linear], object]] = {
     "data": lambda layer: layer.weight.data.mul_(3),
     "a row of the data": lambda layer: layer.weight.data[1].fill_(2),
     "detached": lambda layer: layer.weight.detach().add_(1),
+    "listed": lambda layer: torch._foreach_mul_([layer.weight.data], 3),
+    "destination": lambda layer: torch.add(torch.eye(2), 3, out=layer.weight.data),
+    "another parameter": lambda layer: nn.Parameter(layer.weight.data).mul_(3),
+    "turned": lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
+    "other data twice": other_data_twice,
+    "optimizer": with_optimizer,
+    "optimizer of lists": lambda layer: with_optimizer(layer, foreach=True),
+    "fused optimizer": lambda layer: with_optimizer(layer, fused=True),
+    "unseen": unseen,
+    "in inference": in_inference,
     "other data": lambda layer: setattr(layer.weight, "data", torch.full((2, 2), 5.0)),
     "loaded": lambda layer: layer.load_state_dict({"weight": torch.full((2, 2), 4.0)}),
     "loaded and assigned": lambda layer: layer.load_state_dict(
@@ -433,19 +473,78 @@ WRITES: dict[str, Callable[[nn.Linear], object]] = {
 }
 
 
+@pytest.mark.parametrize("memoized", [False, True])
 @pytest.mark.parametrize("write", WRITES)
-def test_an_edited_parameter_is_made_again_after_each_write(write: str) -> None:
-    layer, tool, x = nn.Linear(2, 2, bias=False), Halve(), torch.eye(2)
+def test_an_edited_parameter_is_made_again_after_each_write(write: str, memoized: bool) -> None:
+    layer, tool, x = nn.Linear(2, 2, bias=False), Halve(memoized), torch.eye(2)
     with amanda.apply(tool), torch.no_grad():
         for number in range(3):
-            assert torch.equal(layer(x), layer.weight.T / 2)
-            assert torch.equal(layer(x), layer.weight.T / 2)
+            for _ in range(4):
+                assert torch.equal(layer(x), layer.weight.T / 2)
             assert len(tool.made) == number + 1
             WRITES[write](layer)
     with torch.no_grad():
         layer.weight.data.add_(1)  # Where nobody sees it.
         with amanda.apply(tool):
             assert torch.equal(layer(x), layer.weight.T / 2)
+
+
+class Rows(nn.Module):
+    """Reads rows of a parameter through views that are made each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(2, 2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(functional.linear(x, self.table[0]), self.table[1])
+
+
+def test_a_memoized_routine_is_called_after_writes_only() -> None:
+    model, x = Rows(), torch.randn(3, 2)
+    for tool, native in (
+        (Halve(memoized=True), INTERCEPTORS.choice().name == "native"),
+        (Halve(), False),
+    ):
+        with amanda.apply(tool), torch.no_grad():
+            for _ in range(3):
+                model(x)
+            before = tool.calls
+            expected = x @ model.table[0].T @ model.table[1].T / 4
+            for _ in range(3):
+                assert torch.allclose(model(x), expected)
+            assert tool.calls - before == (0 if native else 6)
+            model.table[1] *= 3
+            assert torch.allclose(model(x), expected * 3)
+            assert tool.calls - before == (2 if native else 8)
+        # With gradients, it is called each time.
+        with amanda.apply(tool):
+            for _ in range(3):
+                before = tool.calls
+                model(x).sum().backward()
+                assert tool.calls == before + 2
+
+
+def test_what_is_memoized_keeps_no_tangent_and_serves_all_modes() -> None:
+    model, tool, x = Rows(), Halve(memoized=True), torch.randn(3, 2)
+    tangent = torch.randn(2, 2, 2)
+
+    def program() -> Any:
+        with torch.no_grad():
+            plain = [model(x) for _ in range(3)]
+        with torch.no_grad(), forward_ad.dual_level():
+            dual = make_dual(model.table.detach(), tangent)
+            outputs = [functional.linear(x, dual[0]) for _ in range(3)]
+            tangents = [unpack_dual(output).tangent for output in outputs]
+        with torch.inference_mode():
+            plain.append(model(x))
+        return plain, tangents
+
+    with amanda.apply(tool):
+        plain, tangents = program()
+    assert all(torch.allclose(output, plain[0]) for output in plain)
+    # Edits pass tangents straight through.
+    assert all(torch.allclose(found, x @ tangent[0].T) for found in tangents)
 
 
 @pytest.mark.slow

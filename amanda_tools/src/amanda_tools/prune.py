@@ -275,7 +275,7 @@ class Prune(Tool):
             derived = self.gradients and (varies or None not in weights)
             with autodiff_enabled() if derived else nullcontext():
                 context.insert_before_op(
-                    self.prune,
+                    self.prune if varies else self.masks.memoized(self.prune),
                     inputs=[position],
                     weights=weights,
                     part=context[_PART],

@@ -26,6 +26,7 @@ class Layouts:
     Attributes:
         memory: Returns where a tensor lies; None where that cannot be told.
         shape: Returns its dimensions.
+        hold: Returns an object that keeps other tensors from where it lies, or None.
         base: Returns the tensor of which it is a view, or itself.
         is_parameter: Returns True if the framework marks it as a parameter of a model.
         is_weight: Returns True if it may be a weight although it is not marked.
@@ -35,6 +36,7 @@ class Layouts:
 
     memory: Callable[[Any], Memory | None]
     shape: Callable[[Any], tuple[int, ...] | None]
+    hold: Callable[[Any], object]
     base: Callable[[Any], Any]
     is_parameter: Callable[[Any], bool]
     is_weight: Callable[[Any], bool]
@@ -148,14 +150,16 @@ class Parameters:
 
         It changes with each session, too. None where the framework does not count.
         """
-        number = self._layouts.version(parameter)
+        layouts = self._layouts
+        number = layouts.version(parameter)
         if number is None:
             return None
-        return self.sessions, self._layouts.memory(parameter), number
+        # While the memory is held, no other tensor gets its address.
+        return self.sessions, layouts.memory(parameter), number, layouts.hold(parameter)
 
-    def counts_writes(self, value: Any) -> bool:
+    def counts_writes(self, value: Any, parameter: Any) -> bool:
         """Return True if a write to this tensor, which shows a parameter, changes the version."""
-        return self._layouts.is_parameter(self._layouts.base(value))
+        return parameter is not None and self._layouts.base(value) is parameter
 
     def forget(self, root: str) -> None:
         """Make the table of a root again when it is used next."""

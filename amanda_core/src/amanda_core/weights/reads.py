@@ -7,7 +7,7 @@ computes with it, and by which key it is known everywhere.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from amanda_core.weights.geometry import extents_of, region_text
@@ -75,7 +75,8 @@ class Weight:
         self.region, self.exact, self.axes = found.place
         self.role, self.layout, self.varies = role, layout, varies
         self.memory, self.seen, self._get = found.memory, parameters.memory(value), found.get
-        self.counted, self._parameters = parameters.counts_writes(value), parameters
+        self.counted = parameters.counts_writes(value, found.get())
+        self._parameters = parameters
 
     def __repr__(self) -> str:
         return f"<Weight {self.key}>"
@@ -122,6 +123,7 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
             of a weight does not: what computes with the view reads the same weight.
         supported: Whether the driver tells where tensors lie. Where it does not, there are none.
         written: Places at which the op writes into a weight.
+        uncounted: Owners of the weights that the op writes although no version says so.
     """
 
     def __init__(
@@ -131,10 +133,17 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         consumed: bool = False,
         supported: bool = True,
         written: frozenset[int] = frozenset(),
+        destinations: Iterable[Weight] = (),
     ) -> None:
         self._weights, self._shapes = weights, shapes
         self.consumed, self.supported = consumed, supported
-        self.written = frozenset(place for place in written if place in weights)
+        self.written = frozenset(place for place in weights if _position(place) in written)
+        # Fused optimizers write whole lists, and change no version.
+        single = [weights[place] for place in self.written if isinstance(place, int)]
+        self.uncounted = frozenset(
+            [weight.owner for weight in (*single, *destinations) if not weight.counted]
+            + [weights[place].owner for place in self.written if not isinstance(place, int)]
+        )
 
     def __getitem__(self, place: int | tuple[int, int]) -> Weight:
         return self._weights[place]
@@ -174,8 +183,11 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
     roles: tuple[str, ...] = context.get("input_roles", ())
     found: dict[int | tuple[int, int], Weight] = {}
 
+    def part_of(value: Any, position: int) -> Found | None:
+        return parameters.find(value, root, position > 0) if facts.is_tensor(value) else None
+
     def add(place: int | tuple[int, int], position: int, value: Any) -> None:
-        part = parameters.find(value, root, position > 0) if facts.is_tensor(value) else None
+        part = part_of(value, position)
         if part is not None:
             role = roles[position] if position < len(roles) else None
             layout = context.get("weight_layout") if role == "weight" else None
@@ -189,7 +201,18 @@ def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
         else:
             add(position, position, value)
     consumed = bool(found) and not _makes_views(holder)
-    return Reads(found, shapes, consumed, True, context.execution.get("writes") or frozenset())
+    execution = context.execution
+    destinations = [
+        Weight(part, value, parameters, None, None, False)
+        for value in execution.get("destinations") or ()
+        if (part := part_of(value, 0)) is not None
+    ]
+    written = execution.get("writes") or frozenset()
+    return Reads(found, shapes, consumed, True, written, destinations)
+
+
+def _position(place: int | tuple[int, int]) -> int:
+    return place if isinstance(place, int) else place[0]
 
 
 def _operands_of(key: Hashable) -> tuple[str, set[str]]:

@@ -6,6 +6,8 @@ made again. What is kept is the tool's: no value is read here.
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,9 +16,37 @@ from amanda_core.weights.reads import Weight
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
 
-__all__ = ["WeightState"]
+__all__ = ["Memoized", "WeightState", "forget_all_edited"]
 
 T = TypeVar("T")
+
+_states: weakref.WeakSet[WeightState[Any]] = weakref.WeakSet()
+
+
+def forget_all_edited() -> None:
+    """Make all edited parameters again when they are needed next: writes may have been missed."""
+    for state in list(_states):
+        state.forget_edited()
+
+
+class Memoized:
+    """A routine whose result a driver may use again, as `WeightState.memoized` makes it.
+
+    A driver that cannot tell whether a value was written calls it each time.
+
+    Args:
+        routine: The routine. Its result depends on the value that it is given, and on nothing that
+            changes while the stamp stays.
+        stamp: A list of one object, another one once results may have changed.
+    """
+
+    def __init__(self, routine: Callable[..., Any], stamp: list[object]) -> None:
+        functools.update_wrapper(self, routine)
+        self.routine, self.stamp = routine, stamp
+
+    def __call__(self, *values: Any, **kwargs: Any) -> Any:
+        """Call the routine."""
+        return self.routine(*values, **kwargs)
 
 
 class WeightState(Generic[T]):
@@ -35,9 +65,9 @@ class WeightState(Generic[T]):
         #: Values by name that no weight has claimed yet, as `load` gave them.
         self._loaded: dict[str, T] = {}
         #: Owner -> version of the parameter, and what was made of it.
-        self._edited: dict[str, tuple[object, Any]] = {}
-        #: Owner -> how many writes were seen that no version counts.
-        self._writes: dict[str, int] = {}
+        self._edited: dict[str, tuple[tuple[object, ...], Any]] = {}
+        self._stamp: list[object] = [object()]
+        _states.add(self)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -83,7 +113,7 @@ class WeightState(Generic[T]):
         """Take what `saved` returned. A weight of that name gets it instead of one that is made."""
         self._loaded = dict(saved)
         self._kept.clear()
-        self._edited.clear()
+        self.forget_edited()
 
     def edited(self, weight: Weight, edit: Callable[[Any], Any], keep: bool = True) -> Any:
         """Return the whole parameter as edited, made again only after the parameter was written.
@@ -103,32 +133,41 @@ class WeightState(Generic[T]):
         version = weight.version(parameter) if keep else None
         if version is None:
             return edit(parameter)
-        now = (version, self._writes.get(owner, 0))
         kept = self._edited.get(owner)
-        if kept is not None and kept[0] == now:
+        if kept is not None and kept[0] == version:
             return kept[1]
-        if kept is not None and kept[0][0][0] != version[0]:  # type: ignore[index]
+        if kept is not None and kept[0][0] != version[0]:
             self._edited.clear()  # Of an earlier session.
         new = edit(parameter)
         # What cannot be counted itself was made where nothing may be kept (inference tensors).
         if weight.version(new) is not None:
-            self._edited[owner] = (now, new)
+            self._edited[owner] = (version, new)
         return new
+
+    def memoized(self, routine: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a routine that a driver need not call while nobody writes the weight it is given.
+
+        For a routine inserted before an op, at one position, whose result depends on the weight
+        there and on this state alone, such as one that calls `edited`. Not for a weight that
+        `varies`.
+        """
+        return Memoized(routine, self._stamp)
 
     def forget_edited(self) -> None:
         """Make edited parameters again when they are needed next."""
         self._edited.clear()
+        self._stamp[0] = object()
 
     def watch(self, context: OpContext) -> None:
         """Watch an op for writes to parameters that the framework does not count.
 
         For the analysis routine of a tool that uses `edited`, to be called for every op.
         """
-        reads = context.weights
-        owners = {reads[place].owner for place in reads.written if not reads[place].counted}
+        owners = context.weights.uncounted
         if owners:
             context.insert_after_op(self._written, observe=True, owners=owners)
 
-    def _written(self, *_: object, owners: set[str]) -> None:
+    def _written(self, *_: object, owners: frozenset[str]) -> None:
         for owner in owners:
-            self._writes[owner] = self._writes.get(owner, 0) + 1
+            self._edited.pop(owner, None)
+        self._stamp[0] = object()

@@ -251,6 +251,7 @@ class Run:
         )
         context.execution["makes_views"] = self.makes_views
         context.execution["writes"] = self.mutated
+        context.execution["destinations"] = tensors_in([bound.out])
         try:
             return self._run(context)
         finally:

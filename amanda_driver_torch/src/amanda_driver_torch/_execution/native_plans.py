@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from amanda_core import IPoint, OpContext, Plan, Step
+from amanda_core.weights.state import Memoized
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.edits import OfAliasing
 from amanda_driver_torch._autograd.nodes import BackwardOp, new_nodes, route, tensors_in
@@ -73,15 +74,21 @@ def compiled(
         or session.due(context, IPoint.AFTER_FORWARD)
     ):
         return None
-    steps = [_parts(step, len(layout.sources)) for step in before.steps]
-    steps_after = [_parts(step, _MANY) for step in after.steps]
+    # Without gradients there is nothing to differentiate.
+    differentiated = any(step.action.autodiff for step in (*before.steps, *after.steps))
+    if differentiated and torch.is_grad_enabled():
+        return None
+    steps = [_parts(step, len(layout.sources), autodiff=True) for step in before.steps]
+    steps_after = [_parts(step, _MANY, autodiff=True) for step in after.steps]
     if None in steps or None in steps_after:
         return None
     if call.operator.aliases:
         steps, steps_after = (
-            [(*parts[:-1], OfAliasing(parts[-1])) for parts in of_point]
+            [(*parts[:3], OfAliasing(parts[3]), None) for parts in of_point]
             for of_point in (steps, steps_after)
         )
+    else:
+        steps = _memoized(steps, before.steps, bound.values)
     args, kwargs = bound.given
     if has_gradient_plan(context) and not all(
         type(value) in PLAIN for value in (*tensors_in(args), *tensors_in(kwargs.values()))
@@ -136,7 +143,7 @@ def compiled(
         tapped,
         required,
         # Without gradients in this execution, nothing is known about them.
-        taps is not None or not has_gradient_plan(context),
+        not differentiated and (taps is not None or not has_gradient_plan(context)),
         watch,
         arrivals,
         node_hooks,
@@ -244,14 +251,27 @@ def _argument(source: int | str | None, count: int, names: tuple[str, ...]) -> i
     return count + names.index(source) if isinstance(source, str) else source
 
 
-def _parts(step: Step, count: int) -> Any:
-    """Return routine, keyword arguments, positions and step; None if the step needs more than
-    these.
+def _parts(step: Step, count: int, autodiff: bool = False) -> Any:
+    """Return routine, keyword arguments, positions, step and None; None alone if the step needs
+    more than these.
     """
     action = step.action
     positions = action.positions
-    if action.autodiff or len(action.kwargs) > _MANY // 2:
+    if (action.autodiff and not autodiff) or len(action.kwargs) > _MANY // 2:
         return None
     if positions is not None and not all(0 <= position < count for position in positions):
         return None
-    return action.routine, dict(action.kwargs), positions, step
+    return action.routine, dict(action.kwargs), positions, step, None
+
+
+def _memoized(parts: list[Any], steps: Sequence[Step], values: Sequence[Any]) -> list[Any]:
+    """Return the parts with the stamps of memoized routines in the place of None."""
+    found = []
+    for part, step in zip(parts, steps, strict=True):
+        routine, positions = step.action.routine, step.action.positions or ()
+        if isinstance(routine, Memoized) and len(positions) == 1:
+            value: Any = values[positions[0]]
+            if type(value) in PLAIN:
+                part = (*part[:4], routine.stamp)
+        found.append(part)
+    return found

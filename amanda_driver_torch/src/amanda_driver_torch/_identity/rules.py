@@ -19,7 +19,7 @@ from amanda_core.weights.parameters import Layouts, Parameters
 from amanda_driver_torch._identity.frames import is_own, is_torchs, looks_away
 from amanda_driver_torch._torch.facts import FACTS
 from amanda_driver_torch._torch.internals import children_of, parameter_of
-from amanda_driver_torch._torch.tensor_attributes import is_weight, layout_of
+from amanda_driver_torch._torch.tensor_attributes import is_weight, layout_of, storage_of
 
 __all__ = ["BOUNDARY", "RULES", "new_labels", "new_parameters", "new_scopes"]
 
@@ -94,7 +94,14 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 _LAYOUTS = Layouts(
-    layout_of, _shape_of, FACTS.base, _is_parameter, is_weight, FACTS.version, parameter_of
+    layout_of,
+    _shape_of,
+    storage_of,
+    FACTS.base,
+    _is_parameter,
+    is_weight,
+    FACTS.version,
+    parameter_of,
 )
 
 

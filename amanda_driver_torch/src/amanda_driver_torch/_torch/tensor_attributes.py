@@ -37,6 +37,7 @@ __all__ = [
     "output_number",
     "requires_grad",
     "shape_of",
+    "storage_of",
     "without_overrides",
 ]
 
@@ -120,10 +121,16 @@ def memory_of(tensor: torch.Tensor) -> int | None:
     It is the address of the storage object, since reading that of the data would trigger
     copy-on-write.
     """
+    storage = storage_of(tensor)
+    return None if storage is None else storage_address(storage)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """Return the storage in which a tensor's elements lie; None if it has none of its own."""
     if type(tensor) not in PLAIN:
         return None  # A wrapper's storage is a dummy.
     try:
-        return storage_address(tensor.untyped_storage())
+        return tensor.untyped_storage()
     except RuntimeError:
         return None  # Sparse and opaque layouts.
 

@@ -96,6 +96,37 @@ bool are_given(const ProgramParts& parts, const ProgramStep& step) {
                        [&](int position) { return parts.sources[size_t(position)] >= 0; });
 }
 
+// The most memoized routines whose results a call takes without calling any.
+constexpr size_t MOST_KEPT = 4;
+
+// Calls the original with the kept results of all routines in `result`. False if one of them has to
+// be called.
+bool call_with_kept(const ProgramParts& parts, const Watch* watch, Call& call, Owned* result) {
+    if (!may_edit(parts, watch, false) || is_observed()) return false;
+    PyObject* values[MOST_OPERANDS + 1];
+    values[0] = nullptr;  // The callee may use the place before the first argument.
+    flatten(call.operands(), values + 1);
+    Owned held[MOST_KEPT];  // The call may run anything, even another program of this op.
+    for (size_t i = 0; i < parts.before.size(); ++i) {
+        const ProgramStep& step = parts.before[i];
+        PyObject*& value = values[1 + parts.sources[size_t(step.positions[0])]];
+        PyObject* kept = step.kept.look_up(step.stamp.get(), value);
+        if (kept == nullptr) return false;
+        held[i] = Owned::share(kept);
+        value = kept;
+    }
+    *result = Owned(call.original_with(values + 1));
+    return true;
+}
+
+// Returns true if `call_with_kept` may be tried, in calls without gradients.
+bool is_memoized(const ProgramParts& parts) {
+    return !parts.before.empty() && parts.before.size() <= MOST_KEPT && parts.after.empty() &&
+           std::all_of(parts.before.begin(), parts.before.end(), [&](const ProgramStep& step) {
+               return step.stamp && are_given(parts, step);
+           });
+}
+
 }  // namespace
 
 namespace {
@@ -178,6 +209,11 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
                       Definition* definition, Call& call, bool gradients) {
     Owned kept = Owned::share(reinterpret_cast<PyObject*>(program));
     ProgramParts* parts = program->parts;
+    // A routine of the backward program may ask for values of this execution.
+    if (!gradients && !watch->wants_backward && call.takes_others() && is_memoized(*parts)) {
+        Owned result;
+        if (call_with_kept(*parts, watch, call, &result)) return result.release();
+    }
     Release release(parts, watch);
     const Operands& operands = call.operands();
     size_t shift = operands.first != nullptr, count = size_t(operands.count) + shift;
@@ -210,7 +246,12 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
     };
     size_t all = parts->before.size();
     for (size_t i = 0; i < all; ++i) {
-        const ProgramStep& step = parts->before[i];
+        ProgramStep& step = parts->before[i];
+        // The user's modes and the profiler must not see how a tensor is read.
+        bool memoized = step.stamp && !gradients && !in_function_modes() && !is_observed();
+        if (memoized) {
+            step.kept.begin(step.stamp.get(), PyList_GET_ITEM(inputs.get(), step.positions[0]));
+        }
         Owned result = call_step(step, inputs.get(), thread, watch, gradients);
         if (!result) return nullptr;
         if (result.get() == Py_None) continue;
@@ -219,6 +260,7 @@ PyObject* run_program(Program* program, PyObject* record, Thread* thread, Watch*
             return go_on_from(before.so_far(i, result.get()), after.so_far(0), nullptr, 0);
         }
         if (!before.make(watch, step, i, inputs.get(), result.get())) return nullptr;
+        if (memoized) step.kept.end(PyList_GET_ITEM(inputs.get(), step.positions[0]));
     }
     uint64_t start = gradients ? next_sequence_number() : 0;
     Owned returned = gradients && !parts->taps.empty() ? call_tapped(*parts, watch, call)

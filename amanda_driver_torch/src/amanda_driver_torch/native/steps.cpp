@@ -61,12 +61,14 @@ void annotate(Watch* watch, const ProgramStep& step) {
 }
 
 bool read_step(PyObject* parts, ProgramStep* step) {
-    PyObject *routine, *kwargs, *positions, *said;
-    if (!PyArg_ParseTuple(parts, "OO!OO", &routine, &PyDict_Type, &kwargs, &positions, &said)) {
+    PyObject *routine, *kwargs, *positions, *said, *stamp;
+    if (!PyArg_ParseTuple(parts, "OO!OOO", &routine, &PyDict_Type, &kwargs, &positions, &said,
+                          &stamp)) {
         return false;
     }
     step->routine = Owned::share(routine);
     step->step = Owned::share(said);
+    if (PyList_Check(stamp) && PyList_GET_SIZE(stamp) == 1) step->stamp = Owned::share(stamp);
     step->all = positions == Py_None;
     for (Py_ssize_t k = 0; !step->all && k < PyTuple_GET_SIZE(positions); ++k) {
         step->positions.push_back(int(PyLong_AsLong(PyTuple_GET_ITEM(positions, k))));
@@ -113,6 +115,8 @@ int visit_steps(const std::vector<ProgramStep>& steps, visitproc visit, void* ar
     for (const ProgramStep& step : steps) {
         Py_VISIT(step.routine.get());
         Py_VISIT(step.step.get());
+        Py_VISIT(step.stamp.get());
+        if (int stop = step.kept.traverse(visit, arg)) return stop;
         for (const Owned& value : step.values) Py_VISIT(value.get());
     }
     return 0;

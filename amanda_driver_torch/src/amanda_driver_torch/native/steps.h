@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "identity.h"
+#include "kept_result.h"
 
 namespace amanda {
 
@@ -20,6 +21,8 @@ struct ProgramStep {
     std::vector<int> positions;
     bool all = false;  // all positions
     Owned step;        // `amanda_core.plan.Step`, for messages
+    Owned stamp;       // of a memoized routine, a list; else null
+    KeptResult kept;
 
     // Returns true if all its positions have values.
     bool reaches(PyObject* list) const;

@@ -14,6 +14,10 @@ namespace amanda {
 
 // Attributes with a leading underscore: of tensors, of nodes, of modules.
 inline constexpr const char* kBase = "_base";
+inline constexpr const char* kVersion = "_version";
+// The nesting level of forward-mode differentiation, in the module; negative outside of it.
+inline constexpr const char* kForwardMode = "torch.autograd.forward_ad";
+inline constexpr const char* kForwardLevel = "_current_level";
 inline constexpr const char* kBackwardHooks = "_backward_hooks";
 inline constexpr const char* kRegisterHookDict = "_register_hook_dict";
 inline constexpr const char* kSequenceNumber = "_sequence_nr";

@@ -282,6 +282,7 @@ PyObject* watch_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     // torch's types are never freed.
     identity->parameter = parameter.get();
     identity->tensor = tensor.get();
+    if (find_tensor_attributes(tensor.get()) < 0) return nullptr;
     if ((idle_epoch_at = slot_offset(record.get(), "idle_epoch")) < 0 ||
         (program_at = slot_offset(record.get(), "program")) < 0 ||
         (hooks_at = slot_offset(record.get(), "hooks")) < 0 ||

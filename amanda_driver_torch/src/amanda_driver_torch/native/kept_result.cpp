@@ -1,0 +1,95 @@
+// Whether a tensor was written since a routine was given it.
+#include "kept_result.h"
+
+#include "torch_symbols.h"
+
+namespace amanda {
+
+namespace {
+
+// Descriptors of the class, since a parameter has no attributes of these names.
+PyObject *base_getter, *version_getter, *data_getter, *same_place;
+PyObject *forward_mode, *forward_level;
+
+Owned get(PyObject* descriptor, PyObject* tensor) {
+    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+    return Owned(Py_TYPE(descriptor)->tp_descr_get(descriptor, tensor, type));
+}
+
+// Returns true if a view may have a tangent, which its base does not have.
+bool may_have_tangent() {
+    Owned level(PyObject_GetAttr(forward_mode, forward_level));
+    return !level || PyLong_AsLong(level.get()) >= 0;
+}
+
+bool is_found(PyObject** place, PyObject* type, const char* name) {
+    Py_XSETREF(*place, PyObject_GetAttrString(type, name));
+    return *place != nullptr;
+}
+
+// A version; -1, without an exception, if there is none.
+long long version_of(PyObject* tensor) {
+    Owned version = get(version_getter, tensor);
+    long long number = version ? PyLong_AsLongLong(version.get()) : -1;
+    PyErr_Clear();
+    return number;
+}
+
+}  // namespace
+
+bool Content::read(PyObject* tensor) {
+    base_ = get(base_getter, tensor);
+    bool view = base_.get() != Py_None;
+    if (!view) base_ = Owned::share(tensor);
+    alias_ = get(data_getter, tensor);
+    version_ = version_of(tensor);
+    bool readable = base_ && alias_ && version_ >= 0 && !(view && may_have_tangent());
+    PyErr_Clear();
+    return readable;
+}
+
+bool Content::is(PyObject* tensor) const {
+    bool same = base_.get() == tensor ||
+                (!may_have_tangent() && get(base_getter, tensor).get() == base_.get());
+    if (same && version_of(tensor) == version_) {
+        PyObject* values[] = {nullptr, alias_.get(), tensor};
+        Owned answer(PyObject_Vectorcall(same_place, values + 1,
+                                         2 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+        if (answer.get() == Py_True) return true;
+    }
+    PyErr_Clear();
+    return false;
+}
+
+int Content::traverse(visitproc visit, void* arg) const {
+    Py_VISIT(base_.get());
+    Py_VISIT(alias_.get());
+    return 0;
+}
+
+void KeptResult::begin(PyObject* stamp, PyObject* value) {
+    result_ = Owned();
+    stamp_ = Owned::share(PyList_GET_ITEM(stamp, 0));
+    open_ = given_.read(value);
+}
+
+void KeptResult::end(PyObject* result) {
+    // An inference tensor has no version, and is of no use elsewhere.
+    if (open_ && version_of(result) >= 0) result_ = Owned::share(result);
+    open_ = false;
+}
+
+int KeptResult::traverse(visitproc visit, void* arg) const {
+    Py_VISIT(result_.get());
+    return given_.traverse(visit, arg);
+}
+
+int find_tensor_attributes(PyObject* type) {
+    bool found = is_found(&base_getter, type, kBase) && is_found(&version_getter, type, kVersion) &&
+                 is_found(&data_getter, type, "data") && is_found(&same_place, type, "is_set_to");
+    Py_XSETREF(forward_mode, PyImport_ImportModule(kForwardMode));
+    Py_XSETREF(forward_level, PyUnicode_InternFromString(kForwardLevel));
+    return found && forward_mode != nullptr && forward_level != nullptr ? 0 : -1;
+}
+
+}  // namespace amanda
