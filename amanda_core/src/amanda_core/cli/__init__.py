@@ -1,7 +1,7 @@
 """The program `amanda`: listing what is installed, and running programs under tools.
 
-Owns the entry point alone, so that a missing extra can say its name. Stands beside the engine,
-which does not import it; nothing here imports a framework, or rich where nothing is drawn.
+Owns only the entry point, which names a missing extra. The engine does not import this package.
+Nothing here imports a framework, nor rich unless something is drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program with `arguments`, those of the process by default; ends by SystemExit."""
+    """Run `amanda` with `arguments`, by default those of the process, and raise SystemExit."""
     try:
         from amanda_core.cli import app
     except ModuleNotFoundError as error:
@@ -26,5 +26,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         sys.exit(f"Error: {missing}")
     outcome = app.parse(arguments)
-    # A program is run out here: click would turn its Ctrl-C and its errors into its own.
+    # The program runs outside of click, which would replace its Ctrl-C and its errors by its own.
     sys.exit(outcome if isinstance(outcome, int) else outcome())

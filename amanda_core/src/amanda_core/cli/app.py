@@ -1,7 +1,7 @@
-"""The commands of `amanda` together, and what becomes of errors before a program is run.
+"""The command group `amanda`, and its handling of errors before a program runs.
 
-Commands of other distributions are in `commands`.
-Owns exit statuses: 2 for a mistake in how Amanda was called or configured, as click has it.
+Owns the exit statuses: 2 for a mistake in the call or the configuration, as in click. `commands`
+finds the commands of other distributions.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ for _command in (run, show, tools, drivers, doctor, new):
 
 
 def parse(arguments: Sequence[str] | None) -> int | Callable[[], int]:
-    """Carry out a command.
+    """Run a command.
 
     Returns:
-        The exit status, or what is left to do: running a program.
+        The exit status, or the run of a program, which is left to the caller.
     """
     try:
         outcome: Any = amanda.main(
@@ -58,10 +58,10 @@ def parse(arguments: Sequence[str] | None) -> int | Callable[[], int]:
         click.echo(f"Error: {printable(error)}", err=True)
         return 2
     except BrokenPipeError:
-        # Whoever read our output has enough; Python would complain once more when it flushes.
+        # The reader of our output has closed it. Python would report that again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if callable(outcome):
         return outcome  # type: ignore[no-any-return]
-    # Whatever else a command of another distribution returns is nobody's status.
+    # A command of another distribution may return anything else, which is not a status.
     return outcome if isinstance(outcome, int) else 0

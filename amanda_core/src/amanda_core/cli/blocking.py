@@ -1,4 +1,4 @@
-"""Which of the installed plugins a command uses: by flag and configuration."""
+"""Blocking installed plugins by a flag or the configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DISABLE_PLUGINS = click.option(
 
 
 def with_blocking(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command: give it --disable-plugins, and what the configuration blocks."""
+    """Decorate a command, so that --disable-plugins and the configuration can block plugins."""
 
     @DISABLE_PLUGINS
     @click.option("--no-config", is_flag=True, help="Read no [tool.amanda] of a pyproject.toml.")
@@ -44,7 +44,7 @@ def with_blocking(command: Callable[..., Any]) -> Callable[..., Any]:
 def block(disabled: Iterable[Setting]) -> None:
     """Block the plugins and distributions that sources of the configuration disable.
 
-    Nothing of them is imported from now on. What has been imported already is not called any more.
+    They are not imported from now on. Those that are already imported are not called any more.
     """
     for setting in disabled:
         for name in setting.value:
@@ -69,8 +69,8 @@ def use_only(names: Sequence[str], where: str) -> None:
     """Forget all drivers but those called `names`; raises as `discovery.driver` does for each.
 
     Args:
-        names: The drivers. Without one, tools are applied and see nothing.
-        where: What names them, for messages.
+        names: The drivers. If there are none, tools are applied but see no operators.
+        where: The setting that names them, for messages.
     """
     wanted = {id(discovery.driver(name)) for name in names}
     registered = discovery.plugins()

@@ -1,7 +1,7 @@
-"""Commands that other distributions bring, by the entry-point group ``amanda.commands``.
+"""Commands of other distributions, found by the entry-point group ``amanda.commands``.
 
-Owns which they are, and what stands in the place of one that cannot be used: no command of a
-stranger ends another one, nor hides one of Amanda's own.
+Owns how they are found and what replaces one that cannot be used. A broken command must not end
+another one or hide one of Amanda's own.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class _UnusableError(Exception):
 
 
 class Commands(click.Group):
-    """Amanda's own commands, and behind them those of installed distributions."""
+    """Amanda's own commands, followed by those of installed distributions."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands; those that cannot be used are among them."""
+        """Return the names of all commands, including those that cannot be used."""
         own = super().list_commands(ctx)
         return own + sorted(set(_names()) - set(own))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, or what says why it cannot be used; None if there is none."""
+        """Return a command, or one that reports why it cannot be used; None if there is none."""
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in _names():
             return own
@@ -49,7 +49,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments begin with."""
+        """Find the command that is named by the first argument."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -58,7 +58,7 @@ class Commands(click.Group):
 
 
 def problems() -> list[tuple[str, str]]:
-    """Return the name of each installed command that does not work, and why; not blocked ones."""
+    """Return the installed commands that do not work and why, without blocked ones."""
     found = []
     for name in sorted(set(_names())):
         try:
@@ -87,7 +87,7 @@ def _load(name: str) -> click.Command:
     _block_what_is_configured()
     found = _chosen(name)
     try:
-        # What it prints when it is imported is not the output of another command.
+        # The output of another command must not have what it prints during its import.
         with redirect_stdout(sys.stderr):
             command = found.point.load()
             if not isinstance(command, click.Command):

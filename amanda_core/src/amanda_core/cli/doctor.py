@@ -1,4 +1,4 @@
-"""`amanda doctor`: what in this environment would make results wrong or missing."""
+"""`amanda doctor`: problems of this environment that would make results wrong or missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def doctor(as_json: bool, modules: tuple[str, ...]) -> int:
 
     The exit status is 1 if there is an error among the findings.
     """
-    # What others print is not part of the findings, which programs read.
+    # Programs read the findings, so they must not contain what plugins print.
     with redirect_stdout(sys.stderr):
         found = _import(modules)
         drivers, tools = describe_drivers(), describe_tools()
@@ -110,7 +110,7 @@ def _of_plugins() -> list[tuple[str, Finding]]:
 
 
 def _of_process() -> list[tuple[str, Finding]]:
-    """Return what watches every line or call of Python in this process, by name."""
+    """Return the names of what traces every line or call of Python in this process."""
     watching = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
     named = [
         f"{where}: {getattr(found, '__module__', '?')}.{_name(found)}"

@@ -1,6 +1,6 @@
-"""How the command line shows tables and JSON: drawn on a terminal, plain where piped.
+"""Showing tables and JSON: drawn on a terminal, plain in a pipe.
 
-Owns the late import of rich, which costs more than a listing.
+Owns the late import of rich, which takes longer than a listing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def show(table: Table, stream: IO[str]) -> None:
         try:
             _draw(table, stream)
         except ImportError:
-            pass  # Not installed, or the program has a module of that name.
+            pass  # It is not installed, or the program has a module of that name.
         else:
             return
     click.echo(str(table), file=stream)
@@ -37,7 +37,7 @@ def _draw(table: Table, stream: IO[str]) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    # Text and not markup: names come from other people's packages.
+    # Not markup, because names come from other packages.
     drawn = RichTable(title=Text(printable(table.title)) if table.title else None)
     for index, column in enumerate(table.columns):
         justify: Any = "right" if table.is_right(index) else "left"

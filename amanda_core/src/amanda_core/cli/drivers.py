@@ -1,4 +1,4 @@
-"""`amanda drivers`: the installed drivers, where they come from, and what they can do."""
+"""`amanda drivers`: the installed drivers, their distributions and their capabilities."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def drivers(as_json: bool) -> None:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Return what is known of each installed driver."""
-    # What a plugin prints is not part of the list, which programs read.
+    """Return a description of each installed driver."""
+    # Programs read the list, so it must not contain what plugins print.
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):
-        # What it would say of broken ones stands in the list.
+        # The list itself reports broken ones.
         warnings.simplefilter("ignore", AmandaWarning)
         discovery.plugin_manager()
         return [_describe(found) for found in installed(DRIVER_GROUP)]
@@ -115,7 +115,7 @@ def _by_mode(info: DriverInfo) -> dict[str, list[str]]:
 
 
 def _status(found: discovery.Driver) -> DriverStatus | None:
-    """Return what a driver would do at the next `apply`; None where it does not say."""
+    """Return a driver's status for the next `apply`; None if it does not report one."""
     try:
         return preflight.status(found.call("amanda_driver_status"))
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""`amanda new`: a distribution of a tool or a driver that passes its own tests at once.
+"""`amanda new`: starting a distribution of a tool or a driver, which passes its own tests.
 
-Owns the names that are derived from NAME, and the writing of the templates. The templates lie in
-`templates/`: the paths and contents of their files have ``string.Template`` placeholders.
+Owns the names that are derived from NAME, and writes the templates. They are in `templates/`; the
+paths and contents of their files have ``string.Template`` placeholders.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def _make(kind: str, name: str, parent: Path) -> None:
 
 
 def _words(kind: str, name: str) -> dict[str, str]:
-    """Return what the placeholders stand for.
+    """Return the values of the placeholders.
 
     Raises:
-        ConfigError: No distribution and module can be called so.
+        ConfigError: A distribution or module cannot have this name.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise ConfigError(
@@ -104,7 +104,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
         "name": name,
         "module": module,
         "stem": stem,
-        # With a suffix: `any` and `none` would be names that Python has already.
+        # The suffix avoids names that Python already has, such as `any`.
         "class_name": f"{stem}Tool",
         "distribution": f"amanda-{kind}-{name}",
         "package": f"amanda_{kind}_{module}",
@@ -115,7 +115,7 @@ def _words(kind: str, name: str) -> dict[str, str]:
 
 
 def _filled(kind: str, words: dict[str, str]) -> Iterator[tuple[Path, str]]:
-    """Path within the distribution, and content, of each file."""
+    """Yield the path within the distribution and the content of each file."""
     waiting: list[tuple[Path, Any]] = [
         (Path(), resources.files("amanda_core.cli").joinpath("templates", kind))
     ]

@@ -1,7 +1,7 @@
-"""Executing somebody's script or module as `__main__`, as the interpreter itself would.
+"""Executing a script or module as `__main__`, as the interpreter itself would.
 
-Owns what a program can see of how it was started: `sys.argv`, `sys.path`, the module `__main__`,
-and the traceback of an uncaught exception, which shows no frame of this file.
+Owns what a program can see of its start: `sys.argv`, `sys.path`, the module `__main__`, and the
+traceback of an uncaught exception, which does not show frames of this file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Program:
     Attributes:
         target: Path of a script, or of a folder or zip file with a ``__main__.py``; or the name of
             a module.
-        arguments: What follows it on the command line.
+        arguments: The arguments that follow it on the command line.
         is_module: Whether it is a module (``-m``).
     """
 
@@ -37,7 +37,7 @@ class Program:
 
     @property
     def folder(self) -> Path:
-        """Where it is: the script's folder, or the current one."""
+        """The script's folder, or the current one for a module."""
         if self.is_module:
             return Path.cwd()
         path = Path(self.target).resolve()
@@ -45,7 +45,7 @@ class Program:
 
     @property
     def _importer(self) -> Any:
-        """What imports from a folder or zip file; None for scripts and modules."""
+        """The importer of a folder or zip file; None for scripts and modules."""
         return None if self.is_module else pkgutil.get_importer(self._absolute)
 
     @property
@@ -53,20 +53,20 @@ class Program:
         return os.path.abspath(self.target)
 
     def enter(self) -> None:
-        """Make `sys.argv` and `sys.path` what the program expects."""
+        """Set `sys.argv` and `sys.path` as the program expects them."""
         sys.argv = ["-m" if self.is_module else self.target, *self.arguments]
         safe = getattr(sys.flags, "safe_path", False) or bool(sys.flags.isolated)
-        # What the interpreter put there for us: our own script's folder, or the current one.
+        # The interpreter put this there for us: our own script's folder, or the current one.
         ours = {os.path.dirname(os.path.realpath(_ARGV0)), os.getcwd(), ""}
         if not safe and sys.path and sys.path[0] in ours:
             del sys.path[0]
         if self._importer is not None:
-            sys.path.insert(0, self._absolute)  # As the module `site` does it to all of the path.
+            sys.path.insert(0, self._absolute)  # The module `site` does this to the whole path.
         elif not safe:
             sys.path.insert(0, str(self.folder))
 
     def execute(self) -> None:
-        """Execute it; whatever it raises comes out, SystemExit included."""
+        """Execute it. Its exceptions propagate, SystemExit included."""
         module = ModuleType("__main__")
         spec: ModuleSpec | None = None
         if self.is_module:
@@ -75,7 +75,7 @@ class Program:
         elif self._importer is not None:
             spec, code = _of_folder(self._absolute, self._importer)
         else:
-            # As CPython since 3.9: joined to the current folder, and otherwise as it was given.
+            # As in CPython since 3.9: joined to the current folder, and otherwise unchanged.
             path = os.path.join(os.getcwd(), self.target)
             code = _of_file(path)
             module.__file__ = path
@@ -90,13 +90,13 @@ class Program:
         scope["__cached__"] = spec.cached if spec is not None else None
         if sys.version_info < (3, 14):
             scope |= {"__annotations__": {}}
-        # The old one stays alive: its globals are those of the frames that we are called from.
+        # The old module stays alive, because its globals belong to the frames that called us.
         _kept.append(sys.modules["__main__"])
         sys.modules["__main__"] = module
         exec(code, scope)
 
 
-#: Our own path, before it is the program's.
+#: Our own path, before it becomes the program's.
 _ARGV0 = sys.argv[0] if sys.argv else ""
 _kept: list[ModuleType] = []
 
@@ -117,7 +117,7 @@ def report(error: BaseException) -> int:
     except SystemExit:
         raise
     except BaseException as second:
-        # What is shown is the exception's own traceback where it has one.
+        # The exception's own traceback is shown, if it has one.
         second.__traceback__ = _trimmed(second.__traceback__)
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(second), second, second.__traceback__)
@@ -136,8 +136,9 @@ def _trimmed(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _of_module(name: str) -> tuple[ModuleSpec, CodeType]:
-    # The private function is what pdb and the interpreter's own -m call: it imports the packages
-    # above, finds __main__ of a package, and tells mistakes apart from errors inside the module.
+    # pdb and the interpreter's own -m call this private function. It imports the parent packages,
+    # finds __main__ of a package, and distinguishes mistakes in the name from errors inside the
+    # module.
     try:
         _, spec, code = runpy._get_module_details(name, runpy._Error)  # type: ignore[attr-defined]
     except runpy._Error as error:  # type: ignore[attr-defined]

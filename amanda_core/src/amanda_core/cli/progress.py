@@ -1,7 +1,7 @@
-"""What a long run says of itself while it lasts.
+"""Progress messages of a long run.
 
-How long a program will take is not known, so it says what has been done, and since when. Lines on
-their own and nothing that is drawn anew: the program's own lines come in between.
+The total time of a program is not known, so the messages say how much has been done and since when.
+Each is a line of its own, because the program may print lines in between.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from amanda_core.tool import Tool
 
 __all__ = ["Progress", "interval_for"]
 
-#: Seconds between two lines on a terminal, and where somebody reads them later.
+#: Seconds between two lines on a terminal, and in a file.
 _ON_TERMINAL = 10.0
 _IN_LOGS = 60.0
-#: How many times as many operators are met until the next of them is counted.
+#: Factor between the numbers of operators that ran before two counted ones.
 _APART = 4
 
 
 def interval_for(stream: IO[str] | None) -> float:
-    """Seconds between two lines that are written to `stream`."""
+    """Return the seconds between two lines that are written to `stream`."""
     try:
         return _ON_TERMINAL if stream is not None and stream.isatty() else _IN_LOGS
-    except (AttributeError, ValueError):  # The program's own object, or closed.
+    except (AttributeError, ValueError):  # The stream is the program's own object, or closed.
         return _IN_LOGS
 
 
 class Progress(Tool):
-    """Says now and then how many steps have ended, and where none do, what ran how often.
+    """Reports how many steps have ended, or how often operators ran if no step has ended.
 
-    Without steps, as in inference, it counts the executions of a few operators: of those that were
-    met first, fourth, sixteenth and so on. So one of a loop is among them if the loop has three
-    times as many operators as ran before it, and an execution of the others costs nothing.
+    Without steps, as in inference, it counts the executions of a few operators: the first, the
+    fourth, the sixteenth and so on. If a loop has three times as many operators as ran before it,
+    one of them is counted. Executions of the other operators cost nothing.
 
     Args:
         say: Writes a line.
@@ -54,7 +54,7 @@ class Progress(Tool):
         self._say, self._interval, self._clock = say, interval, clock
         self._begin = self._said = clock()
         self._ended = self._told = 0
-        #: Operators met so far, and the number of the next that is counted.
+        #: Number of operators so far, and number of the next one to be counted.
         self._met, self._next = 0, 1
         self._counted: list[_Counted] = []
         self.add_inst_for_op(self.analyse)
@@ -62,7 +62,7 @@ class Progress(Tool):
 
     def analyse(self, context: OpContext) -> None:
         """Count the executions of some operators."""
-        # In graphs a routine costs much; their runs are steps.
+        # Routines are expensive in graphs, whose runs are steps anyway.
         if context.zone != "model" or not matches("*/*/eager", context.namespace):
             return
         self._met += 1
@@ -72,17 +72,17 @@ class Progress(Tool):
             context.insert_before_op(self.count, inputs=[], op=self._counted[-1])
 
     def count(self, op: _Counted) -> None:
-        """Note one execution."""
+        """Count one execution."""
         op.executions += 1
         now = self._clock()
-        # Where steps end, they are told.
+        # If steps end, they are reported instead.
         if now - self._said >= self._interval and self._ended == self._told:
             most = max(self._counted, key=lambda one: one.executions)
             times = f"{most.executions:,} time{'s' if most.executions > 1 else ''}"
             self._tell(f"{most.name} ran {times}", now)
 
     def end_step(self, step: int) -> None:
-        """Note the end of a step."""
+        """Count the end of a step."""
         self._ended = step + 1
         now = self._clock()
         if now - self._said >= self._interval:

@@ -1,4 +1,4 @@
-"""`amanda run`: the flags, and what configuration, tools and output folder come out of them."""
+"""`amanda run`: its flags, and the configuration, tools and output folder that they give."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from amanda_core.results import Output, Table, printable
 
 __all__ = ["divide", "run"]
 
-#: Folder of results where nobody names one, followed by a number where it is taken.
+#: Default folder of results. A number is added if it is taken.
 _DEFAULT = "amanda_results"
 _PROGRAM = "amanda.program"
 
@@ -50,7 +50,7 @@ be written.
 
 
 class _Command(click.Command):
-    """A command whose own options end where the program begins."""
+    """A command whose own options end at the program's name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {
@@ -67,7 +67,7 @@ class _Command(click.Command):
 
 
 def divide(arguments: Sequence[str], valued: set[str]) -> tuple[list[str], Program | None]:
-    """Divide a command line into our own options and the program with its arguments.
+    """Split a command line into our own options and the program with its arguments.
 
     Args:
         arguments: All that follows ``run``.
@@ -199,13 +199,13 @@ def run(
     part = f"rank{rank}" if rank is not None else ""
     restarts = [_number(name) or 0 for name in os.environ if name.endswith("_RESTART_COUNT")]
     if part and any(restarts):
-        part += f"-restart{max(restarts)}"  # The results of what was started before stay.
+        part += f"-restart{max(restarts)}"  # Results of earlier runs are kept.
     names = [settings.name for settings in config.tools]
     if config.output is not None:
         folder = Output(config.output, names, part=part, force=force)
     else:
         folder = _numbered(Path.cwd() / _DEFAULT, names, part, force)
-    program.enter()  # Before tools are imported: one's own may lie beside the script.
+    program.enter()  # Before tools are imported: they may lie beside the script.
     if config.drivers is not None:
         try:
             use_only(config.drivers, config.where)
@@ -217,7 +217,8 @@ def run(
 
 
 def _numbered(folder: Path, names: Sequence[str], part: str, force: bool) -> Output:
-    # Free is what has no results of these tools of this rank, so that all ranks choose alike.
+    # A folder without results of these tools of this rank is free, so that all ranks choose the
+    # same.
     number, chosen = 1, folder
     while not force and Output.taken(chosen / part, names):
         number += 1

@@ -1,6 +1,6 @@
-"""A program under tools: applying them, the ways in which it can end, and writing results.
+"""Running a program under tools: applying them, handling its end, and writing results.
 
-Owns the life of one run, from the program's first line to the exit status. Knows no flags.
+Owns one run, from the program's first line to the exit status. It does not know the flags.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from amanda_core.tool import Tool
 
 __all__ = ["Run"]
 
-#: Rows of a table that are shown when a run ends; the file has all.
+#: Rows of a table that are shown when a run ends; the file has all of them.
 _ROWS = 20
-#: Values that several tools changed, of which each is named.
+#: How many values that several tools changed are named.
 _CONFLICTS = 5
-#: Operators that are named where none was selected.
+#: How many operators are named if none was selected.
 _NAMED = 5
 
 
@@ -42,9 +42,9 @@ class Run:
         program: The program.
         tools: The tools by the names that their results get.
         output: Where results are written.
-        quiet: Say nothing but errors.
-        brief: Show no tables (of several processes, one shows them).
-        keep_going: Leave out operators at which a driver itself fails.
+        quiet: Whether to print only errors.
+        brief: Whether to omit tables, as all but one of several processes do.
+        keep_going: Whether to skip operators at which a driver itself fails.
     """
 
     program: Program
@@ -58,8 +58,10 @@ class Run:
     _process: int = field(default_factory=os.getpid, init=False)
 
     def __call__(self) -> int:
-        """Run it; returns the exit status, or raises what makes the interpreter end rightly."""
-        import amanda  # Not earlier: drivers that must listen before the program are told now.
+        """Run it and return the exit status, or raise an exception for the interpreter to end
+        with.
+        """
+        import amanda  # Drivers that must record from the program's start are notified now.
 
         try:
             told = not (self.quiet or self.brief)
@@ -76,7 +78,7 @@ class Run:
             self._say(f"running {self.program.target} under {', '.join(self.tools)}")
         ended = self._execute()
         if os.getpid() != self._process:
-            return self._end(ended, 0)  # A fork of the program: results are its parent's.
+            return self._end(ended, 0)  # In a fork: its parent writes the results.
         return self._end(ended, self._finish())
 
     def _execute(self) -> BaseException | None:
@@ -99,8 +101,8 @@ class Run:
         if error is None:
             return status
         if isinstance(error, KeyboardInterrupt):
-            # The interpreter ends itself by SIGINT where this comes out of the outermost frame;
-            # the traceback has been shown.
+            # If this leaves the outermost frame, the interpreter ends itself by SIGINT. The
+            # traceback has been shown.
             sys.excepthook = lambda *_: None
             raise error
         if isinstance(error, SystemExit):
@@ -153,7 +155,7 @@ class Run:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _finish(self) -> int:
-        """Take the tools back and write what they found; the exit status if the program's is 0."""
+        """Remove the tools and write results; return the exit status if the program's is 0."""
         if self._finished:
             return 0
         self._finished = True
@@ -161,7 +163,7 @@ class Run:
         idle = self._before_the_end()
         try:
             self._handle.remove()
-        except BaseException as error:  # Of a routine, which could not be raised where it arose.
+        except BaseException as error:  # An exception that was deferred.
             report(error)
             failed = True
         if not self.quiet:
@@ -176,7 +178,7 @@ class Run:
         return int(failed)
 
     def _before_the_end(self) -> list[str]:
-        """Return what can be asked only while the tools are applied."""
+        """Return what is available only while the tools are applied."""
         try:
             return [*self._idle(), *self._skipped()]
         except BaseException as error:
@@ -184,14 +186,14 @@ class Run:
             return [f"what a driver did not see is not known: {described(error)}"]
 
     def _idle(self) -> Iterator[str]:
-        """Describe the tools that were given no operator, and what to do; called before the end."""
+        """Describe the tools that got no operator, and what to do; called before the end."""
         for name, tool in self.tools.items():
             known = tool._amanda
             if known.analysed or not any(known.routines.values()):
                 continue
             session, frameworks = self._handle.session, [*self._handle.coverage()]
             forward = [c for c in session.contexts() if not c._backward] if session else []
-            # Those of initialisation come first, and are rarely meant.
+            # Operators of initialisation come first, and are rarely wanted.
             ran = [c.name for c in sorted(forward, key=lambda c: c.zone != "model")]
             declined = [
                 f"{driver.loaded[0]} (driver {driver.info.name})"
@@ -230,10 +232,10 @@ class Run:
                 yield f"{left_out.what} was left out: {left_out.why}"
 
     def _warn(self, idle: Sequence[str]) -> None:
-        """Say what makes results empty or wrong.
+        """Warn of what makes results empty or wrong.
 
-        Tools without operators, values that several tools changed, and what the program put before
-        its framework.
+        These are tools without operators, values that several tools changed, and imports that the
+        program made before its framework.
         """
         for text in idle:
             self._say(f"warning: {text}")
@@ -252,11 +254,11 @@ class Run:
                         self._say(f"{finding.severity}: {finding.message}{fix}")
 
     def _results(self) -> tuple[dict[str, Result], bool]:
-        """Return the results, each with what other tools say of its operators; and if it is all."""
+        """Return the results with other tools' figures, and whether they are complete."""
         found: dict[str, Result] = {}
         complete = True
         for name, tool in self.tools.items():
-            # An attribute of that name may be something else of the tool's own.
+            # The tool may have another attribute of that name.
             try:
                 if isinstance(tool, HasResult) and callable(tool.result):
                     found[name] = tool.result()

@@ -1,6 +1,7 @@
-"""`amanda show`: a file of results once more, as tables.
+"""`amanda show`: a file of results, shown as tables.
 
-Owns how any tool's JSON is laid out as tables. It knows no tool, and reading executes nothing.
+Owns how the JSON of any tool is shown as tables. It does not know the tools, and reading does not
+execute anything.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["show"]
 
 #: Rows of a part that are shown without --all.
 _ROWS = 20
-#: Longest text of a value that is itself made of others.
+#: Longest text of a value that is a list or an object.
 _WIDTH = 60
 
 
@@ -70,7 +71,7 @@ def _is_result(content: object) -> bool:
 
 
 def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
-    """Return what is single in one table, and one for each part that has several."""
+    """Return a table of the single values, and one for each part that has several."""
     shown = {name: value for name, value in content.items() if part in (None, name)}
     single = [
         (name, value)
@@ -87,7 +88,7 @@ def _tables(content: Mapping[str, Any], part: str | None) -> Iterator[Table]:
 
 
 def _table(title: str, values: Sequence[Any], names: Sequence[str] | None = None) -> Table:
-    """Return a table with a row for each value, and its name first if the values have names."""
+    """Return a table with a row for each value, which begins with its name if values have names."""
     columns: dict[str, None] = {}
     rows = [value if isinstance(value, dict) else {"value": value} for value in values]
     for row in rows:

@@ -1,4 +1,4 @@
-"""`amanda tools`: the installed tools, and the options of one."""
+"""`amanda tools`: the installed tools, and the options of a tool."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def tools(name: str | None, as_json: bool) -> None:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Return what is known of each installed tool; those that are not blocked are imported."""
-    # What a tool prints when it is imported is not part of the list, which programs read.
+    """Return a description of each installed tool; those that are not blocked are imported."""
+    # Programs read the list, so it must not contain what a tool prints during its import.
     with redirect_stdout(sys.stderr):
         return [_describe(reference, found) for reference, found in tool_names.references()]
 

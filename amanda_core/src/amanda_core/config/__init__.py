@@ -1,7 +1,7 @@
 """Configuration: ``[tool.amanda]`` of pyproject.toml, environment variables and flags.
 
-Owns where each comes from; precedence is file < environment < flags, and what a program says
-itself (`amanda.apply`) comes on top. Stands beside the engine, which does not import it.
+Owns how each source is read. Their precedence is file < environment < flags, and a program's own
+call of `amanda.apply` is above all. The engine does not import this package.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def layers(
     use_file: bool = True,
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[Layer, Layer, Layer]:
-    """Return what the file, the environment and the flags say.
+    """Return the settings of the file, the environment and the flags.
 
     Args:
         start: The folder of the program; the nearest pyproject.toml with a table ``[tool.amanda]``
             there or above it is read.
-        flags: What the command line says.
+        flags: The layer of the command line.
         file: Read this one instead.
         use_file: Whether to read one at all.
         environment: The environment variables.
 
     Raises:
-        ConfigError: Some source is malformed.
+        ConfigError: A source is malformed.
     """
     layer = from_file(start, file) if use_file else Layer()
     return layer, from_environment(environment), flags
@@ -62,7 +62,7 @@ def load(
     use_file: bool = True,
     environment: Mapping[str, str] = os.environ,
 ) -> Config:
-    """Return the configuration that holds for a program; see `layers`."""
+    """Return the configuration of a program; see `layers`."""
     found = layers(start, flags, file=file, use_file=use_file, environment=environment)
     return settings.merge(*found)
 
@@ -108,9 +108,9 @@ def from_flags(
         tools: Each ``[ALIAS=]TOOL[:key=value,...]``.
         output: The folder of results.
         drivers: Names, separated by commas.
-        select: The ops and steps that all tools are for.
+        select: The ops and steps to which all tools are restricted.
         disabled: Names of plugins and distributions, separated by commas, or ``*``.
-        names: The names in messages of all these but `select`.
+        names: The names of these arguments in messages, except `select`.
     """
     if output is not None and ("\0" in output or not output.strip()):
         raise ConfigError(f"{output[:80]!r} is not a folder", where=names[1])

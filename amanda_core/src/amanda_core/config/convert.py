@@ -1,6 +1,6 @@
-"""Values of options by the annotations of a tool's parameters.
+"""Converting values of options by the annotations of a tool's parameters.
 
-Owns which annotations can be written in a file or a flag, and how. Evaluates nothing.
+Owns which annotations can be written in a file or a flag, and how. Values are not evaluated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MismatchError(ValueError):
 
 
 def expected(annotation: Any) -> str:
-    """Return what an annotation asks for, in words; empty where it cannot be written as text."""
+    """Describe an annotation's type; return "" if it cannot be written as text."""
     if annotation in (Any, None, type(None)):
         return "a value" if annotation is Any else "none"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -107,7 +107,7 @@ def _path(text: str, setting: Setting) -> Path:
 
 
 def _union(value: Any, annotation: Any, setting: Setting) -> Any:
-    # A text fits `str` always, so that one comes last, and before it None.
+    # Any text fits `str`, so `str` comes last, and None before it.
     parts = sorted(get_args(annotation), key=lambda part: (part is str) + (part in (str, Path)))
     for part in sorted(parts, key=lambda part: part is not type(None)):
         try:

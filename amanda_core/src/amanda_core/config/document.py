@@ -1,6 +1,6 @@
 """Finding and reading TOML files, and the line on which a key stands.
 
-Owns the limits within which a file is read. Knows nothing of what the keys mean.
+Owns the limits of reading a file. It does not know the meaning of keys.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["LIMIT", "Document", "find"]
 
 #: Largest configuration file that is read, in bytes.
 LIMIT = 1 << 20
-#: Characters that are parsed to find a line; a file made to defeat it is named without one.
+#: Limit of the characters that are parsed to find a line. Above it, messages have no line.
 _EFFORT = 20 * LIMIT
 _FILE = "pyproject.toml"
 

@@ -1,6 +1,6 @@
-"""Which settings hold and what says each: what ``amanda run --show-config`` prints.
+"""The output of ``amanda run --show-config``: the settings in force and their sources.
 
-Owns the words in which a setting is shown. Imports no tool, so options stand as they were written.
+Owns how a setting is shown. Tools are not imported, so options are shown as they were written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _DEFAULT = "default"
 
 
 def explain(file: Layer, environment: Layer, flags: Layer, output: str) -> list[Row]:
-    """Return the settings that hold, each with its value and what says it.
+    """Return the settings in force, each with its value and its source.
 
     Args:
-        file: What the file says.
-        environment: What the environment says.
-        flags: What the command line says.
-        output: The folder of results where nobody names one.
+        file: The layer of the file.
+        environment: The layer of the environment.
+        flags: The layer of the command line.
+        output: The default folder of results.
     """
     config = merge(file, environment, flags)
     layers = (file, environment, flags)

@@ -1,6 +1,6 @@
 """Making tools: finding a factory by name, its options, and calling it.
 
-Owns the import of a tool's module, which happens when the tool is asked for and not before.
+Owns the import of a tool's module, which happens only when the tool is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from amanda_core.tool import Tool
 __all__ = ["Option", "factory", "make", "options"]
 
 
-#: Stands for an annotation of which no value can be written as text.
+#: An annotation whose values cannot be written as text.
 _CODE_ONLY = type
 
 
@@ -38,7 +38,7 @@ class Option:
     Attributes:
         name: Its name.
         annotation: The type that values are converted to.
-        expected: The type in words; empty where it can be given in code only.
+        expected: The type in words; empty if it can be given in code only.
         required: Whether it has no default.
         default: The default, if it has one.
     """
@@ -51,7 +51,7 @@ class Option:
 
 
 def factory(reference: str, where: str = "") -> Callable[..., Any]:
-    """Return what makes the tool: the factory of an installed one, or one's own ``module:Class``.
+    """Return the factory of a tool: that of an installed one, or the user's own ``module:Class``.
 
     Raises:
         UnknownToolError: There is none, or it is blocked.
@@ -96,7 +96,7 @@ def options(made: Callable[..., Any], reference: str = "") -> tuple[Option, ...]
     """Return the options of a factory, in the order of its parameters.
 
     Raises:
-        BrokenToolError: It does not say which it takes.
+        BrokenToolError: Its parameters cannot be determined.
     """
     try:
         return _options(made)
@@ -248,7 +248,7 @@ def _module_of(path: Path, where: str) -> Any:
     path = Path(os.path.expanduser(path)).resolve()
     if not path.is_file():
         raise UnknownToolError(f"There is no file {str(path)!r}", where=where, fix="Check the path")
-    # Under a name of its own: a file called like a module that the program imports must not be it.
+    # Under another name, so that it does not take the place of a module that the program imports.
     name = f"amanda_tool_{path.stem}_{abs(hash(str(path))):x}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
@@ -276,7 +276,7 @@ def _callable(made: Any, reference: str, where: str) -> Callable[..., Any]:
 
 
 def _unknown(reference: str, where: str) -> UnknownToolError:
-    # One name only: suggesting to install whatever is called alike invites impostors.
+    # Only this name: suggesting similarly named distributions would invite impostors.
     every = tool_names.references()
     known = [known for known, found in every if known and not found.blocked]
     upgrade = "--upgrade " if any(tool_names.is_shipped(found) for _, found in every) else ""
@@ -293,7 +293,8 @@ def _hints(function: Any) -> dict[str, Any]:
         return get_type_hints(function)
     except BaseException as error:
         contain(error)
-        # An annotation that exists for type checkers alone spoils all of them: one by one.
+        # One annotation that exists only for type checkers would make all of them fail, so each is
+        # evaluated by itself.
         hints = {}
         scope = getattr(inspect.unwrap(function), "__globals__", {})
         for name, annotation in getattr(function, "__annotations__", {}).items():

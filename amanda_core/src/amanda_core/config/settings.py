@@ -1,6 +1,7 @@
-"""What can be configured, as typed values that know where they were written, and how they merge.
+"""The settings as typed values with their origin, and how layers of them merge.
 
-Owns the layers (file, environment, flags) and their precedence. Reads no file and no variable.
+Owns the layers (file, environment, flags) and their precedence. It does not read files or
+variables.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ class Setting:
     """One value as it was written.
 
     Attributes:
-        value: The value; a string where it was written as text.
+        value: The value; a string if it was written as text.
         where: ``file:line``, the variable or the flag, for messages.
-        text: Whether it was written as text, from which other types are to be read.
+        text: Whether it was written as text, which must be converted to other types.
         base: The folder that a relative path is relative to; None: the current one.
     """
 
@@ -37,16 +38,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Selecting:
-    """The arguments of `amanda_core.selection.select`; None where nothing was said.
+    """The arguments of `amanda_core.selection.select`; None for those not given.
 
     Attributes:
         ops: Patterns of operators.
         modules: Patterns of modules.
         namespace: Where the operators run.
         steps: A range of steps, or a list of them.
-        calls: The same of calls of the outermost module.
-        where: What says so, for messages.
-        origins: Name of an argument -> what says it, where several were merged.
+        calls: The same for calls of the outermost module.
+        where: The source, for messages.
+        origins: Name of an argument -> its source, if several sources were merged.
     """
 
     ops: tuple[str, ...] | None = None
@@ -70,7 +71,7 @@ class Selecting:
         )
 
     def said(self) -> dict[str, tuple[Any, str]]:
-        """Return each argument that is said, by name: its value, and what says it."""
+        """Return the given arguments by name, each with its value and its source."""
         return {
             name: (value, self.origins.get(name, self.where))
             for name in ("ops", "modules", "namespace", "steps", "calls")
@@ -90,8 +91,8 @@ class ToolSettings:
         tool: The installed tool, or ``module:Class`` or ``file.py:Class`` from a flag; None for the
             one called `name`, or as a lower layer has it.
         options: Its options as written.
-        enable: Whether it runs where nobody names the tools to run.
-        select: The ops and steps that it is for.
+        enable: Whether it runs if no source names the tools to run.
+        select: The ops and steps to which it is restricted.
         where: Where it was named first.
     """
 
@@ -104,13 +105,13 @@ class ToolSettings:
 
     @property
     def reference(self) -> str:
-        """The tool that is meant."""
+        """The name by which the tool is found."""
         return self.tool or self.name
 
     def over(self, lower: ToolSettings) -> ToolSettings:
         """Return a copy with the unset fields taken from `lower`."""
         if self.tool is not None and self.tool != lower.reference:
-            return self  # The same name for another tool: the options there mean something else.
+            return self  # The lower layer has another tool of this name, with other options.
         return ToolSettings(
             self.name,
             self.where,
@@ -123,15 +124,15 @@ class ToolSettings:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source says; None and empty where it says nothing.
+    """The settings of one source; None or empty for those it does not have.
 
     Attributes:
         output: The folder of results.
         drivers: Names of the drivers that may attach.
         tools: The tools, by the names that their results get.
-        select: The ops and steps that all tools are for.
-        disabled: Names of the plugins and distributions that are not to be used.
-        path: The file, where it is one.
+        select: The ops and steps to which all tools are restricted.
+        disabled: Names of the blocked plugins and distributions.
+        path: The file, if the source is one.
     """
 
     output: Setting | None = None
@@ -144,14 +145,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What holds in the end.
+    """The merged configuration.
 
     Attributes:
         tools: The tools to run, in the order of the source that named them.
-        output: Absolute path of the folder of results, or None where nobody named one.
+        output: Absolute path of the folder of results; None if no source names one.
         drivers: Names of the drivers that may attach; empty for none of them, None for all.
         where: Where the drivers were named.
-        disabled: What each source says of plugins and distributions that are not to be used.
+        disabled: The blocked plugins and distributions of each source.
     """
 
     tools: tuple[ToolSettings, ...] = ()
@@ -164,9 +165,9 @@ class Config:
 def merge(file: Layer, environment: Layer, flags: Layer) -> Config:
     """Merge the layers: file < environment < flags, key by key.
 
-    The highest layer that names tools decides which of them run; options and selection that it does
-    not give come from the lower ones. Selections for all tools stand below a tool's own within the
-    file, and those of the flags above both. What is disabled anywhere is disabled.
+    The highest layer that names tools decides which tools run. Options and selections that it does
+    not give come from lower layers. In the file, a tool's own selection overrides the one for all
+    tools; that of the flags overrides both. A plugin that any layer disables is disabled.
     """
     layers = (file, environment, flags)
     tools: dict[str, ToolSettings] = {}
@@ -200,7 +201,7 @@ def _last(settings: Sequence[Setting | None]) -> Setting | None:
 
 
 def _check_names(tools: Sequence[ToolSettings]) -> None:
-    # Each name is a file's, and some file systems do not tell upper from lower case.
+    # Each name becomes a file name, and some file systems ignore case.
     seen: dict[str, ToolSettings] = {}
     for settings in tools:
         other = seen.setdefault(settings.name.casefold(), settings)

@@ -1,7 +1,7 @@
-"""What is written as text: ``-t`` flags and their environment variable, lists, ranges of steps.
+"""Parsing settings that are written as text: ``-t`` flags, lists, ranges of steps.
 
-Owns the small grammar ``[ALIAS=]TOOL[:key=value,...]``. Converts no value: options are typed by
-the tool.
+Owns the small grammar ``[ALIAS=]TOOL[:key=value,...]``. Values are not converted, because the tool
+has the types of its options.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "unquoted",
 ]
 
-#: Names of tools and their aliases, which are file names too.
+#: Names of tools and their aliases, which are also file names.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}(\.[A-Za-z0-9_-]{1,63}){0,8}")
 #: Names of installed tools: ``TOOL`` or ``DISTRIBUTION/TOOL``.
 INSTALLED = re.compile(rf"({NAME.pattern}/)?{NAME.pattern}")
@@ -46,7 +46,7 @@ def split(text: str, separator: str, where: str) -> list[str]:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"" and (index == start or text[index - 1] in "=[,; "):
-            quote = letter  # Only where a value begins: an apostrophe inside a word is itself.
+            quote = letter  # An apostrophe inside a word is not a quote.
         elif letter in _PAIRS:
             closing.append(_PAIRS[letter])
         elif closing and letter == closing[-1]:
@@ -63,14 +63,14 @@ def split(text: str, separator: str, where: str) -> list[str]:
 
 
 def unquoted(text: str) -> str:
-    """Text without the quotes around it."""
+    """Return text without the quotes around it."""
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     return text
 
 
 def parse_list(text: str, where: str) -> list[str]:
-    """Return the parts of ``[a,b]``; anything else is a list of one."""
+    """Return the parts of ``[a,b]``, or a list of one part for any other text."""
     if text.startswith("[") and text.endswith("]"):
         return [unquoted(part) for part in split(text[1:-1], ",", where)]
     return [unquoted(text)] if text else []
@@ -79,9 +79,9 @@ def parse_list(text: str, where: str) -> list[str]:
 def parse_tool(text: str, where: str) -> ToolSettings:
     """Read ``[ALIAS=]TOOL[:key=value,...]``.
 
-    TOOL is the name of an installed tool, where several have it with its distribution before it
-    (``acme-tools/trace``), or ``module:Class`` or ``path/to/file.py:Class``. What follows the first
-    colon are options if it has a ``=``, and a class if it has none.
+    TOOL is the name of an installed tool, ``module:Class`` or ``path/to/file.py:Class``. If several
+    installed tools have one name, the distribution comes before it (``acme-tools/trace``). The text
+    after the first colon is a list of options if it has a ``=``, otherwise a class.
 
     Raises:
         ConfigError: It has another form, or gives an option twice.
@@ -114,7 +114,7 @@ def parse_tool(text: str, where: str) -> ToolSettings:
 
 
 def check_name(name: str, where: str) -> str:
-    """Return `name` if results can be filed under it.
+    """Return `name` if it can be the name of a file of results.
 
     Raises:
         ConfigError: It is not a plain name.
@@ -156,7 +156,7 @@ def parse_steps(value: object, where: str, name: str = "steps") -> Steps:
 
 
 def parse_tools(texts: Sequence[str], where: str) -> dict[str, ToolSettings]:
-    """Read several; by name, in their order.
+    """Read several tools; return them by name, in order.
 
     Raises:
         ConfigError: One is malformed, or two have one name.
