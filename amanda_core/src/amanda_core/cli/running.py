@@ -58,9 +58,7 @@ class Run:
     _process: int = field(default_factory=os.getpid, init=False)
 
     def __call__(self) -> int:
-        """Run it and return the exit status, or raise an exception for the interpreter to end
-        with.
-        """
+        """Run it; return the exit status, or raise what the interpreter must end with."""
         import amanda  # Drivers that must record from the program's start are notified now.
 
         try:
