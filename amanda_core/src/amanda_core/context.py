@@ -45,14 +45,14 @@ class OpContext(dict[str, Any]):
 
     Tools write keys for one another; keys persist while the tensors are valid only during the call
     of a routine. A backward context reads through to the context of its forward op and writes
-    locally. The keys ``type`` and ``backward_type`` are always there, None where unknown.
+    locally. The keys ``type`` and ``backward_type`` are always there, with None if unknown.
 
     Made by drivers through `Session.open`.
     """
 
-    # A context stands for an op, so two are equal only if they are the same one.
+    # A context represents an op, so two contexts are equal only if they are the same object.
     __hash__: ClassVar[Callable[[Any], int]] = object.__hash__  # type: ignore[assignment]
-    #: The key under which its store has it; set by the session.
+    #: The key under which the store holds it; set by the session.
     _place: tuple[Hashable, ...]
 
     def __init__(
@@ -62,9 +62,9 @@ class OpContext(dict[str, Any]):
         self._store = session._store
         self._site, self._forward = site, forward
         self._id, self._backward = op_id, backward
-        #: Tells the op from others, and its context from that of its backward op.
+        #: Identifies the op, and distinguishes its context from that of its backward op.
         self._key = (backward, op_id)
-        #: What `fill` has set and `release` leaves: what is known of the op beside its values.
+        #: What `fill` sets and `release` keeps: facts about the op besides its values.
         self._known: dict[str, Any] = {}
         #: For drivers: what `fill` has set for the current execution. Values are under "inputs",
         #: "outputs", "grad_outputs" and "grad_inputs"; "open" is true from `fill` to `release`;
@@ -76,7 +76,7 @@ class OpContext(dict[str, Any]):
         self._epoch = -1
         #: Kind of action and position -> serials of the tools that changed the value there.
         self._edits: dict[tuple[ActionKind, int], set[int]] = {}
-        #: Point -> epoch in which nothing was due there any more.
+        #: Point -> epoch in which no analysis was due there any more.
         self._analysed: dict[IPoint, int] = {}
         if forward is None:
             self["type"] = None
@@ -97,9 +97,7 @@ class OpContext(dict[str, Any]):
         return self[key] if key in self else default  # noqa: SIM401  This is `get`.
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return the value of `key` here or in the forward context; if there is none, set
-        `default`.
-        """
+        """Return the value of `key` here or in the forward context, or else set `default`."""
         if key not in self:
             self[key] = default
         return self[key]
@@ -125,9 +123,7 @@ class OpContext(dict[str, Any]):
         return self._forward.get_op_id() if self._forward is not None else self._id
 
     def get_inputs(self) -> Any:
-        """Return the inputs by position of the op's signature; None in a context without forward
-        op.
-        """
+        """Return the inputs by position of the op's signature; None without a forward op."""
         return self._read("inputs", of_forward=True)
 
     def get_outputs(self) -> Any:
@@ -143,11 +139,11 @@ class OpContext(dict[str, Any]):
         return self._id if self._backward else None
 
     def get_grad_outputs(self) -> Any:
-        """Gradients arriving at the backward op, by position; None in a forward context."""
+        """Return the gradients of the outputs by position; None in a forward context."""
         return self._read("grad_outputs", of_forward=False)
 
     def get_grad_inputs(self) -> Any:
-        """Gradients that the backward op computed, by position; None before it has run."""
+        """Return the gradients of the inputs by position; None before the backward op has run."""
         return self._read("grad_inputs", of_forward=False)
 
     op = property(get_op)
@@ -179,7 +175,7 @@ class OpContext(dict[str, Any]):
 
     @property
     def site(self) -> Site:
-        """The unchanging facts that the driver gave."""
+        """The constant facts that the driver passed."""
         return self._site
 
     @property
@@ -219,7 +215,7 @@ class OpContext(dict[str, Any]):
 
     @property
     def recomputed(self) -> bool:
-        """Whether this execution reruns one that already took place (activation checkpointing)."""
+        """Whether this execution repeats an earlier one (activation checkpointing)."""
         return self._of_op("recomputed")  # type: ignore[no-any-return]
 
     @property
@@ -255,10 +251,10 @@ class OpContext(dict[str, Any]):
 
     @property
     def weights(self) -> Reads:
-        """The parameters that the present execution reads, by input position; also in routines.
+        """The parameters that this execution reads, by input position; also available in routines.
 
-        Of a view of a parameter (an index, a slice, a transpose), it is the part that the view
-        shows. Empty where the driver does not tell where tensors lie.
+        For a view of a parameter (an index, a slice, a transpose), it is the part that the view
+        shows. Empty if the driver does not report where tensors lie in memory.
         """
         reads: Reads | None = self.execution.get("weights")
         if reads is None:
@@ -278,10 +274,10 @@ class OpContext(dict[str, Any]):
 
     @property
     def facts(self) -> Facts | None:
-        """What the driver answers about tensors (dtype, shape, values, ...); None if nothing.
+        """The driver's facts about tensors (dtype, shape, values, ...); None if it has none.
 
-        A tool asks here and never finds out by itself whose tensor a value is. It may keep the
-        object for its routines.
+        A tool uses this and does not inspect values itself. It may keep the object for its
+        routines.
         """
         return self._store.session.facts(self.namespace)
 
@@ -296,8 +292,8 @@ class OpContext(dict[str, Any]):
             func: The instrumentation routine. It returns None (unchanged), one value, or as many
                 values as it was given.
             inputs: Positions of the op's signature, or None for all.
-            observe: Promise that `func` only looks and returns None. The driver then changes
-                nothing of the program for it, and runs the program plain where it cannot look.
+            observe: Promise that `func` only observes and returns None. The driver then does not
+                change the program for it, and runs the program without it where it cannot observe.
             **kwargs: Passed on to `func` by reference.
 
         Raises:
@@ -326,9 +322,9 @@ class OpContext(dict[str, Any]):
     ) -> None:
         """Call `func` with the selected gradients each time before the backward op runs.
 
-        In a forward context position i is the whole gradient arriving at output i of the op (the
-        aligned view); in a backward context it is that of this one backward op (the raw view).
-        `grad_out` is the paper's other spelling; `observe` is that of `insert_before_op`.
+        In a forward context position i is the whole gradient of output i of the op (the aligned
+        view). In a backward context it is the gradient that arrives at this backward op (the raw
+        view). `grad_out` is the paper's other spelling; `observe` is that of `insert_before_op`.
         """
         positions = self._one_of(grad_outputs, grad_out, "grad_outputs", "grad_out")
         self._record(ActionKind.INSERT_BEFORE_BACKWARD_OP, func, positions, kwargs, observe)
@@ -345,9 +341,8 @@ class OpContext(dict[str, Any]):
         """Call `func` with the selected gradients each time after the backward op has run.
 
         In a forward context position i is what this op contributes to the gradient of its input i
-        (the aligned view); in a backward context it is the i-th result of this one backward op
-        (the raw view). `grad_in` is the paper's other spelling; `observe` is that of
-        `insert_before_op`.
+        (the aligned view). In a backward context it is the i-th result of this backward op (the raw
+        view). `grad_in` is the paper's other spelling; `observe` is that of `insert_before_op`.
         """
         positions = self._one_of(grad_inputs, grad_in, "grad_inputs", "grad_in")
         self._record(ActionKind.INSERT_AFTER_BACKWARD_OP, func, positions, kwargs, observe)
@@ -355,7 +350,7 @@ class OpContext(dict[str, Any]):
     def replace_op(self, func: Routine, inputs: Positions = None, **kwargs: Any) -> None:
         """Run `func` with the selected inputs instead of the op; it returns the op's result.
 
-        What it computes is differentiated as written. To remove an op, replace it by the identity.
+        Its computation is differentiated as written. To remove an op, replace it by the identity.
 
         Raises:
             ReplacementConflictError: Another applied tool replaces this op as well.
@@ -372,9 +367,9 @@ class OpContext(dict[str, Any]):
     ) -> None:
         """Run `func` with the selected gradients instead of the backward op.
 
-        It returns the gradients of the inputs: in a forward context one for each leading input up
-        to the last differentiable one, or a single value where only one input is differentiable;
-        in a backward context one for each result of this backward op.
+        It returns the gradients of the inputs. In a forward context there is one for each leading
+        input up to the last differentiable one, or a single value if only one input is
+        differentiable. In a backward context there is one for each result of this backward op.
         """
         positions = self._one_of(grad_outputs, grad_out, "grad_outputs", "grad_out")
         self._record(ActionKind.REPLACE_BACKWARD_OP, func, positions, kwargs)
@@ -382,7 +377,7 @@ class OpContext(dict[str, Any]):
     # For drivers.
 
     def trigger_callback(self, i_point: IPoint) -> Plan:
-        """Run the analysis that is due at `i_point`, and return the plan of that point.
+        """Run the analysis that is due at `i_point` and return the plan for that point.
 
         Args:
             i_point: A forward point in a forward context, a backward one in a backward context.
@@ -419,7 +414,7 @@ class OpContext(dict[str, Any]):
         constant: Callable[[Any], Any] | None = _UNSET,
         recomputed: bool = _UNSET,
     ) -> None:
-        """Set what is known of the current execution."""
+        """Set the facts and values of the current execution."""
         execution = self.execution
         execution["open"] = True
         values = (inputs, outputs, grad_outputs, grad_inputs)
@@ -433,8 +428,8 @@ class OpContext(dict[str, Any]):
     def release(self) -> None:
         """Release the tensors at the end of an execution; keys and facts stay.
 
-        A forward context refers to its values weakly. So a backward routine still finds those that
-        are alive anyway, above all parameters, and None in place of the others.
+        A forward context keeps weak references to its values. So a backward routine still finds
+        those that are alive anyway, above all parameters, and None in place of the others.
         """
         if self._backward:
             # A backward operator object keeps its part of the graph alive.
@@ -450,9 +445,9 @@ class OpContext(dict[str, Any]):
         self._remembered = {what: weakly(execution[what]) for what in _VALUES if what in execution}
 
     def remember_constants(self) -> None:
-        """Of what is remembered keep the constants: further executions have other values.
+        """Keep only the constants of the remembered values: further executions have other values.
 
-        For a driver that runs the op without opening its context.
+        This serves drivers that run the op without opening its context.
         """
         constant = self._known["constant"] or (lambda value: None)
         only = self._store.session._weak.only
@@ -469,7 +464,7 @@ class OpContext(dict[str, Any]):
                 self._store.session.contended |= len(editors) > 1
 
     def _of_op(self, fact: str) -> Any:
-        """Return what is known of the forward op, also in the context of its backward op."""
+        """Return the facts about the forward op, also in the context of its backward op."""
         return (self._forward if self._forward is not None else self)._known[fact]
 
     def _raw(self) -> Any:
@@ -528,7 +523,7 @@ class OpContext(dict[str, Any]):
                 where=where,
                 fix="Register the routine with require_outputs=False",
             )
-        # What only looks has no derivative.
+        # An observer has no derivative.
         autodiff = self._store.session.control.autodiff and not observe
         self._require_capabilities(kind, point, autodiff, where)
         chosen = self._check_positions(kind, positions, where)
@@ -571,7 +566,7 @@ class OpContext(dict[str, Any]):
     ) -> tuple[int, ...] | None:
         if positions is None:
             return None
-        # Taken once: an iterator would be empty behind the check.
+        # Convert it once: an iterator would be empty after the check.
         chosen = tuple(positions) if isinstance(positions, Iterable) else (None,)
         count = self._count(kind.selects)
         if not all(type(position) is int for position in chosen):
@@ -589,7 +584,7 @@ class OpContext(dict[str, Any]):
         raise PositionError(wrong, where=where, fix=fix)
 
     def _check_aligned_outputs(self) -> None:
-        # Asked for before the op had run, when the number of its outputs was not known.
+        # It was requested before the op had run, when the number of outputs was unknown.
         plan = self.plan(IPoint.BEFORE_BACKWARD)
         for step in (*plan.steps, *filter(None, (plan.replacement,))):
             self._check_positions(step.action.kind, step.action.positions, step.where)
@@ -622,9 +617,9 @@ class OpContext(dict[str, Any]):
         return {p: Plan([*chain(*steps.get(p, ()))], replacements.get(p)) for p in points}
 
     def _refuse_conflict(self, action: Action) -> None:
-        """Refuse a replacement where another one was asked for; the core's part of the hook."""
+        """Refuse a second replacement of an op; the core's implementation of the hook."""
         if self._recorder is not None and action.kind.is_replacement:
-            # What this tool asked for at this point in earlier analyses is no longer logged.
+            # The actions of this tool's earlier analyses at this point are no longer logged.
             tool, _, recorded = self._recorder
             for other in (*self._store.session.actions_of(self), *recorded):
                 if other.kind is action.kind:

@@ -1,6 +1,6 @@
-"""Geometry: which part of a parameter a value shows, told by where both lie in memory.
+"""Geometry: the part of a parameter that a value shows, computed from where both lie in memory.
 
-Owns the arithmetic of offsets, shapes and strides. It reads no tensor and keeps none.
+Owns the arithmetic of offsets, shapes and strides. It does not read or keep tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 __all__ = ["Memory", "Place", "Region", "extents_of", "place_in", "region_text"]
 
-#: An index for each leading axis of a parameter; axes that are left out are whole.
+#: An index for each leading axis of a parameter. Axes that are left out are whole.
 Region = tuple["int | slice", ...]
 
 
@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     """Where the elements of a tensor lie.
 
     Attributes:
-        key: What tells the memory from other memory that is in use.
+        key: Identifies the memory among all that is in use.
         offset: Where the first element lies, in elements.
         shape: Its dimensions.
         strides: Distance of neighbours along each axis, in elements.
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         region: Indices into the parameter; empty for all of it.
         exact: Whether the value shows all elements of the region and no others.
         axes: For each axis of the value the parameter's axis that it runs along; None for an axis
-            that is new, broadcast, or made of several.
+            that is new, broadcast, or made of several axes.
     """
 
     region: Region

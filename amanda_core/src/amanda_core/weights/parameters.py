@@ -1,8 +1,8 @@
-"""`Parameters`: from a value to the parameter that it is, or that it shows a part of.
+"""`Parameters`: finding the parameter that a value is, or shows a part of.
 
 Owns the table from memory to parameters, and when it is made again. Parameters are found by where
-they lie, not by following what made a value; a parameter is referred to by its module and name,
-since a weak reference to a tensor keeps a framework from exchanging its content.
+they lie in memory, not by how a value was computed. A parameter is referred to by its module and
+name, because a weak reference to a tensor keeps a framework from exchanging its content.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Found", "Layouts", "Parameters"]
 
 @dataclass(frozen=True)
 class Layouts:
-    """What a driver says of its framework's tensors.
+    """A driver's functions about its framework's tensors.
 
     Attributes:
-        memory: Returns where a tensor lies; None where that cannot be told.
+        memory: Returns where a tensor lies; None if unknown.
         shape: Returns its dimensions.
         hold: Returns an object that keeps other tensors from where it lies, or None.
         base: Returns the tensor of which it is a view, or itself.
         is_parameter: Returns True if the framework marks it as a parameter of a model.
         is_weight: Returns True if it may be a weight although it is not marked.
-        version: Returns a number that grows with each write to it; None where nobody counts.
+        version: Returns a number that grows with each write to it; None if writes are not counted.
         attribute: Returns the parameter that a module holds by a name, or None.
     """
 
@@ -45,16 +45,16 @@ class Layouts:
 
 
 class Found(NamedTuple):
-    """A parameter, and the part of it that some value shows.
+    """A parameter, and the part of it that a value shows.
 
     Attributes:
         root: Label of the outermost module that holds it; empty outside of modules.
         name: Its qualified name there; outside of modules a number with a ``#``.
-        token: Of a parameter without a name, a number that is never given again; else 0.
+        token: A number that is never used again, for a parameter without a name; else 0.
         shape: Its dimensions.
-        memory: Where it lies; None where that cannot be told.
-        place: The part of it.
-        get: Returns the parameter as it is when asked; None if it is gone.
+        memory: Where it lies; None if unknown.
+        place: The part that the value shows.
+        get: Returns the current parameter; None if it has died.
     """
 
     root: str
@@ -67,7 +67,7 @@ class Found(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Name and region."""
+        """The name and the region, for messages."""
         return self.name + region_text(self.place.region)
 
     @property
@@ -84,15 +84,15 @@ class _Entry(NamedTuple):
 
 
 class Parameters:
-    """The parameters of the models that are run, and those outside of models as they are used.
+    """The parameters of the models that run, and those outside of models when they are used.
 
     Args:
         scopes: Names those of modules.
         labels: Numbers all others.
-        layouts: What the driver says of its tensors.
+        layouts: The driver's functions about its tensors.
 
     Attributes:
-        sessions: In how many sessions they have been looked at.
+        sessions: How many sessions have used them.
     """
 
     def __init__(self, scopes: Scopes, labels: Labels, layouts: Layouts) -> None:
@@ -110,12 +110,12 @@ class Parameters:
         return {name: entry.shape for name, entry in self._entries[root].items()}
 
     def find(self, value: Any, root: str, operand: bool = True) -> Found | None:
-        """Return the parameter that a tensor is or shows a part of, None if it shows none.
+        """Return the parameter that a tensor is or shows a part of; None if there is none.
 
         Args:
             value: The tensor.
             root: Label of the root whose operator reads it; empty outside of modules.
-            operand: Whether a weight that is not marked as a parameter may stand where it stands.
+            operand: Whether the position may hold a weight that is not marked as a parameter.
         """
         layouts = self._layouts
         memory = layouts.memory(value)
@@ -127,7 +127,7 @@ class Parameters:
         base = layouts.base(value)
         marked = layouts.is_parameter(base)
         if root and marked and not self._strangers.get(base):
-            # A parameter that the table lacks: it has moved, or was made since.
+            # The table lacks this parameter: it has moved, or is newer than the table.
             self.forget(root)
             found = self._held(value, root, memory)
             if found is not None:
@@ -142,13 +142,14 @@ class Parameters:
         return self._layouts.memory(value)
 
     def begin(self) -> None:
-        """Note that a session begins: what was written before nobody has seen."""
+        """Start a session. Writes before it may not have been counted."""
         self.sessions += 1
 
     def version(self, parameter: Any) -> tuple[object, ...] | None:
-        """Return what changes with each write to a parameter that the framework counts.
+        """Return an object that changes with each write to a parameter, if the framework counts
+        writes.
 
-        It changes with each session, too. None where the framework does not count.
+        It also changes with each session. None if the framework does not count writes.
         """
         layouts = self._layouts
         number = layouts.version(parameter)
@@ -180,7 +181,7 @@ class Parameters:
                 continue
             parameter = entry.get()
             if parameter is None or self._layouts.memory(parameter) != entry.memory:
-                # It lies elsewhere now, and something else may lie here.
+                # It has moved, and another tensor may lie here now.
                 self.forget(root)
                 return self._held(value, root, memory, False) if again else None
             return self._found(root, entry, place)
@@ -208,7 +209,7 @@ class Parameters:
     def _table(self, root: str) -> dict[Hashable, list[_Entry]]:
         table = self._tables.get(root)
         known = next(iter(self._entries.get(root, {}).values()), None)
-        # Another model may go by the label of one that is gone.
+        # Another model may have the label of one that has died.
         if table is None or (known is not None and known.get() is None):
             table = self._tables[root] = {}
             entries = self._entries[root] = {}

@@ -1,7 +1,7 @@
-"""`Weight` and `Reads`: which parameters one execution of an op reads.
+"""`Weight` and `Reads`: the parameters that one execution of an op reads.
 
-Owns what `context.weights` answers: which input is which part of which parameter, whether the op
-computes with it, and by which key it is known everywhere.
+Owns the value of `context.weights`: which input is which part of which parameter, whether the op
+computes with it, and the key that identifies it in every process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reads", "Weight", "reads_of"]
 
-#: Context -> whether its op makes nothing but views of the weights it is given.
+#: Context -> whether its op only makes views of its weights.
 _views: weakref.WeakKeyDictionary[OpContext, bool] = weakref.WeakKeyDictionary()
 
 
@@ -26,23 +26,22 @@ class Weight:
     """A parameter, or a part of one, that an op reads at one input.
 
     Attributes:
-        name: Qualified name of the parameter in its model; ``#`` and a number for one that no
-            module holds.
-        root: Name of the model: of the class of the outermost module called, numbered where
-            several have been called. Empty for a parameter that no module holds.
+        name: Qualified name of the parameter in its model; ``#`` and a number if it is not in a
+            module.
+        root: Name of the model: the class of the outermost module called, with a number if several
+            have been called. Empty for a parameter that is not in a module.
         shape: Dimensions of the whole parameter.
         region: Indices into the parameter that give the part; empty for all of it.
-        exact: Whether the input shows all of the region and nothing else. False where no indices
-            say which part it is; the region is the whole parameter then.
+        exact: Whether the input shows all of the region and nothing else. If indices cannot express
+            the part, it is False and the region is the whole parameter.
         axes: For each axis of the input the parameter's axis that it runs along, or None.
-        role: What the op uses it as, one of `INPUT_ROLES`; None where that is not known.
+        role: Its role in the op, one of `INPUT_ROLES`; None if unknown.
         layout: Axes of the input as ``weight_layout`` of the context says, or None.
-        varies: Whether the same op reads other weights in other executions. What a tool knows by
-            weight it then has to look up in each execution: ``context.weights`` answers in
-            routines, too.
+        varies: Whether the same op reads other weights in other executions. If so, a tool must look
+            up its state in each execution, by ``context.weights`` in a routine.
         counted: Whether a write through this input changes `version`.
-        memory: Where the whole parameter lies; None where that cannot be told.
-        seen: Where the part lies; likewise.
+        memory: Where the whole parameter lies; None if unknown.
+        seen: Where the part lies; None if unknown.
     """
 
     __slots__ = (
@@ -83,17 +82,17 @@ class Weight:
 
     @property
     def parameter(self) -> Any:
-        """The parameter as its module holds it now; None if it is gone."""
+        """The current parameter of its module; None if it has died."""
         return self._get()
 
     def version(self, parameter: Any) -> tuple[object, ...] | None:
         """Return what changes with each write to the parameter that the framework counts.
 
         Args:
-            parameter: What `parameter` gave.
+            parameter: The value of `parameter`.
 
         Returns:
-            Something to compare, another one in each session; None where writes are not counted.
+            An object to compare, different in each session; None if writes are not counted.
         """
         return self._parameters.version(parameter)
 
@@ -120,10 +119,10 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
 
     Attributes:
         consumed: Whether the op computes with the weights or copies them. An op that makes a view
-            of a weight does not: what computes with the view reads the same weight.
-        supported: Whether the driver tells where tensors lie. Where it does not, there are none.
-        written: Places at which the op writes into a weight.
-        uncounted: Owners of the weights that the op writes although no version says so.
+            of a weight does not; the op that computes with the view reads the same weight.
+        supported: Whether the driver reports where tensors lie. If not, there are no weights.
+        written: Positions at which the op writes into a weight.
+        uncounted: Owners of the weights that the op writes without changing a version.
     """
 
     def __init__(
@@ -160,11 +159,11 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
 
 
 def reads_of(context: OpContext, persistent: Mapping[str, Any]) -> Reads:
-    """Return the weights that the present execution of an op reads.
+    """Return the weights that this execution of an op reads.
 
     Args:
         context: The op's context, during a call of a routine.
-        persistent: What the drivers keep for the session, among it what finds parameters.
+        persistent: The drivers' objects for the session, among them those that find parameters.
     """
     framework = context.namespace.partition("/")[0]
     parameters: Parameters | None = persistent.get(f"{framework}.parameters")
@@ -216,7 +215,7 @@ def _position(place: int | tuple[int, int]) -> int:
 
 
 def _operands_of(key: Hashable) -> tuple[str, set[str]]:
-    """Return the root of an op and the weights that tell it apart, by the key that `Sites` made."""
+    """Return an op's root and the weights that distinguish it, from the key that `Sites` made."""
     if not isinstance(key, tuple) or key[:1] != ("op",):
         return "", set()
     return key[1], {name if isinstance(name, str) else f"#{name}" for _, name in key[5]}

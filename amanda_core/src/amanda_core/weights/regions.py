@@ -1,4 +1,4 @@
-"""`Regions`: what tells the passings of one call site apart that read several weights.
+"""`Regions`: distinguishing the occurrences of one call site that read several weights.
 
 Owns which sites read parts of parameters, and a number for each part that a site reads. A loop over
 experts, ``for e in hit: linear(x, w[e])``, has an op for each expert, whatever the routing.
@@ -13,8 +13,8 @@ from amanda_core.weights.parameters import Found, Parameters
 
 __all__ = ["LIMIT", "Regions", "SiteRegions"]
 
-#: Parts of parameters at one operand of a site. Further ones share an id: a window that slides
-#: along a parameter does not make endless ops.
+#: How many parts of parameters an operand of a site may have. Further ones share an id, so that a
+#: window that slides along a parameter does not make endless ops.
 LIMIT = 512
 
 
@@ -28,8 +28,8 @@ class SiteRegions:
 
     def __init__(self, parameters: Parameters, root: str) -> None:
         self._parameters, self._root = parameters, root
-        #: Operand -> how large its parts are, and each part seen -> its token. Parts of another
-        #: size are not what the loop runs over.
+        #: Operand -> the size of its parts, and each part seen -> its token. A loop does not run
+        #: over parts of another size.
         self._seen: dict[int, tuple[tuple[int, ...], dict[tuple[int, str], int]]] = {}
 
     def look_up(self, position: int, value: Any) -> tuple[int, Found | None]:
@@ -45,10 +45,10 @@ class SiteRegions:
 
 
 class Regions:
-    """The sites that read parts of parameters. All others need no look at their values.
+    """The sites that read parts of parameters. The values of other sites are not inspected.
 
     Args:
-        parameters: Finds parameters; None if no driver can tell them.
+        parameters: Finds parameters; None if the driver cannot.
         tensor_types: Types of values that may show a part of a parameter.
     """
 
@@ -62,7 +62,7 @@ class Regions:
 
     @property
     def possible(self) -> bool:
-        """Whether parts of parameters can be told."""
+        """Whether parts of parameters can be found."""
         return self._parameters is not None
 
     def operands(
@@ -81,7 +81,7 @@ class Regions:
         return self._numbered[number].look_up(position, value)[0]
 
     def note(self, site: tuple[Any, ...], root: str, values: Sequence[Any]) -> bool:
-        """Note that a site reads parts of parameters, if one of its operands shows one.
+        """Register a site if one of its operands shows a part of a parameter.
 
         Args:
             site: The site, by its numbers.
@@ -100,5 +100,5 @@ class Regions:
         return False
 
     def number(self, site: tuple[Any, ...]) -> int:
-        """Return the number of a noted site."""
+        """Return the number of a registered site."""
         return self._numbered.index(self._sites[site])

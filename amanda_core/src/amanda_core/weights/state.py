@@ -1,7 +1,7 @@
-"""`WeightState`: what a tool knows by weight, and parameters as a tool has edited them.
+"""`WeightState`: what a tool keeps for each weight, and its edited parameters.
 
 Owns where masks, scales and ranges are kept, how they are saved, and when an edited parameter is
-made again. What is kept is the tool's: no value is read here.
+made again. The kept values belong to the tool and are not read here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _states: weakref.WeakSet[WeightState[Any]] = weakref.WeakSet()
 
 
 def forget_all_edited() -> None:
-    """Make all edited parameters again when they are needed next: writes may have been missed."""
+    """Make all edited parameters again when next needed: writes may have been missed."""
     for state in list(_states):
         state.forget_edited()
 
@@ -35,9 +35,9 @@ class Memoized:
     A driver that cannot tell whether a value was written calls it each time.
 
     Args:
-        routine: The routine. Its result depends on the value that it is given, and on nothing that
-            changes while the stamp stays.
-        stamp: A list of one object, another one once results may have changed.
+        routine: The routine. Its result must depend only on its argument and on what does not
+            change while the stamp is the same.
+        stamp: A list of one object, which is replaced when results may have changed.
     """
 
     def __init__(self, routine: Callable[..., Any], stamp: list[object]) -> None:
@@ -50,10 +50,10 @@ class Memoized:
 
 
 class WeightState(Generic[T]):
-    """What a tool keeps for each parameter: a mask, a scale, a range.
+    """Values that a tool keeps for each parameter, such as masks, scales or ranges.
 
-    There is one for each parameter, however many operators read it and by whatever parts and names:
-    tied layers share it, a fused projection has one for all its chunks.
+    There is one value for each parameter, however many operators read it and by whatever parts and
+    names. Tied layers share it, and a fused projection has one for all its chunks.
 
     >>> state = WeightState()
     >>> len(state)
@@ -62,9 +62,9 @@ class WeightState(Generic[T]):
 
     def __init__(self) -> None:
         self._kept: dict[str, T] = {}
-        #: Values by name that no weight has claimed yet, as `load` gave them.
+        #: Values from `load` by name, which no weight has claimed yet.
         self._loaded: dict[str, T] = {}
-        #: Owner -> version of the parameter, and what was made of it.
+        #: Owner -> version of the parameter, and the edited parameter.
         self._edited: dict[str, tuple[tuple[object, ...], Any]] = {}
         self._stamp: list[object] = [object()]
         _states.add(self)
@@ -80,10 +80,10 @@ class WeightState(Generic[T]):
 
         Args:
             weight: The weight.
-            make: Makes it of the whole parameter, where nothing is kept yet.
+            make: Makes the value from the whole parameter, if nothing is kept yet.
 
         Returns:
-            What is kept; None where the parameter is gone.
+            The kept value; None if the parameter has died.
         """
         owner = weight.owner
         if owner not in self._kept:
@@ -98,10 +98,10 @@ class WeightState(Generic[T]):
         return self._kept[owner]
 
     def saved(self) -> dict[str, T]:
-        """Return all that is kept by the parameters' names, to be written to a file.
+        """Return all kept values by the parameters' names, to be written to a file.
 
-        The name is that in the model's ``state_dict``; where several models have been run that
-        hold a parameter of one name, the model stands before it, with a colon.
+        The name is that in the model's ``state_dict``. If several models have a parameter of one
+        name, the model's name and a colon come before it.
         """
         names = [owner.partition(":")[2] for owner in self._kept]
         return {
@@ -110,7 +110,7 @@ class WeightState(Generic[T]):
         }
 
     def load(self, saved: Mapping[str, T]) -> None:
-        """Take what `saved` returned. A weight of that name gets it instead of one that is made."""
+        """Load the result of `saved`. A weight of that name gets the loaded value."""
         self._loaded = dict(saved)
         self._kept.clear()
         self.forget_edited()
@@ -120,11 +120,11 @@ class WeightState(Generic[T]):
 
         Args:
             weight: The weight that is read.
-            edit: Makes the edited parameter of the parameter.
-            keep: Whether it may be kept. Not if its gradient is needed.
+            edit: Makes the edited parameter from the parameter.
+            keep: Whether it may be kept. It must not be if its gradient is needed.
 
         Returns:
-            The edited parameter; None where the parameter is gone.
+            The edited parameter; None if the parameter has died.
         """
         parameter = weight.parameter
         if parameter is None:
@@ -145,23 +145,23 @@ class WeightState(Generic[T]):
         return new
 
     def memoized(self, routine: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a routine that a driver need not call while nobody writes the weight it is given.
+        """Return a routine that a driver need not call again until its weight is written.
 
-        For a routine inserted before an op, at one position, whose result depends on the weight
-        there and on this state alone, such as one that calls `edited`. Not for a weight that
-        `varies`.
+        Use it for a routine that is inserted before an op at one position, and whose result depends
+        only on the weight there and on this state, such as one that calls `edited`. Do not use it
+        for a weight that `varies`.
         """
         return Memoized(routine, self._stamp)
 
     def forget_edited(self) -> None:
-        """Make edited parameters again when they are needed next."""
+        """Make edited parameters again when they are next needed."""
         self._edited.clear()
         self._stamp[0] = object()
 
     def watch(self, context: OpContext) -> None:
         """Watch an op for writes to parameters that the framework does not count.
 
-        For the analysis routine of a tool that uses `edited`, to be called for every op.
+        A tool that uses `edited` must call this in its analysis routine, for every op.
         """
         owners = context.weights.uncounted
         if owners:
