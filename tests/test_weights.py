@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import random
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -22,10 +24,12 @@ from torch.utils import swap_tensors as untyped_swap
 
 import amanda
 from amanda_core import OpContext
+from amanda_core.errors import ResultError
 from amanda_core.weights import regions
 from amanda_core.weights.geometry import Memory, place_in
 from amanda_core.weights.reads import Weight
 from amanda_driver_torch._entry.interceptor_choice import INTERCEPTORS
+from amanda_tools.weight_files import load_weights, save_weights
 
 swap_tensors: Any = untyped_swap
 make_dual: Any = forward_ad.make_dual
@@ -424,6 +428,75 @@ def test_tied_and_split_weights_share_what_is_kept() -> None:
     with amanda.apply(again):
         model(torch.ones(2, 4), [2])
     assert set(again.state.saved().values()) == {"loaded"}
+
+
+class Scales(amanda.Tool):
+    """Keeps the largest magnitude of each weight, by part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: amanda.WeightState[Any] = amanda.WeightState(by_region=True)
+        self.made = 0
+        self.facts: Any = None
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        self.facts = context.facts
+        for weight in context.weights.values():
+            if context["type"] == "linear":
+                self.state.get(weight, functools.partial(self.make, weight))
+
+    def make(self, weight: Weight, parameter: torch.Tensor) -> torch.Tensor:
+        self.made += 1
+        return parameter.detach()[weight.region].abs().amax(0)
+
+
+SECOND = """
+import sys
+import torch
+import amanda
+from amanda_tools.weight_files import load_weights, save_weights
+sys.path[:0] = [sys.argv[1]]
+from test_weights import Block, Scales
+tool = Scales()
+tool.state.load(load_weights(sys.argv[2]), lambda array, parameter: parameter.new_tensor(array))
+with amanda.apply(tool):
+    Block().to(torch.bfloat16)(torch.ones(2, 4, dtype=torch.bfloat16), [3, 1])
+assert tool.made == 0, tool.made
+save_weights(tool.state.saved(), sys.argv[3], tool.facts)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_kept_by_part_goes_through_a_file_to_another_process(tmp_path: Path) -> None:
+    tool, model = Scales(), Block().to(torch.bfloat16)
+    with amanda.apply(tool):
+        model(torch.ones(2, 4, dtype=torch.bfloat16), [1, 3])
+    saved = tool.state.saved()
+    assert torch.equal(saved["experts[3]"], model.experts[3].abs().amax(0))
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    save_weights(saved, first, tool.facts)
+    command = [sys.executable, "-c", SECOND, str(Path(__file__).parent), str(first), str(second)]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    again = load_weights(second)
+    assert set(again) == set(saved)
+    for name, array in again.items():
+        assert torch.equal(torch.from_numpy(array), saved[name].float())
+
+
+def test_files_of_what_is_kept_by_weight(tmp_path: Path) -> None:
+    values = {"a.weight": 0.5, "a.weight[3, :, 0:8]": [1, 2], "b": {"low": -1}}
+    for name in ("ranges.json", "ranges.safetensors"):
+        assert load_weights(save_weights(values, tmp_path / name)) == values
+    with pytest.raises(ResultError, match="cannot hold tensors"):
+        save_weights({"a": numpy.ones(2)}, tmp_path / "tensors.json")
+    with pytest.raises(ResultError, match="cannot be written"):
+        save_weights({"a": object()}, tmp_path / "objects.json")
+    (tmp_path / "other.json").write_text("[]")
+    (tmp_path / "damaged.safetensors").write_bytes(b"no")
+    for name in ("other.json", "damaged.safetensors", "missing.json"):
+        with pytest.raises(ResultError):
+            load_weights(tmp_path / name)
 
 
 def other_data_twice(layer: nn.Linear) -> None:

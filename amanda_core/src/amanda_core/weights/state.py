@@ -55,15 +55,21 @@ class WeightState(Generic[T]):
     There is one value for each parameter, however many operators read it and by whatever parts and
     names. Tied layers share it, and a fused projection has one for all its chunks.
 
+    Args:
+        by_region: Whether there is one for each part of a parameter that operators read instead,
+            such as each expert.
+
     >>> state = WeightState()
     >>> len(state)
     0
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_region: bool = False) -> None:
+        self._by_region = by_region
         self._kept: dict[str, T] = {}
         #: Values from `load` by name, which no weight has claimed yet.
-        self._loaded: dict[str, T] = {}
+        self._loaded: dict[str, Any] = {}
+        self._convert: Callable[[Any, Any], T] | None = None
         #: Owner -> version of the parameter, and the edited parameter.
         self._edited: dict[str, tuple[tuple[object, ...], Any]] = {}
         self._stamp: list[object] = [object()]
@@ -85,20 +91,22 @@ class WeightState(Generic[T]):
         Returns:
             The kept value; None if the parameter has died.
         """
-        owner = weight.owner
+        owner = weight.key if self._by_region else weight.owner
         if owner not in self._kept:
-            if weight.name in self._loaded or owner in self._loaded:
-                loaded = self._loaded
-                self._kept[owner] = loaded[owner] if owner in loaded else loaded[weight.name]
-                return self._kept[owner]
+            loaded, name = self._loaded, owner.partition(":")[2]
+            found = owner if owner in loaded else name if name in loaded else None
             parameter = weight.parameter
-            if parameter is None:
+            if found is not None and (self._convert is None or parameter is not None):
+                value = loaded[found]
+                self._kept[owner] = self._convert(value, parameter) if self._convert else value
+            elif parameter is None:
                 return None
-            self._kept[owner] = make(parameter)
+            else:
+                self._kept[owner] = make(parameter)
         return self._kept[owner]
 
     def saved(self) -> dict[str, T]:
-        """Return all kept values by the parameters' names, to be written to a file.
+        """Return all kept values by the parameters' names and regions, to be written to a file.
 
         The name is that in the model's ``state_dict``. If several models have a parameter of one
         name, the model's name and a colon come before it.
@@ -109,9 +117,17 @@ class WeightState(Generic[T]):
             for name, (owner, kept) in zip(names, self._kept.items(), strict=True)
         }
 
-    def load(self, saved: Mapping[str, T]) -> None:
-        """Load the result of `saved`. A weight of that name gets the loaded value."""
-        self._loaded = dict(saved)
+    def load(
+        self, saved: Mapping[str, Any], convert: Callable[[Any, Any], T] | None = None
+    ) -> None:
+        """Load the result of `saved`. A weight of that name gets the loaded value.
+
+        Args:
+            saved: The values by name.
+            convert: Makes the kept value from a loaded one and the parameter, such as a tensor on
+                the parameter's device from an array in a file. If left out, it is kept unchanged.
+        """
+        self._loaded, self._convert = dict(saved), convert
         self._kept.clear()
         self.forget_edited()
 

@@ -1,0 +1,115 @@
+"""Files of what tools keep by weight: tensors by the parameters' names, and other values as JSON.
+
+Owns the format. `amanda.WeightState` owns which weight a name stands for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from amanda_core.errors import ResultError
+from amanda_core.facts import Facts
+from amanda_tools.dump.files import need_safetensors
+from amanda_tools.tensors.values import host, need_numpy, numbers
+
+__all__ = ["load_weights", "save_weights"]
+
+FORMAT = "amanda.weights/1"
+
+
+def save_weights(saved: Mapping[str, Any], path: Path | str, facts: Facts | None = None) -> Path:
+    """Write what `WeightState.saved` returned to a file.
+
+    A ``.json`` file holds values that JSON has, such as numbers, lists and dicts of these. A
+    ``.safetensors`` file holds tensors as well. Tensors of types that NumPy lacks, such as
+    bfloat16, are written as float32, which holds each of their values.
+
+    Args:
+        saved: The values by name.
+        path: The file.
+        facts: Tells what a tensor is, ``context.facts``. NumPy arrays need none.
+
+    Raises:
+        ResultError: A value has no place in such a file.
+        NotReadableError: A tensor has no plain array of values.
+        ImportError: NumPy or safetensors is needed and not installed.
+    """
+    path, tensors, values = Path(path), {}, {}
+    for name, value in saved.items():
+        if (facts is not None and facts.is_tensor(value)) or hasattr(value, "__array_interface__"):
+            tensors[name] = _array(value, facts)
+        else:
+            values[name] = value
+    try:
+        text = json.dumps({"format": FORMAT, "values": values}, allow_nan=True)
+    except (TypeError, ValueError) as error:
+        raise ResultError(
+            f"A value that is kept by weight cannot be written: {error}",
+            fix="Keep tensors, or values that JSON has; give the facts of the driver for tensors",
+        ) from error
+    if path.suffix == ".safetensors":
+        need_safetensors().save_file(tensors, path, metadata={"amanda": text})
+    elif tensors:
+        raise ResultError(
+            f"{path.name} cannot hold tensors, and {next(iter(tensors))} is one",
+            fix="Write a .safetensors file",
+        )
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load_weights(path: Path | str) -> dict[str, Any]:
+    """Return what `save_weights` wrote, for `WeightState.load`. Tensors are NumPy arrays.
+
+    Raises:
+        ResultError: It is no such file.
+        ImportError: NumPy or safetensors is needed and not installed.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        return _of_safetensors(path)
+    try:
+        return _values(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path} cannot be read: {error}", fix="Give another file") from error
+
+
+def _of_safetensors(path: Path) -> dict[str, Any]:
+    need_safetensors()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ResultError(f"{path} cannot be read: {error}", fix="Give another file") from error
+    return {**tensors, **_values(metadata.get("amanda", ""), path)}
+
+
+def _values(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ResultError(f"{path} is no file of {FORMAT}", fix="Give one that save_weights wrote")
+    values = found.get("values")
+    if not isinstance(values, dict):
+        raise ResultError(f"{path} has no values", fix="Give one that save_weights wrote")
+    return values
+
+
+def _array(value: Any, facts: Facts | None) -> Any:
+    need_numpy()
+    import numpy
+
+    if facts is not None and facts.is_tensor(value):
+        tensor = host(facts, value)
+        value = numbers(tensor.array, tensor.dtype)
+    # Not `ascontiguousarray`, which gives a single number an axis.
+    return numpy.asarray(value, order="C")
