@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-# Before their import, or an assertion that fails in them says nothing of the values.
+# Before their import, so that pytest shows the values in their failing assertions.
 pytest.register_assert_rewrite("amanda_core.testing.suite")
 
 from amanda_core.testing.backend import Backend, Gradients, Transformed  # noqa: E402

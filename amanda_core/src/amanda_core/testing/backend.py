@@ -1,7 +1,7 @@
-"""`Backend`: how a framework runs a model, in a few lines by the author of its driver.
+"""`Backend`: a description of how a framework runs a model, for the conformance kit.
 
-Owns what the suite needs of any framework. Most authors write `functions`, `to_python`,
-`from_python` and `gradients`; the rest has defaults for frameworks that are called from Python.
+Owns what the suite needs from a framework. Most authors of drivers write `functions`, `to_python`,
+`from_python` and `gradients`. The rest has defaults for frameworks that are called from Python.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Gradients:
 
 @dataclass
 class Transformed:
-    """A program inside one of the framework's transformations, which computes the same.
+    """A program inside a transformation of the framework that keeps its results.
 
     Attributes:
-        program: What `Backend.run` runs, or `Backend.gradients` if `backward`.
+        program: The program that `Backend.run` runs, or `Backend.gradients` if `backward`.
         calls: How often each op of the program executes in one run.
-        backward: Whether it has to be run with its backward program, as for recomputation.
+        backward: Whether it must be run with its backward program, as for recomputation.
     """
 
     program: Program
@@ -55,9 +55,9 @@ class Backend(ABC):
     Attributes:
         driver: `DriverInfo.name` of the driver under test, the first part of its namespaces.
         mode: The last part of the namespace of its contexts; empty for any.
-        functions: Common word -> the framework's own function of values. Pass no wrapper of it: the
-            line that calls it identifies the op. ``add``, ``mul`` and ``relu`` are required; the
-            suite uses the other words of `models.ARITY` if they are given.
+        functions: Common operator type -> the framework's own function of values. Do not wrap it,
+            because the line that calls it identifies the op. ``add``, ``mul`` and ``relu`` are
+            required; the suite uses the other types of `models.ARITY` if they are given.
         shape: The shape of all values; ``()`` for a framework of single numbers.
         tolerance: Relative and absolute tolerance of results against the oracle.
         conv2d_layouts: Axes of the input and of the weight of ``functions["conv2d"]``.
@@ -76,7 +76,7 @@ class Backend(ABC):
 
     @property
     def title(self) -> str:
-        """Driver and mode, for reports."""
+        """The driver and the mode, for reports."""
         return f"{self.driver} {self.mode}".strip()
 
     # What an author writes.
@@ -87,8 +87,8 @@ class Backend(ABC):
 
         Args:
             value: A number or nested lists.
-            like: The value that a routine replaces by it. Only a framework whose gradients have
-                another type than its values needs it.
+            like: The value that a routine replaces by it. Only frameworks whose gradients have
+                another type than their values need it.
         """
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Backend(ABC):
         return self.from_python(value)
 
     def build(self, model: Model, values: Mapping[str, Value]) -> Program:
-        """Build a model: here a Python function that calls `functions`.
+        """Build a model; by default a Python function that calls `functions`.
 
         Args:
             model: The description.
@@ -182,11 +182,13 @@ class Backend(ABC):
         return None
 
     def end_step(self, program: Program) -> None:
-        """Do what ends a training step in this framework; capability ``steps``."""
+        """End a training step as programs of this framework do; capability ``steps``."""
         raise NotImplementedError(f"{type(self).__name__} has no end_step()")
 
     def found(self) -> Mapping[str, object]:
-        """Return what a driver may change and must restore, by name; compared by identity.
+        """Return the objects that a driver may change and must restore, by name.
+
+        They are compared by identity.
 
         The default is all public attributes of the framework's modules.
         """
@@ -199,7 +201,7 @@ class Backend(ABC):
         }
 
     def versions(self) -> Mapping[str, str]:
-        """Return what is tested: the version of the framework, and what else tells runs apart.
+        """Return the version of the framework, and whatever else distinguishes test runs.
 
         The default is ``__version__`` of the framework's modules.
         """

@@ -1,6 +1,6 @@
 """Capabilities of drivers, and the marks with which tests of the suite require them.
 
-Defines the words of `DriverInfo.capabilities`, and skips tests of undeclared capabilities with a
+Defines the names in `DriverInfo.capabilities`, and skips tests of undeclared capabilities with a
 reason. The tests of a capability define its meaning in detail.
 """
 
@@ -49,22 +49,22 @@ CAPABILITIES: Mapping[str, str] = {
     "facts": "tools can ask about tensors: dtype, shape, device, layout, memory and values",
 }
 
-#: What stands in reports for the tests that every driver has to pass.
+#: The group in reports of the tests that every driver must pass.
 CORE = "core"
-#: And for those of operators that a backend may lack.
+#: The group of the tests of operators that a backend may lack.
 OPERATORS = "more operators"
-#: And for those of what a backend may give, such as transformed programs.
+#: The group of the tests of what a backend may provide, such as transformed programs.
 OPTIONAL = "optional programs"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a test needs.
+    """The requirements of a test.
 
     Attributes:
-        capabilities: All have to be declared; the test is about the last one.
-        words: Operators that the backend must offer beside those that all have.
-        optional: Whether the test is about what a backend may provide; it skips itself.
+        capabilities: Capabilities that must all be declared; the test is about the last one.
+        words: Operators that the backend must provide besides the required ones.
+        optional: Whether the test is about what a backend may provide. Such a test skips itself.
     """
 
     capabilities: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Needs:
 
     @property
     def group(self) -> str:
-        """The group in reports that the result counts for."""
+        """The group in reports to which the result belongs."""
         if self.optional:
             return OPTIONAL
         if self.capabilities:
@@ -90,7 +90,7 @@ def needs(
         raise ValueError(f"No such capabilities: {sorted(unknown)}")
 
     def mark(function: F) -> F:
-        # An attribute and not a pytest mark: those must be registered before the import.
+        # An attribute and not a pytest mark, which must be registered before the import.
         function.__amanda_needs__ = Needs(capabilities, words, optional)  # type: ignore[attr-defined]
         return function
 

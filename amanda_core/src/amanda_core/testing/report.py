@@ -20,7 +20,7 @@ __all__ = ["FORMAT", "Group", "Report", "Subject", "as_json", "as_markdown", "wr
 #: Name and version of the JSON.
 FORMAT = "amanda-conformance/1"
 
-_NEITHER = ("eager", "graph")  # They name modes: nothing tests them.
+_NEITHER = ("eager", "graph")  # These name modes, which have no tests.
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Subject:
         driver: Name of the driver.
         distribution: Name and version of the distribution that it came from.
         declared: The capabilities that it declares.
-        without: Capability -> why the mode has not got it.
-        versions: Name -> version of the framework, and what else tells runs apart.
+        without: Capability -> why the mode lacks it.
+        versions: Name -> version of the framework, and whatever else distinguishes runs.
     """
 
     title: str
@@ -50,7 +50,7 @@ class Group:
 
     Attributes:
         passed: Names of tests.
-        failed: Test -> first line of what it said.
+        failed: Test -> first line of its error.
         skipped: Test -> reason.
     """
 
@@ -60,7 +60,7 @@ class Group:
 
     @property
     def verdict(self) -> str:
-        """One word for all of them."""
+        """The verdict on the group, in one word."""
         if self.failed:
             return "failed"
         return "passed" if self.passed else "skipped"
@@ -88,7 +88,7 @@ class Report:
         if outcome == "skipped":
             found.skipped[test] = reason
         elif outcome == "failed" or test in found.failed:
-            # A test that passed may still fail when it is taken down.
+            # A test that passed may still fail in its teardown.
             found.passed[:] = [name for name in found.passed if name != test]
             found.failed.setdefault(test, reason)
         elif test not in found.passed:
@@ -112,7 +112,7 @@ class Report:
 
     @property
     def conforms(self) -> bool:
-        """Whether all core tests passed, and all tests of what is declared; none was left out."""
+        """Whether all tests of the core and of declared capabilities ran and passed."""
         return not self.fails and not self.missing
 
     @property
@@ -165,7 +165,7 @@ def as_json(reports: list[Report]) -> dict[str, Any]:
 
 
 def as_markdown(reports: list[Report]) -> str:
-    """Return a table with a column for each backend, and below it what failed or was skipped."""
+    """Return a table with a column for each backend, followed by what failed or was skipped."""
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     rows = [
         ["", *(report.subject.title for report in reports)],
@@ -201,12 +201,12 @@ def _pairs(versions: Mapping[str, str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that does not end its cell."""
+    """Return text that does not end its cell."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def _left_over(report: Report) -> list[str]:
-    """Return lists of the tests of a backend that did not pass."""
+    """Return lists of a backend's tests that did not pass."""
     groups = report.groups.values()
     lines = {
         "Failed": [_line(*item) for group in groups for item in group.failed.items()],
@@ -232,7 +232,7 @@ def _count(report: Report, name: str) -> str:
 
 
 def write(reports: list[Report], path: Path) -> list[Path]:
-    """Write both forms: JSON to `path`, Markdown beside it; the files written."""
+    """Write JSON to `path` and Markdown beside it; return the files."""
     beside = path.with_suffix(".md")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(as_json(reports), indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""`Rig`: what a test of the suite holds in its hands: a backend, its models, small tools.
+"""`Rig`: the fixture of the suite's tests, with a backend, its models and small tools.
 
-Owns how the suite watches and edits ops without knowing a framework: by common words, and by
-routines that turn values into Python numbers and back. Decides nothing about right and wrong.
+Owns how the suite watches and edits ops of any framework: by common operator types, and by routines
+that convert values to Python numbers and back. It does not decide what is right.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ class Built:
         return self.model.seeds(self.backend.shape)
 
     def run(self) -> list[Value]:
-        """Run it forward; the outputs."""
+        """Run it forward and return the outputs."""
         return self.backend.run(self.program, self.inputs)
 
     def gradients(self) -> Gradients:
-        """Run it forward and backward."""
+        """Run it forward and backward, and return outputs and gradients."""
         return self.backend.gradients(self.program, self.inputs, self.seeds)
 
     def expected(self, edits: Edits | None = None, model: Model | None = None) -> Trace:
-        """Return what the oracle makes of it, edited or as another model."""
+        """Return the oracle's results for it, edited or as another model."""
         return differentiate(model or self.model, self.values, self.seeds, edits)
 
 
 class Rig:
-    """A backend in the hands of one test.
+    """A backend, with helpers for one test.
 
     Attributes:
         backend: The backend under test.
-        info: What its driver says of itself.
-        namespaces: Those of the contexts met, for the report.
+        info: Its driver's description of itself.
+        namespaces: The namespaces of the contexts so far, for the report.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Rig:
     # Tools.
 
     def is_ours(self, context: OpContext, words: Sequence[str] | frozenset[str]) -> bool:
-        """Return True for a forward op of the model, by its word: frameworks add their own ops."""
+        """Return True for a forward op of the model, by its common type: frameworks add ops."""
         if Namespace.parse(context.namespace).framework != self.backend.driver:
             return False
         if not context.is_forward() or context.zone != "model" or context["type"] not in words:
@@ -118,7 +118,7 @@ class Rig:
         *words: str,
         after: bool = False,
     ) -> Tool:
-        """Return a tool that analyses the forward ops of these words."""
+        """Return a tool that analyses the forward ops of these common types."""
 
         def routine(context: OpContext) -> None:
             if self.is_ours(context, words):
@@ -129,7 +129,7 @@ class Rig:
         return tool
 
     def asking(self, ask: str, routine: Routine, *words: str, **arguments: Any) -> Tool:
-        """Return a tool that makes one request at each op of these words.
+        """Return a tool that makes one request at each op of these common types.
 
         Args:
             ask: A method of `OpContext`, such as ``insert_before_op``.
@@ -144,7 +144,7 @@ class Rig:
         )
 
     def recording(self, executed: list[tuple[str, int]], *words: str) -> Tool:
-        """Return a tool that notes each execution: word and op id."""
+        """Return a tool that records the common type and op id of each execution."""
 
         def analyse(context: OpContext) -> None:
             word, number = context["type"], context.get_op_id()
@@ -169,7 +169,7 @@ class Rig:
         return self.backend.from_python(mapped(change, self.backend.to_python(value)), like=value)
 
     def taking(self, seen: list[Any]) -> Routine:
-        """Return a routine that notes its values as numbers: one value, or a list of several."""
+        """Return a routine that records its values as numbers: one value, or a list of several."""
 
         def routine(*values: Any) -> None:
             found = [None if value is None else self.backend.to_python(value) for value in values]
@@ -184,5 +184,5 @@ class Rig:
         return same(found, expected, self.backend.tolerance)
 
     def is_run(self, outputs: Any, built: Built, edits: Edits | None = None) -> bool:
-        """Return True if these are the outputs of a model run with such edits."""
+        """Return True if these are the outputs of a model that runs with these edits."""
         return self.same(outputs, evaluate(built.model, built.values, edits).outputs)

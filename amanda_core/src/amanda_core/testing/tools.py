@@ -44,7 +44,7 @@ class Edit(NamedTuple):
     Attributes:
         name: The op: its type, or the last part of its name.
         kind: ``before``, ``after``, ``replace``, ``grad_out``, ``grad_in`` or ``backward``.
-        routine: What is inserted.
+        routine: The routine that is inserted.
         position: The one input, output or gradient that it gets; None for all.
         autodiff: Whether it is differentiated.
     """
@@ -68,10 +68,10 @@ _METHODS = {
 
 
 def is_named(context: OpContext, name: str | None) -> bool:
-    """Return whether `name` means an op; None means every op."""
+    """Return True if `name` matches an op; None matches every op."""
     last = context.name.rpartition("/")[2]
     if context.recomputed:
-        last = _NUMBER.sub("", last)  # In the same graph it has the first one's name and a number.
+        last = _NUMBER.sub("", last)  # In the same graph its name has a number at the end.
     return name in (None, context.op_type, context.name, last)
 
 
@@ -164,14 +164,14 @@ def replacing_backward(op: str, routine: Routine) -> Tool:
 def at_outputs(
     op: str, routine: Routine, grad_outputs: Positions = None, *, late: bool = False
 ) -> Tool:
-    """Return a tool that inserts at aligned gradients of outputs, asked before or after the op."""
+    """Return a tool that requests aligned gradients of outputs, before or after the op."""
     return _asking(op, "grad_out", routine, grad_outputs, late)
 
 
 def at_inputs(
     op: str, routine: Routine, grad_inputs: Positions = None, *, late: bool = False
 ) -> Tool:
-    """Return a tool that inserts at aligned gradients of inputs, asked before or after the op."""
+    """Return a tool that requests aligned gradients of inputs, before or after the op."""
     return _asking(op, "grad_in", routine, grad_inputs, late)
 
 

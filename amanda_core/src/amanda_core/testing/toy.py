@@ -1,8 +1,8 @@
 """A framework of single numbers, for tests without a real one: operators, and a tape.
 
-It stands in for a real eager framework and knows nothing of Amanda. It has the awkward parts of
-real ones: inputs that are lists, defaults, several outputs, and ops with several backward nodes.
-Its driver is `toy_driver`.
+It replaces a real eager framework and does not know Amanda. It has the awkward parts of real ones:
+inputs that are lists, defaults, several outputs, and ops with several backward nodes. Its driver is
+`toy_driver`.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ class Node:
         self.name = name
         self.edges = list(edges)
         self.arity = arity
-        #: Each gets the rest of the computation and the gradients; later ones are outside.
+        #: Each hook gets the rest of the computation and the gradients; later hooks enclose earlier
+        #: ones.
         self.wrappers: list[Callable[[Run, Gradients], Gradients]] = []
         self._run = run
 
     @property
     def __name__(self) -> str:
-        """Its name, where frameworks have it."""
+        """The name of the node, where frameworks have it."""
         return self.name
 
     def __call__(self, gradients: Gradients) -> Gradients:
-        """Compute the gradients that go along the edges."""
+        """Compute the gradients for the edges."""
         run: Run = self._differentiable
         for wrapper in self.wrappers:
             run = partial(wrapper, run)
         return run(gradients)
 
     def _differentiable(self, gradients: Gradients) -> Gradients:
-        # A gradient that nobody asked for is None, as frameworks have it.
+        # A gradient that nobody needs is None, as in frameworks.
         results = self._run(gradients)
         edges = self.edges or [None] * len(results)
         return [r if e is not None else None for r, e in zip(results, edges, strict=True)]
@@ -167,7 +168,7 @@ RELU = Op(
     lambda x: (max(x, 0.0),),
     lambda x: Node("ReluBackward", lambda g: (g[0] if x.data > 0 else 0.0,), [x.edge]),
 )
-#: Two outputs, x + 1 and 2x, so that they and their gradients can be told apart.
+#: Two outputs, x + 1 and 2x, so that they and their gradients can be distinguished.
 PAIR = Op(
     "pair",
     ("x",),

@@ -109,12 +109,12 @@ class ToyDriver:
 
     Args:
         name: First part of the namespace.
-        modules: Modules that make the framework be in use.
-        capabilities: What it claims to do.
-        api: The interface that it claims to speak.
+        modules: Modules whose import means that the framework is in use.
+        capabilities: The capabilities that it declares.
+        api: The interface number that it declares.
 
     Attributes:
-        facts: What it answers about values; None for a driver that answers nothing.
+        facts: Its facts about values; None for a driver without facts.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ToyDriver:
 
     @hookimpl
     def amanda_preflight(self) -> Sequence[Finding]:
-        """Report something about the environment."""
+        """Report a finding about the environment."""
         return [Finding("info", "The toy framework has one version")]
 
     @hookimpl
@@ -182,7 +182,7 @@ class ToyDriver:
             setattr(toy, name, self._routed(name))
 
     def _routed(self, name: str) -> Callable[..., Any]:
-        # Other threads run vanilla.
+        # Other threads run without tools.
         def replacement(*args: Any, **kwargs: Any) -> Any:
             attachment = self.attachments.get(threading.get_ident())
             if attachment is None:
