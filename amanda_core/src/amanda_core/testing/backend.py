@@ -188,7 +188,8 @@ class Backend(ABC):
     def found(self) -> Mapping[str, object]:
         """Return the objects that a driver may change and must restore, by name.
 
-        They are compared by identity. The default is all public attributes of the framework's modules.
+        They are compared by identity. The default is all public attributes of the framework's
+        modules.
         """
         return {
             f"{module}.{name}": value
