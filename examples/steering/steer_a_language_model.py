@@ -1,7 +1,7 @@
 """Steers a small language model: one prompt is answered as if it were another one.
 
 The model is a tiny Llama with random weights, so that nothing has to be downloaded. `capture` takes
-what the last layer gives at the last position of two prompts. `steer` adds the difference of the
+the output of the last layer at the last position of two prompts. `steer` adds the difference of the
 two while the model reads the second prompt.
 
     python examples/steering/steer_a_language_model.py
@@ -24,7 +24,7 @@ LAYERS = 4
 
 @dataclass
 class Steering:
-    """What came of it.
+    """The outcome of steering.
 
     Attributes:
         layer: The layer that is steered.
@@ -55,7 +55,7 @@ def small_model() -> Any:
 
 
 def state_of(model: Any, prompt: torch.Tensor, layer: int) -> Any:
-    """Return what a layer gives at the last position of a prompt."""
+    """Return the output of a layer at the last position of a prompt."""
     tool = Capture(modules=[f"model.layers.{layer}"], positions="-1")
     with amanda.apply(tool), torch.no_grad():
         model(prompt)

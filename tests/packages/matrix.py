@@ -68,7 +68,7 @@ KNOWN = {
     "tensors, which are seen",
 }
 FAST = "not slow and not exhaustive"
-#: What a new release announces for later is no failure.
+#: A deprecation in a new release is not a failure.
 ARGUMENTS = (
     "-q",
     "--tb=short",

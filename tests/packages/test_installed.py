@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = ["amanda_core", "amanda_driver_tf", "amanda_driver_torch", "amanda_tools"]
-# Sources in C and C++ are for source distributions alone, and the editors' leavings for nobody.
+# Sources in C and C++ belong only to source distributions, and editors' backup files to none.
 COMPILED = {".c", ".cpp", ".h", ".so", ".pyd", ".pyc"}
 
 pytestmark = pytest.mark.one_interceptor

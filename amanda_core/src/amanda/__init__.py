@@ -52,7 +52,7 @@ __all__ = [
     "tool",
 ]
 
-# Some drivers must listen before tools are applied. No framework is imported by it.
+# Some drivers must be notified before tools are applied. This does not import a framework.
 discovery.announce()
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ if TYPE_CHECKING:
     from amanda_core.selection import Selection, select
     from amanda_core.weights.state import WeightState
 else:
-    # What is imported when it is used is shown, too.
+    # This includes the names that are imported at their first use.
     __dir__ = partial(sorted, {*globals(), *__all__} - {"discovery", "partial"})
     del discovery, partial
 
     def __getattr__(name: str) -> object:
-        # Not at import: tools that are for all operators, and of one's own, need neither.
+        # Imported late, because many tools need neither.
         if name in ("Selection", "select"):
             from amanda_core import selection
 

@@ -391,7 +391,7 @@ class Switch(_Extent):
     def __exit__(self, *_: object) -> None:
         self._entered.pop().leave(self._name, self)
         if self._name == "enabled":
-            # What was written inside nobody has seen.
+            # Writes inside were not seen.
             forget_all_edited()
 
 

@@ -1,4 +1,4 @@
-"""Reading files that come from outside: regular ones only, and no more of them than a limit."""
+"""Reading files from outside: only regular ones, and only up to a limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(path: Path, limit: int) -> bytes:
         Unreadable: The file cannot be read or is too large.
     """
     try:
-        # A pipe or a device would never end; opening one may wait for ever.
+        # Reading a pipe or a device would never end, and opening one may block.
         if not stat.S_ISREG(path.stat().st_mode):
             raise Unreadable("Not a file")
         with path.open("rb") as file:

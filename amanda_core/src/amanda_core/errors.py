@@ -84,7 +84,7 @@ class DependencyCycleError(AmandaError, slug="dependency-cycle"):
 
 
 class ActionError(AmandaError, slug="bad-action"):
-    """Base of the errors about what an analysis routine asked for."""
+    """Base of the errors about requests of an analysis routine."""
 
 
 class PositionError(ActionError, IndexError, slug="bad-position"):
@@ -92,7 +92,7 @@ class PositionError(ActionError, IndexError, slug="bad-position"):
 
 
 class LateActionError(ActionError, slug="late-action"):
-    """An action was asked for after the point at which it would have taken effect."""
+    """An action was requested after the point at which it would have taken effect."""
 
 
 class ReplacementConflictError(ActionError, slug="replacement-conflict"):
@@ -100,7 +100,7 @@ class ReplacementConflictError(ActionError, slug="replacement-conflict"):
 
 
 class RoutineResultError(ActionError, slug="routine-result"):
-    """An instrumentation routine returned a wrong number of values, or none where one is due."""
+    """An instrumentation routine returned a wrong number of values, or no required value."""
 
 
 class ObserverResultError(RoutineResultError, slug="observer-result"):
@@ -108,11 +108,11 @@ class ObserverResultError(RoutineResultError, slug="observer-result"):
 
 
 class EditError(ActionError, slug="bad-edit"):
-    """A routine returned a value that cannot stand where the old one stood."""
+    """A routine returned a value that cannot replace the old one."""
 
 
 class UnsupportedError(ActionError, NotImplementedError, slug="unsupported"):
-    """A backend lacks what was asked for, and says so instead of doing something else."""
+    """A backend does not support what was requested."""
 
 
 class StaleContextError(AmandaError, RuntimeError, slug="stale-context"):
@@ -144,11 +144,11 @@ class DriverError(AmandaError, slug="broken-driver"):
 
 
 class MissingDriverError(DriverError, slug="missing-driver"):
-    """No driver is installed, or none of the name asked for."""
+    """No driver is installed, or none with the requested name."""
 
 
 class MissingToolsError(AmandaError, ImportError, slug="missing-tools"):
-    """The distribution that holds the tools is not installed."""
+    """The distribution of the tools is not installed."""
 
 
 class ConfigError(AmandaError, ValueError, slug="bad-config"):
@@ -164,11 +164,11 @@ class UnknownToolError(ConfigError, slug="unknown-tool"):
 
 
 class BrokenToolError(AmandaError, slug="broken-tool"):
-    """An installed tool cannot be loaded, or what it names makes no tool."""
+    """An installed tool cannot be loaded, or its factory does not return a tool."""
 
 
 class OutputError(AmandaError, OSError, slug="bad-output"):
-    """Results cannot be written where they should go, or would be written outside of it."""
+    """Results cannot be written to their folder, or would be written outside of it."""
 
 
 class ResultError(AmandaError, ValueError, slug="bad-result"):
@@ -176,7 +176,7 @@ class ResultError(AmandaError, ValueError, slug="bad-result"):
 
 
 class MissingExtraError(AmandaError, ImportError, slug="missing-extra"):
-    """The command line, or a form of output, was used without the packages that it needs."""
+    """The command line or an output format was used without the packages that it needs."""
 
 
 class AmandaWarning(UserWarning):
@@ -189,7 +189,7 @@ def is_annotated(error: BaseException) -> bool:
 
 
 def annotate(error: BaseException, note: str) -> None:
-    """Add a note to somebody else's exception; Python 3.10 stores it without showing it."""
+    """Add a note to an exception; Python 3.10 stores it without showing it."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     else:

@@ -62,7 +62,7 @@ class EndOfImport:
 
 
 class _HeardSpec(ModuleSpec):
-    """The class of a spec while somebody waits for the end of its import."""
+    """The class of a spec while the end of its import is awaited."""
 
     _heard_by: list[EndOfImport]
 

@@ -92,7 +92,7 @@ class Interceptors:
 
         Raises:
             DriverError: Names the version, what failed, and what to do.
-            UnsupportedError: The one that the environment variable asks for is not available.
+            UnsupportedError: The one that the environment variable requests is not available.
         """
         refusal = self.versions.refusal()
         if refusal is not None:

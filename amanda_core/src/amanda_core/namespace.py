@@ -1,6 +1,7 @@
 """Namespaces such as ``pytorch/2.13.0/eager``: parsing and prefix matching.
 
-Owns the meaning of the three parts and how a pattern matches them. Knows no backend's name.
+Owns the meaning of the three parts and how a pattern matches them. It does not know the names of
+backends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Namespace:
         """Read ``framework/version/mode``.
 
         Raises:
-            NamespaceError: The text has not exactly three non-empty parts.
+            NamespaceError: The text does not have exactly three non-empty parts.
         """
         parts = text.split("/")
         if len(parts) != 3 or not all(parts):
@@ -47,7 +48,7 @@ class Namespace:
 def matches(pattern: str, namespace: str) -> bool:
     """Return True if a rule for `pattern` applies in `namespace`.
 
-    A pattern is a prefix at ``/`` boundaries; ``*`` stands for any one part; the version may be
+    A pattern is a prefix at ``/`` boundaries. ``*`` matches any single part. The version may be
     given by a dotted prefix.
 
     >>> matches("tensorflow/2.21", "tensorflow/2.21.0/graph")
@@ -70,7 +71,7 @@ def matches(pattern: str, namespace: str) -> bool:
     for index, (want, have) in enumerate(zip(wanted, present, strict=False)):
         if want in ("*", have):
             continue
-        # Only the version is a dotted number of which a prefix means "any patch release".
+        # Only the version is a dotted number, whose prefix means "any patch release".
         if index == 1 and have.startswith(want + "."):
             continue
         return False

@@ -1,9 +1,9 @@
-"""The common words for operator types, shared by all backends.
+"""The common operator types, which all backends share.
 
-Owns the words and their meaning: of operator types, of the keys that a driver sets in contexts, of
-the roles of inputs, and of the axes in a layout. A driver's `DriverInfo.vocabulary` translates its
-own op types into them, so that ``context["type"] == "conv2d"`` means the same everywhere. A
-backend's operator that has no word here keeps ``context["type"]`` at None.
+Owns the names and their meaning: of operator types, of the keys that a driver sets in contexts, of
+the roles of inputs, and of the axes in a layout. A driver's `DriverInfo.vocabulary` maps its own op
+types to them, so that ``context["type"] == "conv2d"`` means the same everywhere. For an operator
+without a common type, ``context["type"]`` is None.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 __all__ = ["AXES", "CONTEXT_KEYS", "INPUT_ROLES", "OP_TYPES", "backward_word"]
 
-#: Word -> meaning. Words are those that frameworks, NumPy and ONNX have in common; a word says what
-#: is computed, not in which positions: ``input_roles`` of a context says that where it matters.
+#: Common operator type -> meaning. The names are those that frameworks, NumPy and ONNX have in
+#: common. A type says what is computed, but not from which positions: ``input_roles`` of a context
+#: has these if they matter.
 OP_TYPES: Mapping[str, str] = MappingProxyType(
     {
         # Matrix products
@@ -159,7 +160,7 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "isnan": "whether it is not a number",
         "isinf": "whether it is infinite",
         "isfinite": "whether it is a finite number",
-        # Reductions and what looks along an axis
+        # Reductions and searches along an axis
         "sum": "sum over axes",
         "mean": "mean over axes",
         "prod": "product over axes",
@@ -215,7 +216,7 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
         "space_to_depth": "space moved into channels",
         "channel_shuffle": "channels of groups interleaved",
         "one_hot": "1 at an index, 0 elsewhere",
-        # Tensors made of nothing
+        # Creation of tensors
         "constant": "a tensor of given values",
         "full": "a tensor of one value",
         "empty": "a tensor without values yet",
@@ -245,8 +246,9 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: Key that a driver sets in `amanda_prepare_context` -> its value. Of what has no word, no role or
-#: no layout, a driver leaves the key out; ``type`` and ``backward_type`` are there as None.
+#: Key that a driver sets in `amanda_prepare_context` -> its value. A driver leaves out the keys of
+#: roles and layouts that do not exist. ``type`` and ``backward_type`` are always there, with None
+#: if there is no common type.
 CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
     {
         "type": "common word of a forward operator, one of `OP_TYPES`",
@@ -301,7 +303,7 @@ AXES: Mapping[str, str] = MappingProxyType(
 
 
 def backward_word(word: str) -> str:
-    """Return the word for the backward operator of the forward operator type `word`.
+    """Return the common type of the backward operator of the common forward type `word`.
 
     >>> backward_word("conv2d")
     'conv2d_backward'

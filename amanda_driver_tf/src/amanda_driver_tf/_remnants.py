@@ -1,4 +1,4 @@
-"""What stays in TensorFlow after tools are removed.
+"""The objects that stay in TensorFlow after tools are removed.
 
 Owns the complete list. Imports TensorFlow only if the driver has done so already.
 """

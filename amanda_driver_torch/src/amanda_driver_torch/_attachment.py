@@ -51,7 +51,7 @@ __all__ = ["NAMESPACE", "TorchAttachment"]
 
 NAMESPACE = f"pytorch/{torch.__version__.partition('+')[0]}/eager"
 
-# What stands for the values of modules; they have one input and return it.
+# These operators represent the values of modules. They have one input and return it.
 _INPUT = Operator(unchanged, unchanged, MODULE_INPUT)
 _OUTPUT = Operator(unchanged, unchanged, MODULE_OUTPUT)
 

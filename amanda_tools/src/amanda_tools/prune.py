@@ -98,7 +98,7 @@ class PruneResult:
     """Which weights are pruned.
 
     Attributes:
-        sparsity: The fraction that was asked for.
+        sparsity: The requested fraction.
         weights: The weights.
         skipped: Names of operators whose weight is not known before they run, because they
             multiply two activations or because the weight is computed.

@@ -1,6 +1,6 @@
 """Files of what tools keep by weight: tensors by the parameters' names, and other values as JSON.
 
-Owns the format. `amanda.WeightState` owns which weight a name stands for.
+Owns the format. `amanda.WeightState` owns which weight a name refers to.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def load_weights(path: Path | str) -> dict[str, Any]:
     """Return what `save_weights` wrote, for `WeightState.load`. Tensors are NumPy arrays.
 
     Raises:
-        ResultError: It is no such file.
+        ResultError: It is not such a file.
         ImportError: NumPy or safetensors is needed and not installed.
     """
     path = Path(path)
@@ -111,5 +111,5 @@ def _array(value: Any, facts: Facts | None) -> Any:
     if facts is not None and facts.is_tensor(value):
         tensor = host(facts, value)
         value = numbers(tensor.array, tensor.dtype)
-    # Not `ascontiguousarray`, which gives a single number an axis.
+    # Not `ascontiguousarray`, which adds an axis to a single number.
     return numpy.asarray(value, order="C")

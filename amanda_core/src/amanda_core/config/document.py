@@ -1,4 +1,4 @@
-"""Finding and reading TOML files, and the line on which a key stands.
+"""Finding and reading TOML files, and the line of a key.
 
 Owns the limits of reading a file. It does not know the meaning of keys.
 """
@@ -49,8 +49,8 @@ class Document:
         return f"{self.path}:{line}" if line else str(self.path)
 
     def _line(self, keys: Sequence[str]) -> int:
-        # The parser tells no positions. But the beginnings of the file that parse are those that
-        # end with a statement, and the key is there from one of them on: bisect for that one.
+        # The parser does not report positions. But a beginning of the file can be parsed if it ends
+        # with a statement, and from some statement on the key is there: bisect for that statement.
         low, high = 1, len(self._lines) + 1
         budget = _EFFORT
         while low < high:

@@ -1,4 +1,4 @@
-"""How a test of the suite gets its `Rig`, and how its result is labelled for the report.
+"""The fixture `rig` of the suite's tests, and the labels of their results for the report.
 
 Owns set-up and tear-down of one test, for the suite's own conftest and the classes of
 `conformance`.
@@ -20,7 +20,7 @@ from amanda_core.threads import THREAD
 
 __all__ = ["PROPERTY", "rig_of"]
 
-#: Under which the label stands in pytest's `user_properties`.
+#: The key of the label in pytest's `user_properties`.
 PROPERTY = "amanda_conformance"
 
 

@@ -1,4 +1,4 @@
-"""Small models as graphs over common words, independent of any framework.
+"""Small models as graphs of common operator types, independent of any framework.
 
 Owns the models whose operator sequences the suite knows, and the numbers that they run on.
 `backend` builds them, and `oracle` computes what they return.
@@ -75,12 +75,12 @@ class Model:
 
     @property
     def words(self) -> frozenset[str]:
-        """The words of the operators."""
+        """The common types of the operators."""
         return frozenset(node.word for node in self.nodes)
 
     @property
     def sequence(self) -> list[str]:
-        """The words of the operators in the order of execution."""
+        """The common types of the operators in the order of execution."""
         return [node.word for node in self.nodes] * self.times
 
     def node(self, result: str) -> Node:
@@ -126,7 +126,7 @@ _H = Node("h", "mul", ("x", "w"))
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
-        # One op after the other, each another word.
+        # One op after the other, each of another type.
         Model(
             "chain",
             ("x",),
@@ -148,7 +148,7 @@ MODELS: Mapping[str, Model] = {
         Model("twins", ("x",), ("w",), (_H, Node("y", "mul", ("h", "w"))), ("y",)),
         # One layer several times.
         Model("loop", ("x",), ("w",), (_H, Node("y", "relu", ("h",))), ("y",), times=3),
-        # Two results, one of which the other is made of.
+        # Two results, one of which is computed from the other.
         Model("fork", ("x",), ("w", "b"), (_H, Node("y", "add", ("h", "b"))), ("y", "h")),
         # Modules in a module.
         Model(
@@ -162,7 +162,7 @@ MODELS: Mapping[str, Model] = {
             ),
             ("y",),
         ),
-        # A matrix product, where a backend has it.
+        # A matrix product, if a backend has it.
         Model(
             "dense",
             ("x",),
@@ -174,7 +174,7 @@ MODELS: Mapping[str, Model] = {
             ),
             ("y",),
         ),
-        # A reduction to one number, where a backend has it.
+        # A reduction to one number, if a backend has it.
         Model(
             "reduced",
             ("x",),

@@ -1,4 +1,4 @@
-"""What a model computes, and its gradients, in plain Python: the reference for every backend.
+"""The reference for every backend: results and gradients of a model in plain Python.
 
 Owns an evaluator and a reverse-mode derivative on nested lists, and the effect of edits on both. It
 shares no code with any driver or the core.

@@ -34,7 +34,7 @@ _PYTHONS = frozenset({"_asdict", "_fields", "_getframe", "_make", "_replace"})
 
 
 class Mention(NamedTuple):
-    """A private name in a source: the line, and the name as far as it can be told."""
+    """A private name in a source: the line, and the name as far as it is known."""
 
     line: int
     name: str
@@ -135,7 +135,7 @@ class _Search:
     ) -> None:
         self._framework, self._is_private = framework, is_private
         self._own, self._only_own = own, frozenset(own).difference(theirs)
-        #: Names in this source -> what of the framework they stand for.
+        #: Names in this source -> the parts of the framework that they refer to.
         self._stands_for: dict[str, str] = {}
 
     def of(self, tree: ast.Module) -> Iterator[Mention]:

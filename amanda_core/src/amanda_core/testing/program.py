@@ -1,6 +1,6 @@
 """A model description as a Python program: one line, and so one place of call, for each op.
 
-Owns the generated source. Drivers that tell ops apart by where they are called need real lines, in
+Owns the generated source. Drivers that distinguish ops by where they are called need real lines, in
 a module that is neither the framework's nor Amanda's; an interpreting loop would have one line.
 """
 
@@ -112,7 +112,7 @@ def source_of(model: Model) -> str:
 def function_of(
     model: Model, functions: Mapping[str, Callable[..., Any]], scoped: Scoped
 ) -> Callable[..., Any]:
-    """Return the program's function, which calls the framework's functions by the words' names."""
+    """Return the program's function, which calls the framework's functions by common type names."""
     source = source_of(model)
     # No file below a package: drivers leave out their own frames, the core's and the framework's.
     filename = f"<model {model.name}>"

@@ -107,7 +107,7 @@ _local = _Local()
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Record nothing for backward inside `with`."""
+    """Disable recording for backward inside `with`."""
     before, _local.recording = _local.recording, False
     try:
         yield

@@ -147,7 +147,7 @@ class ToyDriver:
 
     @hookimpl
     def amanda_prepare_context(self, context: OpContext) -> None:
-        """Give an operator of the toy framework its common word, and its inputs their roles."""
+        """Set the common type of an operator of the toy framework, and the roles of its inputs."""
         if context.namespace.startswith(f"{self.info.name}/"):
             self.prepared.append(context.op_type)
             if context.is_forward():
@@ -229,14 +229,14 @@ class ToyAttachment:
         self.driver.release(self)
 
     def isolate(self) -> AbstractContextManager[object]:
-        """Record nothing for backward inside `with`."""
+        """Disable recording for backward inside `with`."""
         return toy.no_grad()
 
     def coverage(self) -> Sequence[CoverageGap]:
-        """Describe what is not seen."""
+        """Describe what is not instrumented."""
         return [CoverageGap("Value.data", "an attribute is read without dispatch")]
 
-    # What stands in place of the framework's functions.
+    # Replacements of the framework's functions.
 
     def scope_entered(self, path: str) -> None:
         """Tell the tools."""
@@ -301,7 +301,7 @@ class ToyAttachment:
             with self.isolate():
                 before = context.trigger_callback(IPoint.BEFORE_FORWARD)
             arguments = self._fold(before, arguments)
-            # Whether gradients are of interest is known only after the analysis behind the op.
+            # Only the analysis after the op tells whether gradients are needed.
             late: list[Planned] = []
             gated, gate = self._exit(late, arguments)
             outputs = self._run(op, before, gated)
@@ -330,7 +330,7 @@ class ToyAttachment:
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     def _fold(self, plan: Plan, values: Sequence[Any]) -> list[Any]:
-        # Walks the steps, because each has its own answer to whether the tape sees it.
+        # Run the steps one by one, because each decides by itself whether the tape records it.
         new = list(values)
         for step in plan:
             with nullcontext() if step.action.autodiff else self.isolate():
@@ -362,9 +362,9 @@ class ToyAttachment:
     def _exit(
         self, planned: Planned | list[Planned], arguments: list[Any]
     ) -> tuple[list[Any], toy.Node]:
-        """Put a gate below the op, which its contributions to its inputs' gradients pass."""
+        """Put a gate below the op, for its contributions to its inputs' gradients."""
         edges = [value.edge if value is not None else None for value in toy.flat(arguments)]
-        # Not the arguments: the tape would keep them alive.
+        # Do not keep the arguments: the tape would keep them alive.
         lengths = [len(a) if isinstance(a, list) else None for a in arguments]
 
         def run(gradients: toy.Gradients) -> toy.Gradients:
@@ -482,7 +482,7 @@ def _call_site() -> tuple[str, int, str]:
 
 
 def _beside(new: Any, old: Any) -> Any:
-    """Return the new value in the old one's place on the tape: gradients flow straight through."""
+    """Return the new value at the old one's place on the tape: gradients pass straight through."""
     if isinstance(new, list):
         return [_beside(n, o) for n, o in zip(new, old, strict=True)]
     if new is None or old is None:
@@ -503,7 +503,7 @@ def _between(outputs: Sequence[toy.Value], gate: toy.Node) -> list[toy.Node]:
 
 
 def _nested(gradients: toy.Gradients, lengths: Sequence[int | None]) -> list[Any]:
-    """Return gradients by position: a list for an input that is a list, one for any other."""
+    """Return gradients by position: a list for an input that is a list, else one."""
     rest = iter(gradients)
     return [
         next(rest) if length is None else [next(rest) for _ in range(length)] for length in lengths
@@ -522,6 +522,6 @@ def _as_list(result: Any) -> list[Any]:
 
 
 def plans_of(driver: ToyDriver, session: Session) -> Mapping[Any, Planned]:
-    """Return what the driver has cached for a session."""
+    """Return the plans that the driver has cached for a session."""
     planned: dict[Any, Planned] = session.persistent("toy.planned", dict)
     return planned

@@ -42,7 +42,7 @@ def run_toy_program(*tools: amanda.Tool, steps: int = 1, rate: float = 0.125) ->
     """Train a toy model under tools: `OPERATORS` in each step, then backward and an update.
 
     The program has what tools are likely to miss: an operator with two outputs (``pair``), one
-    whose input is a list (``total``), two calls of one operator of which one leaves out an argument
+    whose input is a list (``total``), two calls of one operator, one of them without an argument
     (``linear``), and operators inside and outside of modules.
 
     Args:

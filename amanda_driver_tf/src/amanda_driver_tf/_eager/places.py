@@ -1,4 +1,4 @@
-"""Where the ops of a thread run: in the forward program, in a gradient function, or in between.
+"""The parts of a program in which a thread's ops run: forward, gradient functions, or in between.
 
 Owns which record an op has at each of these places. `execute` runs the op; `backward` and
 `intercept` change the place.

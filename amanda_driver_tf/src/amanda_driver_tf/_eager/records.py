@@ -21,7 +21,7 @@ Operands = tuple[tuple[int, int], ...]
 
 
 class Record:
-    """What an attachment knows about one op, forward or backward.
+    """The data of an attachment about one op, forward or backward.
 
     Attributes:
         site: The facts passed to the core.

@@ -1,4 +1,4 @@
-"""What the rule of op identity needs to know about TensorFlow: frames, layers, variables.
+"""TensorFlow's part of the rule of op identity: frames, layers, variables.
 
 The rule itself is in the core (`amanda_core.sites`).
 """

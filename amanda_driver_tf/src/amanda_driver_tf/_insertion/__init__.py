@@ -1,1 +1,1 @@
-"""What is inserted into a graph: new nodes, what they compute, and how they are written."""
+"""Insertions into a graph: new nodes, their computation, and how they are written."""

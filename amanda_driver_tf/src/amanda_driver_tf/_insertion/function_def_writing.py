@@ -76,7 +76,7 @@ class Names:
 
 
 class Written:
-    """What must stay alive for as long as a written function may run.
+    """The objects that must stay alive as long as a written function may run.
 
     Args:
         listener: Receives the exceptions that host functions raise.

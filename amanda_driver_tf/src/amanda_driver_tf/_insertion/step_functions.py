@@ -1,4 +1,4 @@
-"""What new nodes compute: steps of plans as functions over flat lists of tensors.
+"""The computation of new nodes: steps of plans as functions over flat lists of tensors.
 
 Owns the conversion between grouped values and flat tensors, and the errors for results that do not
 fit a graph, in which dtypes are fixed. It does not know nodes.

@@ -37,7 +37,7 @@ _GRAPHS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Hidden:
-    """What one graph hides.
+    """The nodes that one graph hides.
 
     Attributes:
         names: Names of the hidden ops.

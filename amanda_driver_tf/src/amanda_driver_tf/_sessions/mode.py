@@ -47,7 +47,7 @@ _PARTIAL = "_amanda_partial_runs"
 
 
 class _Translation:
-    """What runs instead of one combination of fetches, feeds and targets.
+    """The graph elements that run instead of one combination of fetches, feeds and targets.
 
     A translation may outlive the graph. It must not hold ops, since TensorFlow's handle of an op
     keeps the graph alive. So the graph holds the ops, under the translation as key.

@@ -1,1 +1,1 @@
-"""What all modes share: the state of a thread, namespaces, and the positions of inputs."""
+"""Shared by all modes: the state of a thread, namespaces, and the positions of inputs."""

@@ -1,4 +1,4 @@
-"""What is known of an op (one operator at one place of a program), and of a backward op."""
+"""Records of ops (operators at one place of a program) and of backward ops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BackwardProgram(Protocol):
 
 
 class OpRecord:
-    """What an attachment knows about one op."""
+    """The data of an attachment about one op."""
 
     __slots__ = (
         "caller",

@@ -1,4 +1,4 @@
-"""What each interceptor cannot see, which is where the two differ.
+"""The coverage gaps in which the two interceptors differ.
 
 Owns these lists, for `coverage()` and for diagnostics. The attachment lists what no interceptor
 sees.

@@ -18,7 +18,7 @@ __all__ = ["Handler", "Interceptor"]
 
 
 class Handler(Watcher, Protocol):
-    """What the native interceptor needs of the attachment, beyond other entry points.
+    """The interface of the attachment that only the native interceptor needs.
 
     Attributes:
         scopes: The modules that have been called.

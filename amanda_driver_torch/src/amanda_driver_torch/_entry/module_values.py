@@ -1,4 +1,4 @@
-"""What modules take and return, as values of operators.
+"""Inputs and outputs of modules, as values of operators.
 
 Owns where the first tensor is in a call's arguments or its result, and how another one takes its
 place. Mutable containers are changed where they are, as a hook on the module would do it.
@@ -30,7 +30,7 @@ def replace_first(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _replaced(value: Any, function: Callable[[torch.Tensor], Any]) -> tuple[bool, Any]:
-    """Return whether there is a tensor in `value`, and what stands for `value`."""
+    """Return whether there is a tensor in `value`, and the replacement of `value`."""
     if isinstance(value, torch.Tensor):
         return True, function(value)
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What the identity of ops has to know of PyTorch: frames, modules, weights, parts of a program.
+"""PyTorch's part of the rule of op identity: frames, modules, weights, parts of a program.
 
 The rule itself is the core's (`amanda_core.sites`).
 """
@@ -70,12 +70,12 @@ RULES = Rules(
 
 
 def new_scopes() -> Scopes:
-    """Return the scopes of modules of PyTorch, none of which has been called."""
+    """Return a new table of the scopes of PyTorch's modules."""
     return Scopes(children_of, _weights_of)
 
 
 def new_labels() -> Labels:
-    """Return labels for tensors, of which none has one."""
+    """Return a new table of labels for tensors."""
     return Labels(RULES.weight_types)
 
 

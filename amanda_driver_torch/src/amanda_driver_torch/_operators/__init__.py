@@ -1,1 +1,1 @@
-"""What an operator is, and the positions of its arguments. Does not depend on sessions."""
+"""The operators of PyTorch and the positions of their arguments. Independent of sessions."""

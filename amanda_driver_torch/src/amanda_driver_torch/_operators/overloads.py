@@ -95,7 +95,7 @@ class Signature:
 
 
 class Plan(NamedTuple):
-    """Where one kind of call has the value of each position: args[k], kwargs[name] or nowhere."""
+    """The place of each position's value in one kind of call: args[k], kwargs[name] or none."""
 
     signature: Signature
     sources: tuple[int | str | None, ...]

@@ -1,4 +1,4 @@
-"""What `capture` gives: the values, where each stands in the sequence, and whole sequences.
+"""The result of `capture`: the values, their positions in the sequence, and whole sequences.
 
 Owns the index, how values are read, and how those of several calls are put together.
 """
@@ -82,7 +82,7 @@ class CapturedSequence(NamedTuple):
 
 @dataclass
 class CaptureResult:
-    """What was captured.
+    """The captured values.
 
     Attributes:
         ops: The operators; a module's values are those of operators called ``module_input`` and
@@ -206,7 +206,7 @@ class CaptureResult:
 
     @property
     def title(self) -> str:
-        """What was captured, in one line."""
+        """A summary of the captured values in one line."""
         ops = format_count(len(self.ops), "operator")
         text = f"{format_count(len(self.values), 'value')} of {ops}"
         for left in self.left_out:

@@ -52,7 +52,7 @@ _AGREE = 8.0
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of an operator for finding its counterpart.
+    """The features of an operator by which its counterpart is found.
 
     Attributes:
         op: The operator.

@@ -52,7 +52,7 @@ class Tolerance:
 
 @dataclass
 class Difference:
-    """How far two tensors are apart.
+    """The difference between two tensors.
 
     Attributes:
         within: Whether all elements are within the tolerance.

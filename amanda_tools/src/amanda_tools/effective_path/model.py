@@ -47,7 +47,7 @@ class Unsuited(Exception):
 
 @dataclass(frozen=True)
 class LayerRule:
-    """How paths go through an operator.
+    """The rule by which paths pass through an operator.
 
     Attributes:
         kind: Kind of the `Node`; also ``shift`` and ``scale`` for an operator that adds or

@@ -23,7 +23,7 @@ _SLICE = re.compile(r"(-?\d{1,18})?:(-?\d{1,18})?(?::([1-9]\d{0,17}))?")
 
 
 class NotChoosableError(Exception):
-    """Rows and positions of a value cannot be told; the message says why."""
+    """The rows and positions of a value are unknown; the message says why."""
 
 
 def parse_numbers(given: Any, name: str) -> slice | frozenset[int] | None:

@@ -23,7 +23,7 @@ _CACHES = ("past_key_values", "past_key_value", "cache_params", "past_states", "
 
 @dataclass(frozen=True)
 class Span:
-    """What one call computes.
+    """The positions that one call computes.
 
     Attributes:
         module: Name of the outermost module.

@@ -1,4 +1,4 @@
-"""What `steer` has changed: operators, and how often."""
+"""The result of `steer`: the changed operators, and how often each was changed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SteeredOp(OpFacts):
 
 @dataclass
 class SteerResult:
-    """What was changed.
+    """The changes of one run.
 
     Attributes:
         edit: The change.
@@ -54,12 +54,12 @@ class SteerResult:
 
     @property
     def changed(self) -> int:
-        """How many values were changed."""
+        """The number of changed values."""
         return sum(op.changed for op in self.ops)
 
     @property
     def title(self) -> str:
-        """What was changed, in one line."""
+        """A summary of the changes in one line."""
         ops = format_count(len(self.ops), "operator")
         text = f"{self.edit}: {format_count(self.changed, 'value')} of {ops} changed"
         return "; ".join(

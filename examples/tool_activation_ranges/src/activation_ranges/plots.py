@@ -73,7 +73,7 @@ def draw_histograms(ranges: Sequence[Range], count: int, path: Path) -> Path:
         each = shown[place]
         edges = each.edges
         if edges[0] == edges[-1]:
-            # A single value: give the bar a width.
+            # Give the bar of a single value a width.
             edges = (edges[0] - 0.5, edges[0] + 0.5)
         axes.stairs(each.counts, edges, fill=True, color=_MIDDLE)
         axes.set_yscale("symlog", linthresh=1)

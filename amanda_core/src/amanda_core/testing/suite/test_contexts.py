@@ -1,4 +1,4 @@
-"""What a context says of its op, in words that all backends share."""
+"""The facts about an op in its context, in terms that all backends share."""
 
 from __future__ import annotations
 

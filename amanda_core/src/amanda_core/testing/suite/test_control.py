@@ -119,7 +119,7 @@ def test_operators_inside_a_routine_are_not_instrumented(rig: Rig) -> None:
 
     def compute(value: Any) -> None:
         calls.append(rig.backend.to_python(rig.backend.call("mul", value, value)))
-        # Without end, were it instrumented.
+        # This would not end if it were instrumented.
         assert len(calls) < 5
 
     executed: list[tuple[str, int]] = []

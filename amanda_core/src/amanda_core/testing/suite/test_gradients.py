@@ -97,7 +97,7 @@ def test_backward_ops_know_their_forward_op(rig: Rig) -> None:
     tool.add_inst_for_op(look, backward=True)
     with apply(rig.tool(note, *built.model.words), tool):
         found = built.gradients()
-    # A sum hands its gradient on; some frameworks need no op for that.
+    # A sum passes its gradient on, and some frameworks need no op for that.
     assert {"mul", "relu"} <= set(seen) <= {"mul", "add", "relu"}
     _assert_gradients(rig, built, found)
 
@@ -120,7 +120,7 @@ def test_backward_ids_are_stable_and_analysed_once(rig: Rig) -> None:
         built.gradients()
     assert len(once) >= 3
     assert len(set(once)) == len(once)
-    # Of two that do not depend on each other, either may run first.
+    # If two do not depend on each other, either may run first.
     assert Counter(executed) == Counter(once * 2)
     assert set(count.values()) == {1}
 

@@ -38,7 +38,7 @@ def test_steps_end_where_the_framework_ends_them(rig: Rig) -> None:
         rig.backend.end_step(built.program)
     assert events == ["+0", "-0", "+1", "-1", "+2"]
     rig.backend.end_step(built.program)
-    assert events == ["+0", "-0", "+1", "-1", "+2"]  # The tools were left.
+    assert events == ["+0", "-0", "+1", "-1", "+2"]  # The tools were removed.
 
 
 @needs("ordered")
@@ -152,7 +152,7 @@ def test_values_of_modules_are_shown_and_edited(rig: Rig) -> None:
         edited = built.run()
     assert len(shown) == 1
     assert MODULE_OUTPUT not in seen
-    # What the module returns is what its last operator gives.
+    # The module returns the result of its last operator.
     assert rig.same(edited, built.expected(Edits(after={"a": _double})).outputs)
 
 
@@ -189,6 +189,6 @@ def test_recomputation_is_the_same_op_and_flagged(rig: Rig) -> None:
         assert len({number for number, _ in executed}) == 1
         assert again == [False, True]
     else:
-        # In a graph the rerun is a node, and so an op, of its own. Where it needs nothing that the
-        # forward program made, nothing says which of the two runs first.
+        # In a graph the second run is a node, and so an op, of its own. If it does not need results
+        # of the forward program, either of the two may run first.
         assert sorted(again) == [False, True]

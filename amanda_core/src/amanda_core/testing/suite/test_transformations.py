@@ -28,7 +28,7 @@ def _built(rig: Rig, transformation: str) -> tuple[Built, Transformed]:
 def _doubling(rig: Rig, calls: list[Any]) -> Tool:
     def double(value: Any) -> Any:
         calls.append(1)
-        # Not by way of Python: the values of a mapped program may be no numbers.
+        # Not converted to Python, because the values of a mapped program may not be numbers.
         return rig.backend.call("add", value, value)
 
     return rig.asking("insert_after_op", double, "mul", outputs=[0])

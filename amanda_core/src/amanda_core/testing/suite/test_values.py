@@ -1,4 +1,4 @@
-"""What the axes and positions of an op mean, and edits that change shape or dtype."""
+"""The meaning of an op's axes and positions, and edits that change shape or dtype."""
 
 from __future__ import annotations
 
