@@ -69,7 +69,7 @@ class WeightState(Generic[T]):
         self._kept: dict[str, T] = {}
         #: Values from `load` by name, which no weight has claimed yet.
         self._loaded: dict[str, Any] = {}
-        self._convert: Callable[[Any, Any], T] | None = None
+        self._convert: Callable[[Any, Any], T] = _unchanged
         #: Owner -> version of the parameter, and the edited parameter.
         self._edited: dict[str, tuple[tuple[object, ...], Any]] = {}
         self._stamp: list[object] = [object()]
@@ -93,14 +93,12 @@ class WeightState(Generic[T]):
         """
         owner = weight.key if self._by_region else weight.owner
         if owner not in self._kept:
-            loaded, name = self._loaded, owner.partition(":")[2]
-            found = owner if owner in loaded else name if name in loaded else None
             parameter = weight.parameter
-            if found is not None and (self._convert is None or parameter is not None):
-                value = loaded[found]
-                self._kept[owner] = self._convert(value, parameter) if self._convert else value
-            elif parameter is None:
+            if parameter is None:
                 return None
+            names = [n for n in (owner, owner.partition(":")[2]) if n in self._loaded]
+            if names:
+                self._kept[owner] = self._convert(self._loaded[names[0]], parameter)
             else:
                 self._kept[owner] = make(parameter)
         return self._kept[owner]
@@ -127,7 +125,7 @@ class WeightState(Generic[T]):
             convert: Makes the kept value from a loaded one and the parameter, such as a tensor on
                 the parameter's device from an array in a file. If left out, it is kept unchanged.
         """
-        self._loaded, self._convert = dict(saved), convert
+        self._loaded, self._convert = dict(saved), convert or _unchanged
         self._kept.clear()
         self.forget_edited()
 
@@ -187,3 +185,7 @@ class WeightState(Generic[T]):
         for owner in owners:
             self._edited.pop(owner, None)
         self._stamp[0] = object()
+
+
+def _unchanged(loaded: Any, parameter: Any) -> Any:
+    return loaded
