@@ -31,7 +31,6 @@ from amanda_core.session import Session
 from amanda_core.store import Store
 from amanda_core.threads import THREAD
 from amanda_core.tool import Tool, check_tool, in_dependency_order
-from amanda_core.weights.state import forget_all_edited
 
 # The rest is imported where it is needed: most applications of tools need none of it.
 if TYPE_CHECKING:
@@ -390,9 +389,6 @@ class Switch(_Extent):
 
     def __exit__(self, *_: object) -> None:
         self._entered.pop().leave(self._name, self)
-        if self._name == "enabled":
-            # Writes inside were not seen.
-            forget_all_edited()
 
 
 def disabled() -> Switch:

@@ -20,6 +20,7 @@ from amanda_core.errors import is_annotated
 from amanda_core.interceptors import NATIVE
 from amanda_core.scopes import OUTSIDE, Activation, Scope, Scopes
 from amanda_core.sites import Sites
+from amanda_core.weights.state import forget_all_edited
 from amanda_driver_torch._autograd.backward import Backward
 from amanda_driver_torch._autograd.records import OpRecord
 from amanda_driver_torch._entry.checkpoint import is_foreign_rerun
@@ -134,6 +135,11 @@ class TorchAttachment:
             PATCHES.release()
             self.backward.release()
             self._sites.clear()
+
+    def changed(self) -> None:
+        """Forget edited parameters while tools are disabled: writes are not seen then."""
+        if not self.session.enabled:
+            forget_all_edited()
 
     def coverage(self) -> Sequence[CoverageGap]:
         """Return what is not instrumented, and why."""

@@ -138,11 +138,9 @@ class Reads(Mapping["int | tuple[int, int]", Weight]):
         self.consumed, self.supported = consumed, supported
         self.written = frozenset(place for place in weights if _position(place) in written)
         # Fused optimizers write whole lists, and change no version.
-        single = [weights[place] for place in self.written if isinstance(place, int)]
-        self.uncounted = frozenset(
-            [weight.owner for weight in (*single, *destinations) if not weight.counted]
-            + [weights[place].owner for place in self.written if not isinstance(place, int)]
-        )
+        writes = [(weights[place], isinstance(place, int)) for place in self.written]
+        writes += [(weight, True) for weight in destinations]
+        self.uncounted = frozenset(w.owner for w, single in writes if not (single and w.counted))
 
     def __getitem__(self, place: int | tuple[int, int]) -> Weight:
         return self._weights[place]

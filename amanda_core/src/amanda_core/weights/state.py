@@ -11,10 +11,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from amanda_core.weights.reads import Weight
-
 if TYPE_CHECKING:
     from amanda_core.context import OpContext
+    from amanda_core.weights.reads import Weight
 
 __all__ = ["Memoized", "WeightState", "forget_all_edited"]
 
