@@ -261,7 +261,7 @@ def test_a_loop_over_more_parts_than_ids_says_that_they_vary(
     with amanda.apply(tool):
         Loop()(torch.ones(1, 2))
     linear = [varies for op, _, _, varies in tool.seen if op == "linear"]
-    # Beyond the limit the site's passings are numbered, and each says which part it reads.
+    # Beyond the limit the site's occurrences are numbered, and each says which part it reads.
     assert linear == [False] * 8 + [True] * 4
     assert [keys for _, keys in tool.ids if keys] == [(f"Loop:table[{i}]",) for i in range(12)]
 

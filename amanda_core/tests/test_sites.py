@@ -1,4 +1,4 @@
-"""Op identity without a framework: call sites, scopes, weights and passings of toy operators."""
+"""Op identity without a framework: call sites, scopes, weights and occurrences of toy operators."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_inside_a_module_up_to_three_frames_of_the_users_count(toy: Toy) -> None
     found = toy.call_module(Module(body))
     assert [len(key_of(site)[4]) for site in found] == [3, 3]
     assert key_of(found[0])[4] != key_of(found[1])[4]
-    # Four frames away they are two passings of one site.
+    # Four frames away they are two occurrences of one site.
     found = toy.call_module(Module(deeper))
     assert key_of(found[0])[4] == key_of(found[1])[4]
     assert [key_of(site)[6] for site in found] == [0, 1]
@@ -372,10 +372,10 @@ def test_native_code_asks_for_what_it_has_not_seen(toy: Toy) -> None:
 
 def test_a_passing_says_which_one_it_is(toy: Toy) -> None:
     scope, counts = toy.scopes.enter(Module(), None, False), dict[Any, int]()
-    passings = [toy.sites.passed("mul", scope, (), (), counts) for _ in range(3)]
-    assert [occurrence for _, _, occurrence in passings] == [0, 1, 2]
-    (group,) = {group for _, group, _ in passings}
-    assert group.records == {n: record for n, (record, _, _) in enumerate(passings)}
+    occurrences = [toy.sites.passed("mul", scope, (), (), counts) for _ in range(3)]
+    assert [occurrence for _, _, occurrence in occurrences] == [0, 1, 2]
+    (group,) = {group for _, group, _ in occurrences}
+    assert group.records == {n: record for n, (record, _, _) in enumerate(occurrences)}
     assert counts == {group: 3}
 
 

@@ -1,9 +1,8 @@
-"""Scopes: which module of a model runs, by what path, and what its weights are called.
+"""Scopes: the paths of the modules of a model, and the names of their weights.
 
 Owns the names of roots (outermost modules called, numbered by first call), of the modules and
-weights under them, and numbers for weights outside of any module. A driver says of its framework
-what a module holds; where there are no modules, all ops are `OUTSIDE`. Holds modules and weights
-weakly.
+weights under them, and numbers for weights outside of any module. The driver reports what a module
+holds. Without modules, all ops are `OUTSIDE`. Modules and weights are held weakly.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ __all__ = ["OUTSIDE", "Activation", "Labels", "Scope", "Scopes"]
 
 
 class Scope:
-    """One module as seen from its root; `number` tells scopes apart within this process.
+    """A module under its root; `number` is unique in this process.
 
     Attributes:
         root: Label of the outermost module; empty outside of any module.
         path: Path of the module.
-        zone: Part of the program that all of its ops belong to; empty where that differs.
+        zone: Part of the program to which all of its ops belong; empty if they differ.
     """
 
     __slots__ = ("number", "path", "root", "zone")
@@ -40,7 +39,7 @@ class Activation:
     """One call of a module: its scope, and how often each site was passed during the call.
 
     Attributes:
-        last: The record that was passed last, where a driver keeps it for a short cut.
+        last: The record that was passed last, if the driver keeps it for a fast path.
     """
 
     __slots__ = ("counts", "last", "scope")
@@ -51,12 +50,12 @@ class Activation:
         self.last: Any = None
 
     def copy(self) -> Activation:
-        """Return the activation as it stands, to be resumed by a recomputation."""
+        """Return a copy of the current state, which a recomputation can resume."""
         return Activation(self.scope, dict(self.counts))
 
 
 class _Known(NamedTuple):
-    """A module under a root: its scope, and where its owner holds it (None if nowhere)."""
+    """A module under a root: its scope, and the owner that holds it (None if there is none)."""
 
     module: weakref.ref[Any]
     scope: Scope
@@ -71,23 +70,25 @@ class _Root:
         self.paths: dict[int, _Known] = {}
         #: Path -> the module that was last found there.
         self.holders: dict[str, weakref.ref[Any]] = {}
-        #: Weight -> its name, as of when they were last listed.
+        #: Weight -> its name when weights were last listed.
         self.weights: Known[str] = Known()
 
 
 class Scopes:
-    """The scopes of one store; resumes with its contexts, so that names stay what they were.
+    """The scopes of one store. They resume with its contexts, so that names do not change.
 
     Args:
-        children_of: Returns the modules that a module holds, by name; None stands for no module.
+        children_of: Returns the modules that a module holds, by name. A value may be None.
         weights_of: Returns the weights of a module and of those under it, with qualified names.
-        name_of: Returns the name that a module itself has, in frameworks where each has one. Then
-            a path consists of the names of the calls that lead to the module, from the root on,
-            and `children_of` is not asked. As frameworks count such names up, a path ends with its
-            module: otherwise a program that makes its modules anew would make paths without end.
+        name_of: Returns the name that a module itself has, in frameworks where each has one. Then a
+            path consists of the names of the calls that lead to the module, from the root on, and
+            `children_of` is not used. Such frameworks number the names, so a path is dropped with
+            its module: otherwise a program that makes its modules again and again would make
+            endless paths.
 
     Attributes:
-        dead: Labels of roots that died, and paths that got another module, since `take_dead`.
+        dead: Labels of roots that have died, and paths that have got another module, since
+            `take_dead`.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Scopes:
             module: The module called.
             parent: The innermost scope around it, or None.
             again: Whether this runs inside a backward pass, where a part of a known model may be
-                called by itself in order to recompute it.
+                called by itself to recompute it.
         """
         above = parent if parent is not None and parent.root else OUTSIDE
         named = self._named.get((above.number, id(module)))
@@ -122,7 +123,7 @@ class Scopes:
         if above is not OUTSIDE:
             root = self._by_label.get(above.root)
             if root is None:
-                return above  # The root died in the middle of its own call.
+                return above  # The root has died during its own call.
         else:
             if again:
                 for root in self._roots.values():
@@ -135,10 +136,10 @@ class Scopes:
         return self._path(root, module, above.path)
 
     def holders(self, module: Any, scope: Scope, parent: Scope | None) -> list[tuple[Any, str]]:
-        """Return who holds `module`, which was just entered as `scope`, and by what name.
+        """Return the owners of `module`, which was just entered as `scope`, with its names there.
 
-        Further pairs lead outwards: up to the module that `parent` is the scope of, else to the
-        root. Empty for a root, and for a module that no other holds.
+        Further pairs lead outwards, up to the module of the scope `parent`, or to the root. The
+        list is empty for a root and for a module that no other module holds.
         """
         found: list[tuple[Any, str]] = []
         root = self._by_label.get(scope.root)
@@ -177,7 +178,7 @@ class Scopes:
     def _owner(self, module: Any, name: str) -> Any:
         """Return the module that holds the weight called `name` under `module`."""
         for part, child in self._children_of(module).items():
-            # Not split at dots: a module's own name may have some.
+            # Do not split at dots, because a module's own name may have some.
             if child is not None and name.startswith(f"{part}."):
                 return self._owner(child, name[len(part) + 1 :])
         return module
@@ -188,11 +189,11 @@ class Scopes:
         return [module for module in modules if module is not None]
 
     def take_dead(self) -> list[tuple[str, str | None]]:
-        """Return what is gone: (root, None) for a root, (root, path) for a path.
+        """Return what has died: (root, None) for a root, (root, path) for a path.
 
-        A path is gone once it has a new module, or, where modules have names, none.
+        A path has died when it has a new module or, in frameworks whose modules have names, none.
 
-        What tools know of the ops there can go, and then the labels of the roots.
+        The contexts of the ops there can be dropped, and then the labels of the roots.
         """
         dead, self.dead = self.dead, []
         return dead
@@ -237,14 +238,14 @@ class Scopes:
         known = root.paths.get(id(module))
         if known is not None and known.module() is module:
             return known.scope
-        # Not registered under its root: kept in a plain list, or made on the fly. Numbered by first
-        # call; the number is free again once the module is gone.
+        # The module is not registered under its root: it is in a plain list, or was made in the
+        # call. It is numbered by first call. The number is free again when the module has died.
         name = f"{parent}." * bool(parent) + f"<{type(module).__qualname__}>"
         taken = {known.scope.path for known in root.paths.values()}
         return self._add(root, module, _unused(name, taken), None, "")
 
     def _called(self, root: _Root, module: Any, above: Scope, name: str) -> Scope:
-        """Return the scope of a module that has this name itself, and was not called there yet."""
+        """Return the scope of a module with a name of its own that was not called there before."""
         path = root.label
         if above.root:
             path = _unused(f"{above.path}/{name}", root.holders)
@@ -301,7 +302,7 @@ class Scopes:
     def _add(
         self, root: _Root, module: Any, path: str, owner: weakref.ref[Any] | None, name: str
     ) -> Scope:
-        # By path: a module made anew in each iteration does not make its sites anew.
+        # By path, so that a module that is made again in each iteration keeps its sites.
         number = self._numbers.setdefault((root.label, path), next(self._count))
         scope = Scope(number, root.label, path)
         paths, key = root.paths, id(module)
@@ -315,29 +316,30 @@ class Scopes:
 
 
 class Labels:
-    """Numbers for tensors that tell ops apart (weights outside any module), by first use.
+    """Numbers for tensors that distinguish ops (weights outside of any module), by first use.
 
-    A number is free again once its tensor is gone, so that a program that makes its weights anew
-    in every iteration does not make its ops anew.
+    A number is free again when its tensor has died. So a program that makes its weights again in
+    every iteration keeps its ops.
 
     Args:
         weight_types: Types of tensors that are always weights.
-        token_of: Returns the token of a tensor, where tensors carry theirs, so that native code
-            finds it at every operator: above 0 for weights, below 0 for others, never given again.
+        token_of: Returns the token of a tensor in frameworks whose tensors carry one, so that
+            native code finds it at every operator. It is above 0 for weights and below 0 for
+            others, and is never used again.
     """
 
     def __init__(
         self, weight_types: tuple[type, ...], token_of: Callable[[Any], int] | None = None
     ) -> None:
         self._weight_types, self._token_of = weight_types, token_of
-        #: Tensor -> its token, its number, and whether it is of these types.
+        #: Tensor -> its token, its number, and whether it is of a weight type.
         self._known: Known[tuple[int, int, bool]] = Known(self._forgotten)
         self._taken: set[int] = set()
         self._tokens = 0
         self._dead: list[tuple[int, bool]] = []
 
     def look_up(self, tensor: Any) -> tuple[int, int]:
-        """Return a token that is never given again in this process, and the tensor's number."""
+        """Return the tensor's token, which is unique in this process, and its number."""
         known = self._known.get(tensor)
         if known is not None:
             return known[0], known[1]

@@ -1,9 +1,9 @@
-"""Op identity: from a call of an operator to the site that it is a passing of.
+"""Op identity: finding the site to which a call of an operator belongs.
 
 Owns the identity rule (scope, call site, weight operands, occurrence) and the table from the
 process-local form of a site (numbers) to its record. The id is the same in another process: it is
-made of names and instruction offsets, never of addresses or file paths. What the rule has to know
-of a framework, the driver says in `Rules`.
+made of names and instruction offsets, never of addresses or file paths. The driver describes its
+framework to this rule by `Rules`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = [
 
 R = TypeVar("R")
 
-#: Frames of the user's that make up a call site within a module activation. Helper functions that
-#: several lines call are told apart by it; three also bounds the walk.
+#: How many of the user's frames make up a call site within a module activation. More than one
+#: distinguishes the calls of helper functions; three bounds the walk.
 FRAMES = 3
-#: Equal sites within one activation beyond this share an id, so that a module whose forward is an
-#: endless loop does not make endless ops.
+#: Beyond this number, equal sites within one activation share an id, so that a module whose forward
+#: is an endless loop does not make endless ops.
 OCCURRENCES = 1024
-# Codes made by exec() are new objects each time; the table is rebuilt when it gets this large.
+# exec() makes new code objects each time, so the table is rebuilt when it gets this large.
 _CODES = 16384
 
 #: Kinds of frames in a call site: the user's; the framework's; of Amanda; at which a call site
@@ -55,24 +55,24 @@ _CODES = 16384
 #: of the model's. Native code knows them by their numbers (`include/amanda_identity.h`).
 USER, FRAMEWORK, OWN, STOP, QUIET = range(5)
 
-#: A frame that made a call site end or counts in it: how far out it is, its code, and `f_lasti`;
-#: -1 where any will do.
+#: A frame that is part of a call site or ends it: its distance, its code, and `f_lasti` (-1 matches
+#: any).
 Level = tuple[int, CodeType, int]
 
 _CORE = os.path.dirname(__file__) + os.sep
 
-# Where no module runs.
+# Used if no module runs.
 _NOWHERE = Activation(OUTSIDE)
 
-# Whether values of a type tell ops apart.
+# Whether values of a type distinguish ops.
 _NEVER, _ALWAYS, _ASKED = range(3)
 
 
 class Place(Protocol):
-    """Where a thread is.
+    """The position of a thread in the calls of modules.
 
     Attributes:
-        activations: The calls of modules that it is inside, outermost first.
+        activations: The calls of modules that are running, outermost first.
     """
 
     activations: list[Activation]
@@ -80,19 +80,19 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a driver says of its framework.
+    """A driver's description of its framework.
 
     Attributes:
-        kind_of: Returns what a frame is in a call site, by the code that it runs and its globals.
-            Not asked of the core's own frames.
+        kind_of: Returns the kind of a frame by the code that it runs and its globals. It is not
+            called for the core's own frames.
         zone_of: Returns which part of the program runs, by the frames of its caller's callers.
         weight_types: Types of values that are always weights, with their subclasses.
         tensor_types: Types of values that may be weights; subclasses never are.
-        is_weight: Returns True if a value of `tensor_types` is a weight. Only asked outside of any
-            module and not of the first operand, where what flows stands.
-        is_layered: Whether all frames of the framework count up to those of the user's, and not
-            only the innermost. It is so where a framework is layers of Python over one wrapper for
-            each type of operator: the innermost frame is the same for all calls.
+        is_weight: Returns True if a value of `tensor_types` is a weight. It is called only outside
+            of any module and not for the first operand, which is usually an activation.
+        is_layered: Whether all frames of the framework count, and not only the innermost one. It is
+            True for frameworks that have layers of Python over one wrapper for each type of
+            operator, where the innermost frame is the same for all calls.
     """
 
     kind_of: Callable[[CodeType, Mapping[str, Any]], int]
@@ -104,7 +104,7 @@ class Rules:
 
 
 class Code:
-    """A code object as it stands in call sites; `number` tells them apart in this process."""
+    """A code object in call sites; `number` is unique in this process."""
 
     __slots__ = ("code", "kind", "label", "number", "offsets")
 
@@ -120,11 +120,11 @@ Operands = Sequence[tuple[int, int, Any]]
 
 
 class Group(Generic[R]):
-    """What is one op but for how often it was passed in one activation; compared by identity.
+    """Ops that differ only in their occurrence in one activation; compared by identity.
 
     Attributes:
         records: Records by occurrence.
-        tokens: Of the operands; with one of them the group goes.
+        tokens: Tokens of the operands. When one of them dies, the group is dropped.
     """
 
     __slots__ = ("records", "tokens")
@@ -135,27 +135,27 @@ class Group(Generic[R]):
 
 
 class Sites(Generic[R]):
-    """The sites passed so far, as records made by `make`.
+    """The sites so far, as records made by `make`.
 
     Inside a module, a call site is the innermost frame of the framework and up to three frames of
-    the user's, up to the call of the module. Passings of one site in one call of the module are
-    told apart by their number. Outside of any module, as in a purely functional program, only the
-    innermost frame of the user's counts, and passings are not numbered: a loop makes one op, unless
-    its weights tell its passings apart.
+    the user, up to the call of the module. The occurrences of one site in one call of the module
+    are numbered. Outside of any module, as in a purely functional program, only the user's
+    innermost frame counts, and occurrences are not numbered: a loop makes one op, unless its
+    weights distinguish the iterations.
 
     Attributes:
         regions: The sites that read parts of parameters.
 
     Args:
-        rules: What the driver says of its framework.
-        place: Where the calling thread is; None where `locate` is not called.
-        scopes: Scopes and their names; resume with the contexts.
+        rules: The driver's description of its framework.
+        place: The position of the calling thread; None if `locate` is not used.
+        scopes: Scopes and their names, which resume with the contexts.
         labels: Numbers of weights outside modules; likewise.
         names: Readable names given so far and how often; likewise.
         namespace: The namespace of all sites.
         make: Makes a record of a new site, given it and the name of the calling module.
-        drop: Told of a record whose weight is gone: the op by its name is another one now.
-        parameters: Finds the parameter that a value shows a part of; None if no driver can tell.
+        drop: Called with a record whose weight has died: its name now belongs to another op.
+        parameters: Finds the parameter that a value shows a part of; None if the driver cannot.
     """
 
     def __init__(
@@ -177,14 +177,14 @@ class Sites(Generic[R]):
         self._groups: dict[Any, Group[R]] = {}
         self._codes: dict[int, Code] = {}
         self._code_numbers: dict[tuple[int, tuple[str, str, int]], int] = {}
-        #: Type of a value -> whether such values tell ops apart.
+        #: Type of a value -> whether such values distinguish ops.
         self._kinds: dict[type, int] = dict.fromkeys(rules.tensor_types, _ASKED)
 
     def __len__(self) -> int:
         return sum(len(group.records) for group in self._groups.values())
 
     def discard(self, gone: Callable[[R], bool]) -> None:
-        """Forget the records for which `gone` holds."""
+        """Drop the records for which `gone` returns True."""
         for key, group in tuple(self._groups.items()):
             for occurrence in [n for n, record in group.records.items() if gone(record)]:
                 del group.records[occurrence]
@@ -192,7 +192,7 @@ class Sites(Generic[R]):
                 del self._groups[key]
 
     def clear(self) -> None:
-        """Forget all records, though not the names."""
+        """Drop all records, but not the names."""
         self._groups.clear()
 
     def locate(self, op_type: str, args: Sequence[Any], kwargs: dict[str, Any]) -> R:
@@ -212,7 +212,7 @@ class Sites(Generic[R]):
     def passed(
         self, op_type: str, scope: Scope, frames: Frames, operands: Operands, counts: dict[Any, int]
     ) -> tuple[R, Group[R], int]:
-        """Count a passing of an op; gives its record, its group and which occurrence it is.
+        """Count an occurrence of an op; return its record, its group and its number.
 
         Args:
             op_type: Its type.
@@ -242,12 +242,12 @@ class Sites(Generic[R]):
     ) -> R | int:
         """Return the record of an op whose frames and occurrence in its activation are known.
 
-        For native interceptors, which do the lookup of `locate` themselves and ask here for
-        what they have not seen before.
+        This serves native interceptors, which do the lookup of `locate` themselves and call this
+        for sites that they have not seen before.
 
         Returns:
-            The record; or the number of a site that is found to read parts of parameters:
-            `regions` tells its passings apart from now on, so the lookup starts again.
+            The record, or the number of a site that turns out to read parts of parameters. From
+            then on `regions` distinguishes its occurrences, so the lookup must start again.
         """
         operands = self._told_apart(op_type, scope, frames, args, kwargs)
         group = self._group(op_type, scope, frames, operands)
@@ -292,9 +292,9 @@ class Sites(Generic[R]):
         """Return the frames of a call site, innermost first.
 
         Args:
-            frame: What called the op.
-            limit: How many frames of the user's count; below 0 all.
-            levels: Gets what a short cut has to compare.
+            frame: The frame that called the op.
+            limit: How many of the user's frames count; all if negative.
+            levels: Gets the frames that a fast path has to compare.
         """
         found: list[tuple[Code, int]] = []
         codes, is_layered = self._codes, self._rules.is_layered
@@ -306,8 +306,8 @@ class Sites(Generic[R]):
                 if levels is not None:
                     levels.append((depth, code.code, -1))
                 break
-            # Of the framework's frames only the innermost counts, if it is the caller: its
-            # wrappers may call several operators from one line of the user's.
+            # Of the framework's frames only the innermost one counts, if it is the caller: its
+            # wrappers may call several operators from one line of the user.
             if kind == USER or (kind != OWN and (is_layered or (kind != QUIET and not found))):
                 offset = frame.f_lasti
                 found.append((code, code.offsets[offset >> 1]))
@@ -321,26 +321,26 @@ class Sites(Generic[R]):
         return found
 
     def classify(self, code: CodeType, namespace: Mapping[str, Any]) -> Code:
-        """Return what a frame that runs `code` is in a call site."""
+        """Return the kind of a frame that runs `code`."""
         if len(self._codes) > _CODES:
             self._codes.clear()
         module = str(namespace.get("__name__", ""))
         own = code.co_filename.startswith(_CORE)
         kind = OWN if own else self._rules.kind_of(code, namespace)
-        # The first line tells apart what exec() and lambdas leave without a name of their own;
-        # only there, so that an edit above a named function changes no id.
+        # The first line distinguishes lambdas and code of exec(), which have no names of their own.
+        # Named functions do without it, so that an edit above them does not change ids.
         name = getattr(code, "co_qualname", code.co_name)
         line = code.co_firstlineno if "<" in code.co_name or not hasattr(code, "co_qualname") else 0
         label = (module, name, line)
         number = self._code_numbers.setdefault((kind, label), len(self._code_numbers) + 1)
         known = Code(code, kind, label, number)
-        self._codes[id(code)] = known  # `known` keeps the code alive, so its id stays its own.
+        self._codes[id(code)] = known  # `known` keeps the code alive, so its id is not used again.
         return known
 
     # Weight operands.
 
     def _operands(self, args: Sequence[Any], kwargs: dict[str, Any], inside: bool) -> list[Any]:
-        """Return the operands that tell ops apart, as (position, token, value)."""
+        """Return the operands that distinguish ops, as (position, token, value)."""
         found: list[tuple[int, int, Any]] = []
         kinds, is_weight = self._kinds, self._is_weight
         position = 0
@@ -351,8 +351,9 @@ class Sites(Generic[R]):
                     always = issubclass(type(value), self._rules.weight_types)
                     kind = kinds[type(value)] = _ALWAYS if always else _NEVER
                 if kind == _ALWAYS or (
-                    # Weights kept as plain tensors count only where no activation counts
-                    # occurrences, and not in front: what flows stands there, and may be a leaf.
+                    # Weights that are plain tensors count only if no activation counts occurrences,
+                    # and not as the first operand: that is usually an activation, which may be a
+                    # leaf.
                     kind and not inside and position and is_weight(value)
                 ):
                     token = self.labels.look_up(value)[0]
@@ -363,7 +364,7 @@ class Sites(Generic[R]):
     def _told_apart(
         self, op_type: str, scope: Scope, frames: Frames, args: Sequence[Any], kwargs: Any
     ) -> list[tuple[int, int, Any]]:
-        """Return the same, and the parts of weights if the site is known to read some."""
+        """Return the operands, with the parts of weights if the site is known to read some."""
         operands = self._operands(args, kwargs, bool(scope.root))
         if self.regions:
             site = tuple(_site(op_type, scope, frames))
@@ -373,7 +374,7 @@ class Sites(Generic[R]):
     def _reads_parts(
         self, op_type: str, scope: Scope, frames: Frames, args: Sequence[Any], kwargs: Any
     ) -> bool:
-        """Return True if a site is found to read parts of weights, which is noted."""
+        """Record and return True if a site turns out to read parts of weights."""
         site = tuple(_site(op_type, scope, frames))
         return self.regions.note(site, scope.root, (*args, *kwargs.values()))
 
@@ -410,7 +411,7 @@ class Sites(Generic[R]):
         )
 
     def source(self, frame: FrameType | None) -> str | None:
-        """Return ``file:line`` of the innermost frame of the user's from this one outwards."""
+        """Return ``file:line`` of the user's innermost frame, starting from this one outwards."""
         while frame is not None:
             code = self._codes.get(id(frame.f_code))
             if (code or self.classify(frame.f_code, frame.f_globals)).kind == USER:
@@ -440,7 +441,7 @@ class Sites(Generic[R]):
 
 
 def _site(op_type: str, scope: Scope, frames: Frames) -> list[Any]:
-    """Return what is the same in all passings of a site, in numbers."""
+    """Return the part of a site that is the same in all occurrences, as numbers."""
     numbers: list[Any] = [scope.number, op_type]
     for code, offset in frames:
         numbers += (code.number, offset)

@@ -1,5 +1,5 @@
-"""Weights: which parameters an operator reads, and what tools keep by parameter.
+"""Weights: the parameters that operators read, and what tools keep for each.
 
-Owns nothing itself: `geometry` tells parts of a parameter, `parameters` finds them, `reads` is what
-a context says of them, `state` what a tool keeps.
+`geometry` computes parts of parameters, `parameters` finds them, `reads` reports them to tools
+through contexts, and `state` holds what a tool keeps for each.
 """

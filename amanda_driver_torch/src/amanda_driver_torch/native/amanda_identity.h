@@ -1,4 +1,4 @@
-/* The rule of op identity in native code, in C and C++: the twin of `amanda_core.sites`.
+/* The rule of op identity in native code, in C and C++: the counterpart of `amanda_core.sites`.
  *
  * Owns its constants, the hash of a call site, and the layout of the interpreter's frames, which no
  * other file knows. A driver ships a copy of this header.
@@ -21,8 +21,8 @@
 /* Kinds of frames. */
 enum { AMANDA_USER, AMANDA_FRAMEWORK, AMANDA_OWN, AMANDA_STOP, AMANDA_QUIET };
 
-/* How many frames of the user's make up a call site inside a module, and how many passings of one
- * site in one call of a module have an op of their own. */
+/* How many of the user's frames make up a call site inside a module, and how many occurrences of
+ * one site in one call of a module have an op of their own. */
 enum { AMANDA_SITE_FRAMES = 3, AMANDA_OCCURRENCES = 1024 };
 
 /* Whether a frame counts in a call site; `found` says whether one counts that is further in. */

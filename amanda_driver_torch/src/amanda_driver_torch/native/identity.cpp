@@ -289,7 +289,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
             (*step)->fingerprint = plain ? amanda::fingerprint(*this, thread, bound, type, operands) : 0;
             return (*step)->entry.get();
         }
-        // Another way than last time: from here on passings are counted.
+        // Another way than last time: from here on occurrences are counted.
         Shared<Sequence> passed(new Sequence);
         for (size_t i = 0; i < progress->position; ++i) {
             passed->steps.push_back(expected->steps[i]);
