@@ -11,10 +11,10 @@ namespace amanda {
 
 namespace {
 
-// Codes made by exec() are new objects each time, and so may be modules and tensors; the tables
-// are built anew when they get this large.
+// exec() makes new code objects each time, and modules and tensors may be new, too. The tables are
+// rebuilt when they get this large.
 constexpr size_t MANY = 16384;
-// A longer activation is not expected again: it is looked up step by step.
+// The sequence of a longer activation is not kept: each step is looked up.
 constexpr size_t LONGEST = 65536;
 
 // Called when a parameter dies; the table of tokens holds the references that call it.
@@ -30,7 +30,7 @@ long number_of(PyObject* object, const char* name) {
     return value ? PyLong_AsLong(value.get()) : -1;
 }
 
-// Of an array of C ints; empty with an exception set where it is none.
+// Reads an array of C ints; empty with an exception set if it is not one.
 std::vector<int> numbers_of(PyObject* object, const char* name) {
     Owned value(PyObject_GetAttrString(object, name));
     Py_buffer buffer;
@@ -53,12 +53,12 @@ bool is_set(PyObject* tensor, PyObject* name) {
     return value.get() == Py_True;
 }
 
-// As `reading.is_weight`, for a plain tensor. False, perhaps with an exception.
+// Like `reading.is_weight`, for a plain tensor. False, perhaps with an exception.
 bool is_plain_weight(PyObject* tensor) {
     if (!is_set(tensor, requires_grad)) return false;
     Owned base(PyObject_GetAttr(tensor, base_name));
     if (!base) return false;
-    // To ask a view whether it is a leaf rebuilds its node, if its base was written, or raises.
+    // Asking a view whether it is a leaf rebuilds its node if its base was written, or raises.
     if (base.get() != Py_None && is_set(base.get(), requires_grad)) return false;
     return PyErr_Occurred() == nullptr && is_set(tensor, is_leaf);
 }
@@ -69,7 +69,7 @@ uint64_t generation = 1;
 
 PyObject* Operands::at(Py_ssize_t i) const {
     if (i < count || names != nullptr) return items[i];
-    return nullptr;  // Values of a dict have no place.
+    return nullptr;  // Values of a dict do not have positions.
 }
 
 PyObject* Operands::keywords() const {
@@ -101,7 +101,7 @@ Identity::Code* Identity::code_of(PyObject* code, PyObject* globals) {
     return &entry;
 }
 
-// As `Sites.walk`.
+// Like `Sites.walk`.
 bool Identity::hash_site(Thread* thread, const void* bound, bool inside, uint64_t* hash,
                          bool* quiet) {
     int limit = inside ? AMANDA_SITE_FRAMES : 1;
@@ -145,7 +145,7 @@ Owned Identity::frames_of(Thread* thread, const void* bound, bool inside) {
     return frames;
 }
 
-// As `Sites._operands`.
+// Like `Sites._operands`.
 bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, PyObject* regions,
                             uint64_t* hash) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
@@ -158,14 +158,14 @@ bool Identity::hash_operand(PyObject* value, Py_ssize_t position, bool inside, P
                                                       nullptr));
             if (!answer) return false;
             uint64_t token = uint64_t(PyLong_AsLong(answer.get()));
-            // Of a region, told apart from the token of a weight by the next bit.
+            // The token of a region, which the next bit distinguishes from that of a weight.
             if (token != 0) {
                 *hash = mix(*hash, token << 16 | uint64_t(position) | uint64_t(3) << 62);
                 return true;
             }
         }
         if (inside || position == 0) return true;
-        // Weights kept as plain tensors, outside modules.
+        // Weights that are plain tensors, outside of modules.
         if (in_function_modes()) {
             Owned answer(PyObject_CallOneArg(is_weight.get(), value));
             counts = answer.get() == Py_True;
@@ -230,7 +230,8 @@ bool Identity::hash_operands(const Operands& operands, bool inside, PyObject* re
     return true;
 }
 
-// Whether a value is told apart by its type, or is a parameter, which is told apart by its address.
+// Returns whether a value is identified by its type, or is a parameter, which is identified by its
+// address.
 bool Identity::is_plain(PyObject* value) {
     PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(value));
     if (type == parameter || type == tensor) return true;
@@ -256,7 +257,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
     }
     bool inside = progress != nullptr && progress->info->inside;
     const void* bound = progress != nullptr ? progress->bound : nullptr;
-    // Mixed, not only added: the offset of the call, a small number like this, comes next.
+    // Mixed and not only added, because the next number, the offset of the call, is also small.
     uint64_t hash = mix(uint64_t(type.number) + 1, 0);
     if (!hash_site(thread, bound, inside, &hash, look_away) || *look_away) return nullptr;
     uint64_t site = mix(hash, inside ? uint64_t(progress->info->number) : 0);
@@ -280,7 +281,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
         Sequence* expected = progress->expected.get();
         if (progress->position < progress->size && progress->steps[progress->position].hash == hash) {
             *step = &progress->steps[progress->position++];
-            // What regions a site reads, addresses do not say.
+            // Addresses do not tell which regions a site reads.
             bool plain = regions == nullptr;
             for (Py_ssize_t i = -1; plain && i < operands.count + operands.named(); ++i) {
                 PyObject* value = i < 0 ? operands.first : operands.at(i);
@@ -289,7 +290,7 @@ Entry* Identity::locate(Thread* thread, const OpType& type, const Operands& oper
             (*step)->fingerprint = plain ? amanda::fingerprint(*this, thread, bound, type, operands) : 0;
             return (*step)->entry.get();
         }
-        // Another way than last time: from here on occurrences are counted.
+        // The path differs from that of the last time. From here on occurrences are counted.
         Shared<Sequence> passed(new Sequence);
         for (size_t i = 0; i < progress->position; ++i) {
             passed->steps.push_back(expected->steps[i]);
@@ -367,7 +368,7 @@ ScopeInfo* Identity::info_of(PyObject* scope) {
 }
 
 void Identity::forget() {
-    // Activations hold what they need of this themselves.
+    // Activations hold references to what they need.
     scopes_.each([](Shared<ScopeInfo>& info) {
         info->expect(Shared<Sequence>());
         info->children.clear();

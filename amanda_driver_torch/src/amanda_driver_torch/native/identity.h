@@ -1,8 +1,9 @@
-// Which op a call is: the process-local key of a site, and the record behind it.
+// The identity of a call: the process-local key of its site, and the record of its op.
 //
-// The rule is that of `Sites` of `amanda_core.sites`, which names new sites, and of
-// `amanda_identity.h`. Here only its answers are kept: a hash over the same numbers (op type, frames, operands) leads to the same record. Within a scope the
-// sequence of the last activation is expected, and each step of it is verified.
+// The rule is that of `amanda_core.sites.Sites`, which names new sites, and of `amanda_identity.h`.
+// Only its results are cached here: a hash of the same numbers (op type, frames, operands) leads to
+// the same record. Within a scope the sequence of the last activation is expected, and each of its
+// steps is verified.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -13,7 +14,7 @@
 #include "amanda_identity.h"
 #include "table.h"
 
-// The interpreter counts the changes of each dict in these versions.
+// In these versions of Python the interpreter counts the changes of each dict.
 #if PY_VERSION_HEX < 0x030C0000
 #define AMANDA_DICT_VERSIONS 1
 #endif
@@ -22,10 +23,10 @@ namespace amanda {
 
 struct Thread;
 
-// Changes when an address that was part of a fingerprint may be another object's now.
+// Changes when another object may have an address that was part of a fingerprint.
 extern uint64_t generation;
 
-// A strong reference; the GIL is held wherever one is dropped.
+// A strong reference. The GIL must be held when it is dropped.
 class Owned {
   public:
     Owned() = default;
@@ -47,10 +48,11 @@ class Owned {
     PyObject* object_ = nullptr;
 };
 
-// What a weak reference leads to, borrowed; never a new object at the address of a dead one.
+// Returns the object of a weak reference, borrowed; never a new object at the address of a dead
+// one.
 inline bool leads_to(const Owned& weak, PyObject* object) {
-    // A plain weak reference is the first of its object's list, which lies in memory that the
-    // caller needs anyway; the reference itself would be one more miss of the cache.
+    // A plain weak reference is the first in its object's list. That list is in memory that the
+    // caller needs anyway, while reading the reference itself would be one more cache miss.
     Py_ssize_t offset = Py_TYPE(object)->tp_weaklistoffset;
     if (offset > 0 &&
         *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + offset) == weak.get()) {
@@ -59,17 +61,17 @@ inline bool leads_to(const Owned& weak, PyObject* object) {
     return weak && PyWeakref_GET_OBJECT(weak.get()) == object;
 }
 
-// One op as one occurrence of its site in one scope.
+// An op as one occurrence of its site in one scope.
 struct Entry {
     long references = 0;
     uint64_t hash = 0;  // without scope and occurrence
     Owned record;
 };
 
-// A step of a sequence, with all that an op without a plan needs.
+// A step of a sequence, with everything that an op without a plan needs.
 struct Step {
     uint64_t fingerprint = 0;        // of the call that led here last; 0 for none
-    PyObject* idle_epoch = nullptr;  // in which the op was seen to be idle; to compare only
+    PyObject* idle_epoch = nullptr;  // in which the op was found idle; only to be compared
     long long idle_nodes = 0;        // how many nodes it made then
     uint64_t hash = 0;
     Shared<Entry> entry;
@@ -80,24 +82,24 @@ struct Sequence {
     std::vector<Step> steps;
 };
 
-// That some module holds another as a child, by a name.
+// A link from a module to a child that it holds by a name.
 struct Link {
     Owned owner;  // weak
     PyObject* address = nullptr;  // of the owner, borrowed: only to be compared
     Owned name;
 #if AMANDA_DICT_VERSIONS
-    // When last looked at: versions of the owner's attributes and of its `_modules`.
+    // As last read: versions of the owner's attributes and of its `_modules`.
     uint64_t attributes_version = 0, modules_version = 0;
     PyObject* modules = nullptr;
 #endif
 
-    // Whether `holder`, which is the owner and alive, still does.
+    // Returns true if `holder`, which is the owner and alive, still holds the child.
     INLINE bool holds(PyObject* holder, PyObject* module) {
         PyObject** place = _PyObject_GetDictPtr(holder);
         PyObject* attributes = place != nullptr ? *place : nullptr;
         if (attributes == nullptr) return false;
 #if AMANDA_DICT_VERSIONS
-        // While the attributes are as they were, `modules` is theirs, and alive.
+        // While the attributes are unchanged, `modules` belongs to them and is alive.
         if (modules != nullptr && version(attributes) == attributes_version &&
             version(modules) == modules_version) {
             return true;
@@ -112,7 +114,7 @@ struct Link {
         return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
     }
 #endif
-    // Whether the child that `attributes` have by this name is `module`.
+    // Returns true if the child that `attributes` have by this name is `module`.
     bool is_among(PyObject* attributes, PyObject* module);
 };
 
@@ -121,10 +123,10 @@ struct ScopeInfo {
         Owned module;  // weak
         Shared<ScopeInfo> info;
         bool held = false;
-        Link link;                // if `held`: who holds the module,
-        std::vector<Link> links;  // and so on, up to what `info` is a child of
+        Link link;                // if `held`: the link to the module,
+        std::vector<Link> links;  // and the links above it, up to the scope of `info`
 
-        // Whether a call of `called` out of `caller`, which may be null, enters `info`.
+        // Returns true if a call of `called` from `caller`, which may be null, enters `info`.
         INLINE bool is(PyObject* called, PyObject* caller) {
             if (!leads_to(module, called)) return false;
             if (!held) return true;
@@ -133,18 +135,18 @@ struct ScopeInfo {
         }
 
       private:
-        // By each module of the chain up to what `info` is a child of.
+        // Checks each module of the chain up to the parent of `info`.
         bool is_held(PyObject* called);
     };
 
     long references = 0;
     long number = 0;
-    bool inside = false;  // within some root module
+    bool inside = false;  // inside a root module
     Owned scope;
     Shared<Sequence> last;
-    const Step* steps = nullptr;  // of `last`, to be fetched early
+    const Step* steps = nullptr;  // of `last`, to be prefetched
     Table<Child> children;
-    std::vector<Child> order;  // the children as they were called last
+    std::vector<Child> order;  // the children in the order of their last calls
 
     void expect(const Shared<Sequence>& sequence) {
         last = sequence;
@@ -160,10 +162,10 @@ struct ScopeInfo {
 
 struct Progress {
     Shared<ScopeInfo> info;
-    Shared<Sequence> expected;  // or, once not `in_step`, what has really been passed
+    Shared<Sequence> expected;  // or, if not `in_step`, the actual steps
     size_t position = 0, size = 0;  // in `steps`, which are those of `expected` while `in_step`
     Step* steps = nullptr;
-    size_t child = 0;  // how many of `order` have been called
+    size_t child = 0;  // number of modules of `order` that have been called
     bool begun = false;  // `expected` has been looked up
     bool in_step = true;
     Table<uint32_t> counts;
@@ -179,10 +181,10 @@ struct Progress {
     }
 };
 
-// One call of a module; an object of Python's, because STATE.activations lists them.
+// One call of a module. It is a Python object, because STATE.activations lists them.
 struct Activation {
     PyObject_HEAD
-    PyObject* own_scope;  // where there is no `info` yet
+    PyObject* own_scope;  // if there is no `info` yet
     Progress progress;
 
     PyObject* scope() const { return progress.info ? progress.info->scope.get() : own_scope; }
@@ -200,9 +202,9 @@ struct Operands {
         if (names != nullptr) return PyTuple_GET_SIZE(names);
         return kwargs != nullptr ? PyDict_GET_SIZE(kwargs) : 0;
     }
-    // A positional or keyword argument by number, or null.
+    // Returns a positional or keyword argument by number, or null.
     PyObject* at(Py_ssize_t i) const;
-    // New reference: the keyword arguments as a dict.
+    // Returns the keyword arguments as a dict; a new reference.
     PyObject* keywords() const;
 };
 
@@ -214,22 +216,23 @@ struct OpType {
 class Identity {
   public:
     Owned classify, look_up, resolve, region;  // of the core's `Sites` and `Labels`
-    Owned is_weight;                         // where modes of the user's hear of what is read
+    Owned is_weight;                         // while the user's modes would see what is read
     PyObject *parameter = nullptr, *tensor = nullptr;  // types, borrowed from torch
 
-    // The entry of the op that is being called, borrowed; null with an exception, or to look away.
-    // `step` is where it is expected next time, if that is known already.
+    // Returns the entry of the op that is being called, borrowed; null with an exception, or
+    // without one to ignore the op. `step` is where it is expected next time, if that is known
+    // already.
     Entry* locate(Thread* thread, const OpType& type, const Operands& operands, bool* look_away,
                   Step** step);
     ScopeInfo* info_of(PyObject* scope);
-    // Outermost modules that were called.
+    // The outermost modules that were called.
     Table<ScopeInfo::Child> roots;
-    // Forgets all records; activations go on from what they have counted.
+    // Drops all records. Activations keep their counts.
     void forget();
 
   private:
     struct Code {
-        // Where a frame calls from, as long as the program runs.
+        // The place from which a frame calls, valid as long as the program runs.
         int offset_of(AmandaFrame* frame) const {
             size_t unit = size_t(amanda_frame_unit(frame));
             return unit < offsets.size() ? offsets[unit] : -1;

@@ -1,4 +1,4 @@
-// Whether a tensor was written since a routine was given it.
+// Detecting writes to a tensor since a routine got it.
 #include "kept_result.h"
 
 #include "torch_symbols.h"
@@ -7,7 +7,7 @@ namespace amanda {
 
 namespace {
 
-// Descriptors of the class, since a parameter has no attributes of these names.
+// The descriptors of the class: a parameter does not have attributes of these names itself.
 PyObject *base_getter, *version_getter, *data_getter, *same_place;
 PyObject *forward_mode, *forward_level;
 
@@ -27,7 +27,7 @@ bool is_found(PyObject** place, PyObject* type, const char* name) {
     return *place != nullptr;
 }
 
-// A version; -1, without an exception, if there is none.
+// Returns a tensor version; -1, without an exception, if there is none.
 long long version_of(PyObject* tensor) {
     Owned version = get(version_getter, tensor);
     long long number = version ? PyLong_AsLongLong(version.get()) : -1;
@@ -74,7 +74,7 @@ void KeptResult::begin(PyObject* stamp, PyObject* value) {
 }
 
 void KeptResult::end(PyObject* result) {
-    // An inference tensor has no version, and is of no use elsewhere.
+    // An inference tensor has no version, and cannot be used elsewhere.
     if (open_ && version_of(result) >= 0) result_ = Owned::share(result);
     open_ = false;
 }

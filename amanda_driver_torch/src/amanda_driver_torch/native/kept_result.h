@@ -1,4 +1,4 @@
-// The result of a memoized routine, and what it was made of.
+// The result of a memoized routine, and the state of its argument.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -8,18 +8,18 @@
 
 namespace amanda {
 
-// What changes when a tensor's content may have changed: the tensor or its base, where its elements
-// lie, and its tensor version.
+// The state that changes if a tensor's content may have changed: the tensor or its base, where its
+// elements lie, and its tensor version.
 class Content {
   public:
     // Reads a plain tensor. False, without an exception, if it has no version.
     bool read(PyObject* tensor);
-    // Returns true if `tensor` still is as read.
+    // Returns true if `tensor` has not changed since `read`.
     bool is(PyObject* tensor) const;
     int traverse(visitproc visit, void* arg) const;
 
   private:
-    // Held, so that neither the tensor's address nor that of its memory becomes another one's.
+    // Held, so that no other tensor gets the same address or memory.
     Owned base_;
     Owned alias_;  // lies where the tensor lay
     long long version_ = -1;
@@ -27,15 +27,15 @@ class Content {
 
 class KeptResult {
   public:
-    // Returns the result for `value`, borrowed; null if the routine has to be called.
+    // Returns the result for `value`, borrowed; null if the routine must be called.
     PyObject* look_up(PyObject* stamp, PyObject* value) const {
         return result_ && PyList_GET_ITEM(stamp, 0) == stamp_.get() && given_.is(value)
                    ? result_.get()
                    : nullptr;
     }
-    // Notes what the routine is about to be given.
+    // Records the argument of the next call of the routine.
     void begin(PyObject* stamp, PyObject* value);
-    // Keeps what it made of that, if both have versions.
+    // Keeps the result of that call, if both have versions.
     void end(PyObject* result);
     int traverse(visitproc visit, void* arg) const;
 
