@@ -63,7 +63,7 @@ VALUES = {
 KEYS = """\
 ## Keys of a context
 
-A driver sets these in `amanda_prepare_context`. Their words are those of `amanda_core.vocabulary`.
+A driver sets these in `amanda_prepare_context`. Their values are those of `amanda_core.vocabulary`.
 
 """
 

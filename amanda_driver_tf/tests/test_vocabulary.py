@@ -1,4 +1,4 @@
-"""TensorFlow's operators in the common words: what contexts say of graphs written by hand.
+"""TensorFlow's operators in the common operator types: what contexts say of graphs written by hand.
 
 The right words stand here, call by call; nothing is read from the tables under test. The contexts
 are opened by the tests themselves, so that the words are tested apart from the interceptors;

@@ -1,4 +1,4 @@
-"""PyTorch's operators in the common words: what contexts say of calls written by hand.
+"""PyTorch's operators in the common operator types: what contexts say of calls written by hand.
 
 The right words stand here, call by call, which makes this file long; nothing is read from the
 tables under test. `tests/test_vocabulary_models.py` at the root measures how much of real models
@@ -570,7 +570,7 @@ def test_words_are_described() -> None:
 
 
 def test_words_belong_to_no_framework() -> None:
-    # Names that PyTorch alone uses have a common word instead.
+    # Names that PyTorch alone uses have a common operator type instead.
     for name in ("mm", "addmm", "view", "cat", "eq", "clamp", "__getitem__", "pixel_shuffle"):
         assert name in OP_TYPES
         assert name not in WORDS

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).with_name("train_digits.py")
-#: Operators of one forward run of the network, by their common words.
+#: Operators of one forward run of the network, by their common operator types.
 FORWARD = ["conv2d", "relu", "conv2d", "relu", "max_pool2d", "reshape", "linear", "relu", "linear"]
 #: Steps of one epoch in one process.
 STEPS = 46

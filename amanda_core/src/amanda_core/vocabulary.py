@@ -251,8 +251,8 @@ OP_TYPES: Mapping[str, str] = MappingProxyType(
 #: if there is no common type.
 CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
     {
-        "type": "common word of a forward operator, one of `OP_TYPES`",
-        "backward_type": "common word of a backward operator, made by `backward_word`",
+        "type": "common operator type of a forward operator, one of `OP_TYPES`",
+        "backward_type": "common operator type of a backward operator, made by `backward_word`",
         "input_roles": "roles of the leading inputs in the order of their positions, a tuple",
         "layout": "axes of the input and output of a layer, such as NCHW",
         "weight_layout": "axes of the weight, such as OI or HWIO",
@@ -262,27 +262,27 @@ CONTEXT_KEYS: Mapping[str, str] = MappingProxyType(
 #: Role of an input -> meaning. Positions differ by framework, roles do not.
 INPUT_ROLES: Mapping[str, str] = MappingProxyType(
     {
-        "input": "what the operator transforms",
+        "input": "the value that the operator transforms",
         "weight": "the learned factor, kernel, table or scale",
         "bias": "the learned addend",
         "mean": "running mean of a normalisation",
         "variance": "running variance of a normalisation",
         "normalized_shape": "the axes that are normalised over, by their sizes",
         "num_groups": "number of groups of channels",
-        "left": "first operand of what is not commutative",
-        "right": "second operand of what is not commutative",
-        "addend": "what a matrix product is added to",
+        "left": "first operand of an operation that is not commutative",
+        "right": "second operand of an operation that is not commutative",
+        "addend": "the value to which a matrix product is added",
         "query": "queries of attention",
         "key": "keys of attention",
         "value": "values of attention",
-        "mask": "where attention may look",
+        "mask": "the positions that attention may use",
         "indices": "rows that are picked from the weight",
         "offsets": "where each bag of indices begins",
         "segments": "the bag of each index",
-        "target": "what a loss compares the input with",
+        "target": "the value with which a loss compares the input",
         "paddings": "widths of a border that is added first",
-        "size": "size that is resized to first",
-        "output_shape": "shape of the output, where it does not follow from the input",
+        "size": "the size to which the input is resized first",
+        "output_shape": "shape of the output, if the input does not determine it",
         "output_like": "a tensor of the output's shape",
     }
 )

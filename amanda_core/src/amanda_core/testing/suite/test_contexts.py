@@ -60,7 +60,7 @@ def test_the_namespace_is_a_declared_one(rig: Rig) -> None:
 
 
 def test_operators_have_common_words(rig: Rig) -> None:
-    """Set context["type"] to a common word, by `amanda_prepare_context` or `DriverInfo`."""
+    """Set context["type"] to the common type, by `amanda_prepare_context` or `DriverInfo`."""
     words = [context["type"] for context in _contexts(rig)]
     assert words == ["mul", "add", "relu"]
     for context in _contexts(rig):
