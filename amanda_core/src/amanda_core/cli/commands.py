@@ -92,7 +92,7 @@ def _load(name: str) -> click.Command:
             command = found.point.load()
             if not isinstance(command, click.Command):
                 raise TypeError(f"{type(command).__name__} is not a click.Command")
-            command.get_short_help_str()  # Shown in the list, where it may not fail.
+            command.get_short_help_str()  # The list shows it, and must not fail.
     except BaseException as error:
         contain(error)
         raise _UnusableError(f"broken: {found.origin}: {described(error)}") from error

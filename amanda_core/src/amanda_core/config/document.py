@@ -80,7 +80,7 @@ class Document:
         self, count: int, keys: Sequence[str], budget: int, whole: bool = True
     ) -> tuple[bool | None, int]:
         """Return whether the first `count` lines have the key, and the number of characters parsed;
-        None where that is too much. With `whole`, as many more lines as it needs to parse.
+        None if that is too much. With `whole`, count as many more lines as it needs to parse.
         """
         spent = 0
         for end in range(count, len(self._lines)):

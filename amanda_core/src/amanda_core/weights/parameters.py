@@ -138,7 +138,7 @@ class Parameters:
         return None
 
     def memory(self, value: Any) -> Memory | None:
-        """Return where a tensor lies; None where that cannot be told."""
+        """Return where a tensor lies; None if unknown."""
         return self._layouts.memory(value)
 
     def begin(self) -> None:

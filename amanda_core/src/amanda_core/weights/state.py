@@ -150,9 +150,9 @@ class WeightState(Generic[T]):
         if kept is not None and kept[0] == version:
             return kept[1]
         if kept is not None and kept[0][0] != version[0]:
-            self._edited.clear()  # Of an earlier session.
+            self._edited.clear()  # They are of an earlier session.
         new = edit(parameter)
-        # What cannot be counted itself was made where nothing may be kept (inference tensors).
+        # An inference tensor, whose writes are not counted, must not be kept.
         if weight.version(new) is not None:
             self._edited[owner] = (version, new)
         return new

@@ -70,7 +70,7 @@ class Run:
     Attributes:
         targets: The tensors that are differentiated.
         sources: The tensors (or resource handles) whose gradients are requested.
-        results: Their gradients; None where there is none.
+        results: Their gradients, with None for missing ones.
         number: Identifies the differentiation.
         around: Numbers of the differentiations whose gradient functions started this one. Their
             graphs are not referenced, so that they are not kept alive.

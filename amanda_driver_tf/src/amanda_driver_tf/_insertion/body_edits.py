@@ -58,7 +58,7 @@ class BodyEdits:
 
     Attributes:
         records: The gradients that were built in its graph.
-        frames: The frames of its TensorFlow 1 loops; None where there are none.
+        frames: The frames of its TensorFlow 1 loops; None if it has none.
         new: The new nodes.
         kept: Nodes that must run though nothing reads them.
         changed: Whether anything was inserted or rewired.

@@ -43,7 +43,7 @@ class Keepalive:
         self._after.append((made, node))
 
     def settle(self, running: Collection[int], roots: Iterable[Any]) -> None:
-        """Keep nodes after ops that run, where nothing that runs reads them.
+        """Keep nodes after ops that run, unless something that runs reads them.
 
         This happens if only the op's own gradient needs its value, since that reads the original.
 

@@ -19,7 +19,7 @@ _COMPARISONS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual", "Equal
 
 
 def operands(node: Node, inputs: list[Value], add: Callable[[New], Sequence[Value]]) -> list[Value]:
-    """Return the inputs that an op can read safely, where it may be the condition of a loop.
+    """Return the inputs that an op can read safely if it may be the condition of a loop.
 
     Args:
         node: The op.

@@ -107,15 +107,15 @@ static inline PyCodeObject* amanda_frame_code(AmandaFrame* frame) {
 
 static inline PyObject* amanda_frame_globals(AmandaFrame* frame) { return frame->f_globals; }
 
-/* NULL where none was made yet. */
+/* NULL if none was made yet. */
 static inline PyFrameObject* amanda_frame_object(AmandaFrame* frame) { return frame->frame_obj; }
 
 /* Half of `f_lasti`. */
 static inline int amanda_frame_unit(AmandaFrame* frame) { return _PyInterpreterFrame_LASTI(frame); }
 
-/* The addresses of the instructions that run in the frames up to `bound`, as one number; 0 where
- * there are many, or that cannot be known. Finer than a call site, and cheaper: no code is looked
- * at. */
+/* The addresses of the instructions that run in the frames up to `bound`, as one number; 0 if
+ * there are many, or if they cannot be known. This is finer than a call site, and cheaper, because
+ * no code is read. */
 static inline uint64_t amanda_hash_instructions(PyThreadState* thread, const void* bound) {
     uint64_t hash = 0;
     int left = 12;

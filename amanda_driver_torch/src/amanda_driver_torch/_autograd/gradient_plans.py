@@ -45,7 +45,7 @@ def replaced(
             f"A replacement returned {len(values)} gradients, but this backward op has "
             f"{len(results)} results",
             where=plan.replacement.where,
-            fix="Return one value for each, None where there is none",
+            fix="Return one value for each, None for a missing gradient",
         )
     receivers = current_node().next_functions
     for index, (old, new) in enumerate(zip(results, values, strict=True)):

@@ -1,1 +1,1 @@
-"""The state of one thread: who instruments it, where it is, and its modes."""
+"""The state of one thread: its attachment, the modules that are running, and its modes."""

@@ -1,4 +1,4 @@
-"""The driver's state of each thread: who instruments it, where it is, and what is to be ignored.
+"""The driver's state of each thread: its attachment, the running modules, and what to ignore.
 
 Owns the thread-local state that interceptors, patches and hooks share. It makes no decisions.
 """

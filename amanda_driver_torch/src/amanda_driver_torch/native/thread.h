@@ -1,4 +1,4 @@
-// The state of each thread: who instruments it, where it is, and what is to be ignored.
+// The state of each thread: its attachment, the running modules, and what to ignore.
 //
 // The fields are those of Python's STATE, which accesses them by descriptors (`make_fields`), so
 // that Python and the redirected functions read and write the same memory.

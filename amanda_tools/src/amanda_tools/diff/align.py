@@ -169,7 +169,7 @@ def _sequences(ones: Sequence[Outline], others: Sequence[Outline]) -> list[tuple
 def _repair_pairs(
     pairs: list[tuple[int, int]], ones: Sequence[Outline], others: Sequence[Outline]
 ) -> list[tuple[int, int]]:
-    """Replace pairs whose values disagree by pairs whose values agree, where there are some.
+    """Replace pairs whose values disagree by pairs whose values agree, if there are any.
 
     The two programs may run their branches in another order.
     """

@@ -326,7 +326,7 @@ class _Op:
         self.facts, self.tensors, self.number = facts, facts_of(context), number
         self.is_graph = not is_eager(facts.namespace)
         self.is_torch = facts.namespace.startswith("pytorch/")
-        #: None where backward adds up a gradient, which counts for the module before.
+        #: None while backward accumulates a gradient, which counts for the previous module.
         self.module = facts.module if facts.phase == "forward" or facts.forward else None
         self.device: str | None = None
 

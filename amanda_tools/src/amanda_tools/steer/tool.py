@@ -130,7 +130,7 @@ class Steer(SequenceTool["_Op"]):
         context.insert_after_op(self.change, outputs=[operand], op=op)
 
     def change(self, value: Any, op: _Op) -> Any:
-        """Return the value with its chosen part changed; None where nothing is chosen."""
+        """Return the value with its chosen part changed; None if nothing is chosen."""
         with self._clock, self._lock:
             facts, span = op.tensors, self._span
             op.facts.calls += 1
