@@ -36,12 +36,12 @@ class View:
 
     @property
     def enabled(self) -> bool:
-        """Return whether ops are to be instrumented."""
+        """Return True if ops must be instrumented."""
         return self.driver.is_enabled(self.real)
 
     @property
     def caching(self) -> bool:
-        """Return whether analysis runs once for each op."""
+        """Return True if analysis runs once for each op."""
         return self.driver.is_caching(self.real)
 
     @property

@@ -55,7 +55,7 @@ def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def is_clean(module: ModuleType) -> bool:
-    """Return whether nothing of Amanda is left on a module."""
+    """Return True if nothing of Amanda is left on a module."""
     assert type(module.__spec__) is ModuleSpec
     ours = "amanda_core."
     loaders = (module.__loader__, module.__spec__.loader)

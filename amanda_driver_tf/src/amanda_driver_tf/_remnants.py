@@ -15,8 +15,8 @@ class Remnant(NamedTuple):
     """One kind of object that stays.
 
     Attributes:
-        what: What it is.
-        number: How many of it exist now.
+        what: A description of the object.
+        number: How many of them exist now.
         why: Why it stays, and until when.
     """
 

@@ -230,7 +230,7 @@ class Backend(ABC):
 
     @property
     def is_installed(self) -> bool:
-        """Return whether an entry point names the driver, inside `registered`."""
+        """Return True if an entry point names the driver, inside `registered`."""
         return self.installed().distribution != self._by_hand
 
     @property

@@ -24,11 +24,11 @@ class Edits:
     """Edits of tools by op; keys name an op by its result.
 
     Attributes:
-        before: (result, position) -> change of that input, for this op alone.
-        after: result -> change of what the op computed, for all its readers.
+        before: (result, position) -> change of that input, for this op only.
+        after: result -> change of the op's result, for all its readers.
         grad_before: result -> change of the whole gradient that arrives at the op.
         grad_after: (result, position) -> change of the op's contribution to an input's gradient.
-        backward: result -> the op's contributions, made of the gradient that arrives.
+        backward: result -> the op's contributions, computed from the gradient that arrives.
     """
 
     before: Mapping[tuple[str, int], Edit] = field(default_factory=dict)

@@ -66,7 +66,7 @@ def _reason(report: pytest.TestReport) -> str:
 
 
 class _Gathering:
-    """Results by subject, as they come in."""
+    """The results so far, by subject."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

@@ -72,7 +72,7 @@ class Planned:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether nothing was requested."""
+        """Return True if nothing was requested."""
         return not (self.before or self.after or self.aligned_before or self.aligned_after)
 
 

@@ -87,8 +87,8 @@ class Parameters:
     """The parameters of the models that run, and those outside of models when they are used.
 
     Args:
-        scopes: Names those of modules.
-        labels: Numbers all others.
+        scopes: Names the parameters of modules.
+        labels: Numbers all other parameters.
         layouts: The driver's functions about its tensors.
 
     Attributes:

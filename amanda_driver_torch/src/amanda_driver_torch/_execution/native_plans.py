@@ -265,7 +265,7 @@ def _parts(step: Step, count: int, autodiff: bool = False) -> Any:
 
 
 def _memoized(parts: list[Any], steps: Sequence[Step], values: Sequence[Any]) -> list[Any]:
-    """Return the parts with the stamps of memoized routines in the place of None."""
+    """Return the parts with the stamps of memoized routines in place of None."""
     found = []
     for part, step in zip(parts, steps, strict=True):
         routine, positions = step.action.routine, step.action.positions or ()

@@ -89,8 +89,8 @@ class LayerSum:
 
     Attributes:
         name: Readable name.
-        kind: Kind of its rule; ``input`` for a value that no operator produced, ``end`` for one
-            whose producer paths do not go through.
+        kind: Kind of its rule; ``input`` for a value that no operator produced, ``end`` for a value
+            whose producer ends paths.
         elements: Number of elements of the value in one sample.
         points: Mean number of elements of the value in the path.
         density: Their share of the elements.

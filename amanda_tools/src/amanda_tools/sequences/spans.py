@@ -48,7 +48,10 @@ class Span:
 
 
 def span_of(call: Call) -> Span:
-    """Return what a call computes. Asked when it begins: the call itself fills its cache."""
+    """Return the positions that a call computes.
+
+    Call it when the call begins, because the call fills its cache.
+    """
     facts = call.facts
     if facts is None:
         return Span(call.module, call.number, unknown="its driver does not tell what tensors are")
